@@ -1,0 +1,5 @@
+"""The speculator: reads the whole prompt, scores its tokens with its own attention, chooses what to keep.
+
+Lives here: scoring, selection, and the engines that feed them (only the files named vllm_*.py import vLLM).
+Not here: the target, Ray, HTTP.
+"""
