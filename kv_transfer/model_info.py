@@ -1,0 +1,175 @@
+"""What a pool must know of its model before it starts: limits, vocabulary, and whether two models fit together.
+
+Reads config.json and the tokenizer only: no weights, no engine, no network. Every refusal is one line that names the
+folder and the reason.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kv_transfer.errors import ModelError
+from kv_transfer.messages import ModelInfo
+
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tiktoken")
+
+
+def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
+    """The facts of the model in folder `path`, for a pool that runs it with `engine`.
+
+    max_model_len: longest prompt plus answer; by default all the positions that the model was made for.
+    Raises ModelError for a folder that holds no usable causal language model, or a max_model_len past its positions.
+    """
+    folder = Path(path)
+    raw = _read_config_file(folder)
+    config = _load_config(folder)
+    text = config.get_text_config()
+    architecture = _causal_architecture(folder, raw)
+    max_position = getattr(text, "max_position_embeddings", None)
+    if not isinstance(max_position, int) or max_position < 1:
+        raise ModelError(
+            f"model {path}: config.json gives no max_position_embeddings, so its longest prompt is unknown"
+        )
+    if max_model_len is not None and not 1 <= max_model_len <= max_position:
+        raise ModelError(
+            f"model {path}: max_model_len {max_model_len} is outside the {max_position} positions it was made for"
+            " (max_position_embeddings)"
+        )
+    vocabulary = _load_vocabulary(folder)
+    return ModelInfo(
+        path=path,
+        architecture=architecture,
+        # Models pad their embeddings, tokenizers do not: only ids that both know are ids of the model.
+        vocab_size=min(text.vocab_size, max(vocabulary.values()) + 1),
+        fingerprint=_fingerprint(vocabulary),
+        max_model_len=max_model_len or max_position,
+        max_position=max_position,
+        engine=engine,
+    )
+
+
+def check_speculator(path: str) -> None:
+    """Raise ModelError if the attention of the model in folder `path` cannot be scored: MLA, windows, no attention."""
+    folder = Path(path)
+    _read_config_file(folder)
+    text = _load_config(folder).get_text_config()
+    if getattr(text, "kv_lora_rank", None):
+        _refuse_speculator(path, "latent attention (MLA, kv_lora_rank)")
+    layer_types = getattr(text, "layer_types", None)
+    # A config without layer_types (Mistral) has the window on all layers; one with them (Qwen2) lists who has it.
+    if layer_types is None and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+        _refuse_speculator(path, f"sliding-window attention (sliding_window {text.sliding_window})")
+    unsupported = sorted(set(layer_types or ()) - {"full_attention"})
+    if unsupported:
+        _refuse_speculator(path, f"layers of type {', '.join(unsupported)}")
+
+
+def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
+    """Raise ModelError unless token ids mean the same to both models."""
+    if speculator.fingerprint != target.fingerprint:
+        raise ModelError(
+            f"speculator {speculator.path} and target {target.path} have different tokenizers (fingerprints"
+            f" {speculator.fingerprint[:12]} and {target.fingerprint[:12]}); choose two models of one family"
+        )
+    if speculator.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"speculator {speculator.path} and target {target.path} have different vocabularies"
+            f" ({speculator.vocab_size} and {target.vocab_size} tokens, fingerprints {speculator.fingerprint[:12]} and"
+            f" {target.fingerprint[:12]}); choose two models of one family"
+        )
+
+
+def _refuse_speculator(path: str, reason: str) -> None:
+    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
+
+
+def _read_config_file(folder: Path) -> dict[str, Any]:
+    """config.json as it stands, with a person's errors for all that can be wrong with a folder."""
+    try:
+        # stat, not exists(): a folder that may not be entered must not be called missing.
+        if not folder.is_dir():
+            folder.stat()
+            raise ModelError(f"model {folder} is not a folder; give the folder that holds config.json")
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing = "has no config.json" if folder.is_dir() else "does not exist"
+        raise ModelError(f"model folder {folder} {missing}") from None
+    except OSError as e:
+        raise ModelError(f"model folder {folder} cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise ModelError(f"model {folder}: config.json is not valid JSON ({_one_line(e)})") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"model {folder}: config.json is not a JSON object")
+    return raw
+
+
+def _load_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        with _quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # transformers raises many kinds, from KeyError to its own validation errors
+        raise ModelError(f"model {folder}: config.json is not usable ({_one_line(e)})") from None
+
+
+def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
+    """The architecture's class name; ModelError if it is not one that transformers knows as a causal language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names:
+        names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(raw.get("model_type"), "an unknown kind")]
+    # BertConfig is in the mapping too, so a named architecture is judged by its own name.
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    for name in map(str, names):
+        if name.endswith("ForCausalLM") or name in known:
+            return name
+    raise ModelError(f"model {folder} is not a causal language model: its architecture is {names[0]}")
+
+
+def _load_vocabulary(folder: Path) -> dict[str, int]:
+    """Every token of the tokenizer, added and special tokens included, with its id."""
+    from transformers import AutoTokenizer
+
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json)")
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            vocabulary: dict[str, int] = tokenizer.get_vocab()
+    except Exception as e:
+        raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({_one_line(e)})") from None
+    if not vocabulary:
+        raise ModelError(f"model {folder}: its tokenizer has no tokens")
+    return vocabulary
+
+
+def _fingerprint(vocabulary: dict[str, int]) -> str:
+    """Hex SHA-256 over the sorted (token, id) pairs and their count."""
+    return hashlib.sha256(json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings: what matters of them comes back as an error."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _one_line(error: Exception) -> str:
+    """The first sentence or so of an error's text."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
