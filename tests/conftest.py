@@ -1,0 +1,44 @@
+"""What all tests share: the ring of each test by its folder, the device, and an environment that reaches no network."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+RINGS = ("unit", "engine", "e2e", "chaos")
+
+# Before anything imports vLLM, Ray or transformers: they read these once.
+for name, value in {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where engine tests run their engines")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the ring that its folder under tests/ stands for."""
+    root = Path(__file__).parent
+    for item in items:
+        ring = item.path.relative_to(root).parts[0]
+        if ring in RINGS:
+            item.add_marker(ring)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """`cpu` or `cuda`, from --device; asking for a GPU that is not there fails the test, it never skips it."""
+    name: str = request.config.getoption("--device")
+    if name == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.fail("--device cuda was given, but torch sees no GPU here")
+    return name
