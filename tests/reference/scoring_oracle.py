@@ -1,0 +1,78 @@
+"""What a speculator must answer, by transformers' eager attention and plain loops: slow, simple, independent.
+
+Shares no code with speculator_service. Attention comes as weights from the model, not as queries and keys, so that
+rotary embedding, QK norm, biases and GQA are all transformers' own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from kv_transfer.messages import SelectionOptions
+
+
+@dataclass(frozen=True)
+class OracleScores:
+    """importance: float32 [M]. look_ahead_tokens: greedy, at most `look_ahead`, an EOS included, nothing after it."""
+
+    importance: torch.Tensor
+    look_ahead_tokens: list[int]
+
+
+def load(path: str | Path) -> PreTrainedModel:
+    """The checkpoint in float32 with eager attention, the only kind that gives its weights."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+@torch.inference_mode()
+def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOptions) -> OracleScores:
+    """Importance of each of the M prompt tokens and the tokens decoded ahead.
+
+    Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
+    transformers 5.23 takes the gaps for packed sequences and masks across them without a word.)
+    """
+    eos = model.generation_config.eos_token_id
+    eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
+    prompt = len(token_ids)
+    past = None
+    if prompt > 1:
+        past = model(torch.tensor([token_ids[:-1]]), use_cache=True).past_key_values
+    token, tokens, steps = token_ids[-1], [], []
+    # Step 0 is the last prompt token; each later step is a decoded token, until there are enough or one is an EOS.
+    for _ in range(options.look_ahead + 1):
+        out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True, output_attentions=True)
+        past = out.past_key_values
+        steps.append([layer[0, :, 0, :prompt].double() for layer in out.attentions])
+        token = int(out.logits[0, -1].argmax())
+        if len(tokens) == options.look_ahead:
+            break
+        tokens.append(token)
+        if token in eos_ids:
+            break
+    total = sum(_step_importance(step, options) for step in steps)
+    return OracleScores((total / len(steps)).float(), tokens)
+
+
+def _step_importance(layers: list[torch.Tensor], options: SelectionOptions) -> torch.Tensor:
+    """One step's [M] from its attention weights, a tensor [heads, M] per layer."""
+    layers = layers[{"all": 0, "last4": -4, "last1": -1}[options.layers] :]
+    per_layer = []
+    for heads in layers:
+        # Weights over prompt and decoded tokens, cut and rescaled, are the softmax over the prompt alone.
+        pooled = [_pool(weights / weights.sum(), options.pool_kernel) for weights in heads]
+        per_layer.append(torch.stack(pooled).amax(0))
+    stacked = torch.stack(per_layer)
+    return stacked.amax(0) if options.aggregation == "max" else stacked.mean(0)
+
+
+def _pool(weights: torch.Tensor, kernel: int) -> torch.Tensor:
+    """Average over `kernel` neighbours; places outside the prompt count as zeros."""
+    half = kernel // 2
+    padded = torch.cat([torch.zeros(half).double(), weights, torch.zeros(half).double()])
+    total = torch.zeros_like(weights)
+    for shift in range(kernel):
+        total += padded[shift : shift + weights.numel()]
+    return total / kernel
