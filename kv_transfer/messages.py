@@ -104,6 +104,7 @@ class SelectRequest:
 
     token_ids: int32 [M]. protected_spans: int32 [P, 2], half-open token ranges that are kept whatever their score.
     return_importance: send the M token scores back too (the explain view and `skim select` want them).
+    cache_salt: prompts of different salts share no cached KV (vLLM's prefix-cache isolation).
     """
 
     request_id: str
@@ -111,6 +112,7 @@ class SelectRequest:
     options: SelectionOptions = field(default_factory=SelectionOptions)
     protected_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     return_importance: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,13 +134,16 @@ class GenerateRequest:
     """Router to target: decode from this kept prompt.
 
     sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Engines other than vLLM
-    read the few that they know and refuse the rest.
+    read the few that they know and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
+    arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     """
 
     request_id: str
     prompt: KeptPrompt
     sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
+    cache_salt: str | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
