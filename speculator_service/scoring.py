@@ -1,0 +1,109 @@
+"""How much each prompt token matters, from the speculator's own attention (Speculative Prefill, arXiv 2502.02789, 3.2).
+
+Tensors in, tensors out, on any device. An engine calls `layer_scores` once per scored layer, adds each result to an
+`Aggregate`, and asks that for the importance:
+
+    aggregate = Aggregate(options.aggregation, num_layers=len(scored), steps=S, prompt=M)
+    for layer in scored:                                      # scored_layers(L, options.layers)
+        aggregate.add(layer_scores(queries[layer], keys[layer], scale, options.pool_kernel))
+    # under tensor parallelism: all_reduce(aggregate.table, op=MAX)
+    importance = aggregate.importance(valid_steps(look_ahead_tokens, eos_token_ids))
+
+Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D head size, M prompt tokens, L layers.
+"""
+
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch.nn.functional import avg_pool1d
+
+BLOCK_ELEMENTS = 2**24
+"""Attention weights held at once, in elements: query heads are scored in groups that stay below, one at least."""
+
+
+def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> range:
+    """Indices of the layers that count; a model with fewer than four layers has all of them in `last4`."""
+    last = {"all": num_layers, "last4": 4, "last1": 1}[layers]
+    return range(max(0, num_layers - last), num_layers)
+
+
+def layer_scores(queries: torch.Tensor, keys: torch.Tensor, scale: float, pool_kernel: int) -> torch.Tensor:
+    """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
+
+    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, any float type, any strides (a transposed view
+    of a cache that stores [G, D, M] is fine). Query head h reads key-value head h // (H / G): G == H is MHA, 1 is MQA.
+    scale: the layer's factor on q·k, 1 / √D in most models. The softmax runs over the M prompt positions only, in
+    float32, even where a step could also see decoded tokens.
+    pool_kernel: odd width of an average along the prompt. Places outside the prompt count as zeros and are counted
+    (torch's avg_pool1d with padding kernel // 2), so both ends score a little lower; it may exceed M.
+    Memory: a few times max(BLOCK_ELEMENTS, S * M) floats, whatever H. Raises ValueError if shapes do not fit.
+    """
+    steps, heads, size = queries.shape
+    kv_heads, prompt, _ = keys.shape
+    if heads % kv_heads or keys.shape[2] != size:
+        raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
+    if pool_kernel % 2 == 0:
+        raise ValueError(f"pool_kernel must be odd, not {pool_kernel}")
+    group = heads // kv_heads
+    at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
+    best = queries.new_zeros((steps, prompt), dtype=torch.float32)
+    for kv_head in range(kv_heads):
+        transposed = keys[kv_head].float().T
+        for block in queries[:, kv_head * group : (kv_head + 1) * group].float().split(at_once, dim=1):
+            weights = torch.softmax(block.transpose(0, 1).mul(scale) @ transposed, dim=-1)
+            if pool_kernel > 1:
+                weights = avg_pool1d(weights, pool_kernel, stride=1, padding=pool_kernel // 2)
+            torch.maximum(best, weights.amax(0), out=best)
+    return best
+
+
+class Aggregate:
+    """Layers' scores becoming one importance: maximum or mean over layers, then mean over steps.
+
+    table: float32 [R, S, M], R = 1 for `max` (the running maximum), R = L for `head_max_layer_mean` (one row a layer).
+    Each tensor-parallel rank sees only its own heads; both maxima over heads are completed by one
+    all_reduce(MAX) of `table` in place, after the last `add` and before `importance`.
+    """
+
+    def __init__(
+        self,
+        aggregation: Literal["max", "head_max_layer_mean"],
+        *,
+        num_layers: int,
+        steps: int,
+        prompt: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """num_layers: how many layers will be added; steps: S; prompt: M."""
+        rows = 1 if aggregation == "max" else num_layers
+        # Zero is neutral for a maximum of attention weights.
+        self.table = torch.zeros((rows, steps, prompt), dtype=torch.float32, device=device)
+        self._num_layers = num_layers
+        self._added = 0
+
+    def add(self, scores: torch.Tensor) -> None:
+        """Take the next layer's [S, M]; every rank must add its layers in the same order."""
+        if self._added == self._num_layers:
+            raise ValueError(f"this aggregate was made for {self._num_layers} layers and has them all")
+        row = self.table[min(self._added, len(self.table) - 1)]
+        torch.maximum(row, scores, out=row)
+        self._added += 1
+
+    def importance(self, valid: torch.Tensor) -> torch.Tensor:
+        """float32 [M]: mean over the steps where `valid` (bool [S]) is true; steps that are not may hold anything."""
+        if self._added != self._num_layers:
+            raise ValueError(f"{self._added} of {self._num_layers} layers were added")
+        per_step = self.table[0] if len(self.table) == 1 else self.table.mean(0)
+        return per_step[valid.to(per_step.device)].mean(0)
+
+
+def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:
+    """Which steps count, bool [N + 1], on the tokens' device: those before an EOS is read back in.
+
+    look_ahead_tokens: integer [N], where token i was decoded by step i and is the query of step i + 1. A step is valid
+    while no earlier step decoded an EOS: greedy decoding would have stopped there.
+    """
+    eos = torch.tensor(sorted(eos_token_ids), dtype=look_ahead_tokens.dtype, device=look_ahead_tokens.device)
+    ended = torch.isin(look_ahead_tokens, eos).cumsum(0) > 0
+    return torch.cat([ended.new_ones(1), ~ended])
