@@ -1,0 +1,96 @@
+"""What the router knows of one HTTP request while it runs.
+
+The middleware makes a `RequestContext` and puts it into a context variable; the engine client, called deep inside
+vLLM's HTTP app, reads the options from it and leaves there what it did, so that the middleware can say so in headers.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
+from router.options import InvalidOptionError, RequestOptions
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one prompt of a request ran. Times are milliseconds by part; keep_rate is what was really kept."""
+
+    mode: str
+    reason: str
+    prompt_tokens: int
+    kept_tokens: int
+    options: RequestOptions
+    coverage: float = 1.0
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def keep_rate(self) -> float:
+        return self.kept_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as a client sees it, in the OpenAI shape."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> "HttpError":
+        """The client's view of any error; whatever Skim did not raise on purpose shows nothing of its inside."""
+        if isinstance(error, InvalidRequestError | ModelError):
+            param = error.param if isinstance(error, InvalidOptionError) else None
+            return cls(400, "BadRequestError", str(error), param)
+        if isinstance(error, EngineUnavailableError):
+            return cls(503, "ServiceUnavailableError", str(error))
+        if isinstance(error, SkimError):
+            return cls(500, "InternalServerError", str(error))
+        return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """options: resolved for this request. conversation, text: what the chat template rendered, if one did."""
+
+    options: RequestOptions
+    arrived: float = field(default_factory=time.perf_counter)
+    echo: bool = False
+    beam_search: bool = False
+    conversation: Sequence[Mapping[str, Any]] | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    error: HttpError | None = None
+
+    def headers(self) -> list[tuple[str, str]]:
+        """The effective values of every prompt, comma-separated where a request has several."""
+        if not self.outcomes:
+            return []
+        values = {
+            "x-skim-mode": [o.mode for o in self.outcomes],
+            "x-skim-reason": [o.reason for o in self.outcomes],
+            "x-skim-prompt-tokens": [str(o.prompt_tokens) for o in self.outcomes],
+            "x-skim-kept-tokens": [str(o.kept_tokens) for o in self.outcomes],
+            "x-skim-keep-rate": [f"{o.keep_rate:.4f}" for o in self.outcomes],
+            "x-skim-coverage": [f"{o.coverage:.4f}" for o in self.outcomes],
+            "x-skim-look-ahead": [str(o.options.look_ahead if o.mode == "speculative" else 0) for o in self.outcomes],
+        }
+        headers = [(name, ", ".join(parts)) for name, parts in values.items()]
+        return [*headers, ("server-timing", self._server_timing())]
+
+    def _server_timing(self) -> str:
+        """Prompts of one request run side by side: the slowest one counts, part by part."""
+        parts: dict[str, float] = {}
+        for outcome in self.outcomes:
+            for name, ms in outcome.timings.items():
+                parts[name] = max(parts.get(name, 0.0), ms)
+        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in parts.items())
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("skim_request", default=None)

@@ -1,0 +1,67 @@
+"""The router's Ray Serve deployment: an ASGI app bound late, once both pools have answered."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from kv_transfer.model_info import check_pair
+from router.dispatch import Dispatcher
+from router.openai_app import build_openai_app
+from router.options import RequestOptions
+from router.pools import ServePools
+
+
+class RouterDeployment:
+    """One router replica. It holds a tokenizer and no weights.
+
+    options: the deployment's RequestOptions as a dict. vllm_args: options of vLLM's HTTP front.
+    """
+
+    def __init__(
+        self,
+        speculator: DeploymentHandle,
+        target: DeploymentHandle,
+        *,
+        model: str,
+        served_model_name: str,
+        options: Mapping[str, Any],
+        select_timeout_s: float,
+        admission_timeout_s: float,
+        vllm_args: Mapping[str, Any],
+    ) -> None:
+        self._pools = ServePools(speculator, target, admission_timeout_s)
+        defaults = RequestOptions.model_validate(dict(options))
+        self._dispatcher = Dispatcher(self._pools, defaults, select_timeout_s)
+        self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        await self._pools.connect()
+        check_pair(self._pools.speculator, self._pools.target)
+        app = await build_openai_app(
+            self._dispatcher, self._model, self._served_model_name, self._pools.target.max_model_len, self._vllm_args
+        )
+        add_selection_route(app, self._dispatcher)
+        return app
+
+
+def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:
+    """`GET /v1/requests/{id}/selection`: the explain view."""
+
+    @app.get("/v1/requests/{request_id}/selection")
+    async def selection(request_id: str) -> JSONResponse:
+        entry = dispatcher.selections.get(request_id)
+        if entry is not None:
+            return JSONResponse(entry)
+        message = f"no selection is held for {request_id}: it ran dense, is too old, or another router served it"
+        return JSONResponse(
+            {"error": {"message": message, "type": "NotFoundError", "param": "request_id", "code": 404}}, 404
+        )
+
+
+def router_ingress() -> type:
+    """The class that Serve deploys as the application's ingress."""
+    return serve.ingress()(RouterDeployment)

@@ -1,0 +1,147 @@
+"""A prompt's way through the pools: decide, select, generate; and the account of it in the request's context."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, Selection, SelectRequest
+from router.context import Outcome, RequestContext
+from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
+from router.explain import SelectionLog, explanation
+from router.options import RequestOptions
+from router.pools import Pools
+from router.protection import droppable_tokens, spans_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A rendered prompt and how to sample from it.
+
+    sampling: as in GenerateRequest. conversation, text, offsets: what a chat template rendered and the character range
+    of each token in it; None for raw prompts.
+    """
+
+    token_ids: list[int]
+    sampling: Mapping[str, Any]
+    max_tokens: int
+    prompt_logprobs: bool = False
+    multimodal: bool = False
+    conversation: Sequence[Mapping[str, Any]] | None = None
+    text: str | None = None
+    offsets: Sequence[tuple[int, int]] | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Dispatcher:
+    """defaults: the deployment's options. select_timeout_s: after it a prompt runs dense."""
+
+    def __init__(self, pools: Pools, defaults: RequestOptions, select_timeout_s: float) -> None:
+        self.pools = pools
+        self.defaults = defaults
+        self.selections = SelectionLog()
+        self._select_timeout_s = select_timeout_s
+
+    async def run(
+        self, request_id: str, prompt: Prompt, context: RequestContext
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """Stream the answer. Raises SkimError; closing the generator aborts on both pools."""
+        outcome = Outcome("dense", "", len(prompt.token_ids), len(prompt.token_ids), context.options)
+        outcome.timings["tokenise"] = 1e3 * (time.perf_counter() - context.arrived)
+        kept = await self._read(request_id, prompt, context, outcome)
+        context.outcomes.append(outcome)
+        request = GenerateRequest(
+            request_id, kept, prompt.sampling, prompt.priority, prompt.cache_salt, prompt.engine_args
+        )
+        sent = time.perf_counter()
+        async with aclosing(self.pools.generate(request)) as outputs:
+            async for output in outputs:
+                if "prefill" not in outcome.timings:
+                    _time_prefill(outcome, output, 1e3 * (time.perf_counter() - sent))
+                yield output
+
+    async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
+        """The prompt as the target shall see it: kept, or whole."""
+        options = context.options
+        spans = _protected_spans(prompt, options)
+        traits = RequestTraits(
+            prompt_tokens=len(prompt.token_ids),
+            max_tokens=prompt.max_tokens,
+            prompt_logprobs=prompt.prompt_logprobs,
+            echo=context.echo,
+            beam_search=context.beam_search,
+            multimodal=prompt.multimodal,
+            compressible_tokens=len(prompt.token_ids) - int((spans[:, 1] - spans[:, 0]).sum()),
+        )
+        check_lengths(traits, self.pools.target)
+        decision = decide(traits, options)
+        outcome.reason = decision.reason
+        if decision.speculative:
+            check_speculator_length(traits.prompt_tokens, options, self.pools.speculator)
+            if selection := await self._select(request_id, prompt, options, spans, outcome):
+                self.selections.add(request_id, explanation(selection, options, spans))
+                return selection.kept
+        return KeptPrompt.dense(prompt.token_ids)
+
+    async def _select(
+        self, request_id: str, prompt: Prompt, options: RequestOptions, spans: Int32Array, outcome: Outcome
+    ) -> Selection | None:
+        """Ask the speculator pool; None, with the reason in `outcome`, if it failed or was late: fail closed, dense."""
+        ids = np.asarray(prompt.token_ids, np.int32)
+        request = SelectRequest(request_id, ids, options.selection, spans, cache_salt=prompt.cache_salt)
+        sent = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._select_timeout_s):
+                selection = await self.pools.select(request)
+        except InvalidRequestError:
+            raise
+        except TimeoutError:
+            outcome.reason = "speculator-timeout"
+            logger.warning("request %s runs dense: no selection in %g s", request_id, self._select_timeout_s)
+            return None
+        except SkimError as error:
+            outcome.reason = "speculator-error"
+            logger.warning("request %s runs dense: %s", request_id, error)
+            return None
+        elapsed = 1e3 * (time.perf_counter() - sent)
+        outcome.mode, outcome.kept_tokens = "speculative", int(selection.kept.token_ids.size)
+        outcome.coverage = selection.coverage
+        outcome.timings |= dict(selection.timings)
+        outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
+        return selection
+
+
+def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -> None:
+    """Split the wait for the first output into the target's own prefill and what the way there and back cost."""
+    prefill = output.timings.get("prefill", elapsed_ms)
+    outcome.timings["queue"] = outcome.timings.get("queue", 0.0) + output.timings.get("queue", 0.0)
+    away = max(0.0, elapsed_ms - prefill - output.timings.get("queue", 0.0))
+    outcome.timings["transfer"] = outcome.timings.get("transfer", 0.0) + away
+    outcome.timings["prefill"] = prefill
+
+
+def _protected_spans(prompt: Prompt, options: RequestOptions) -> Int32Array:
+    """Token spans that stay: the client's own, and for chats all that is not material."""
+    size = len(prompt.token_ids)
+    keep = np.zeros(size, bool)
+    for start, end in options.protected_spans:
+        if not start < end <= size:
+            raise InvalidRequestError(
+                f"speculative_prefill.protected_spans: [{start}, {end}] is no range inside the prompt's {size} tokens"
+            )
+        keep[start:end] = True
+    if prompt.conversation is not None:
+        # Where the turns lie is known only from the text: without it, nothing may be dropped.
+        known = prompt.text is not None and prompt.offsets is not None and len(prompt.offsets) == size
+        keep |= ~droppable_tokens(prompt.text, prompt.conversation, prompt.offsets) if known else True
+    return spans_of(keep)

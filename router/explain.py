@@ -1,0 +1,53 @@
+"""The explain view: what was kept of a request's prompt, for `GET /v1/requests/{id}/selection`.
+
+Only numbers are held, never text, and only of the latest requests of this router replica.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.messages import KeptPrompt, Selection
+from router.options import RequestOptions
+
+
+def runs(positions: np.ndarray) -> list[list[int]]:
+    """Ascending positions as half-open spans [[start, end], ...]."""
+    breaks = np.flatnonzero(np.diff(positions) != 1)
+    starts = positions[np.concatenate([[0], breaks + 1])]
+    ends = positions[np.concatenate([breaks, [positions.size - 1]])] + 1
+    return np.stack([starts, ends], 1).tolist()
+
+
+def explanation(selection: Selection, options: RequestOptions, protected_spans: np.ndarray) -> dict[str, Any]:
+    """A JSON-ready account of one selection. Spans are half-open ranges of token positions in the original prompt."""
+    kept: KeptPrompt = selection.kept
+    return {
+        "prompt_tokens": kept.context_length,
+        "kept_tokens": int(kept.token_ids.size),
+        "keep_rate": kept.token_ids.size / kept.context_length,
+        "coverage": selection.coverage,
+        "kept_spans": runs(kept.positions),
+        "protected_spans": protected_spans.tolist(),
+        "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
+        "options": options.selection.model_dump(),
+        "timings_ms": dict(selection.timings),
+    }
+
+
+class SelectionLog:
+    """The latest explanations by request id; the oldest go first."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._entries: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._capacity = capacity
+
+    def add(self, request_id: str, entry: dict[str, Any]) -> None:
+        self._entries[request_id] = entry
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    def get(self, request_id: str) -> dict[str, Any] | None:
+        """By the id in the response body; `-0`, `-1`, ... name the prompts of a request that has several."""
+        return self._entries.get(request_id) or self._entries.get(f"{request_id}-0")

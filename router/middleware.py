@@ -1,0 +1,136 @@
+"""One ASGI middleware around vLLM's HTTP app: options in, effective values and clean errors out.
+
+It reads the option before the app parses the body, and holds the response's start back until the first bytes of the
+body, because only then are the selection made, the first token there and the headers true. An error that the engine
+client met before that moment becomes a plain HTTP error, for streams too.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kv_transfer.errors import InvalidRequestError
+from router.context import CURRENT, HttpError, RequestContext
+from router.options import BODY_FIELD, HEADER, InvalidOptionError, RequestOptions, resolve_options
+
+RESERVED_XARGS_PREFIX = "skim"
+
+# A body without any of these needs no second JSON parse; \u could spell any of them in disguise.
+_TELLTALES = (BODY_FIELD.encode(), b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u")
+
+
+class SkimMiddleware:
+    """ASGI middleware; `defaults` are the deployment's options."""
+
+    def __init__(self, app: ASGIApp, defaults: RequestOptions) -> None:
+        self.app = app
+        self.defaults = defaults
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        body = await _read_body(receive)
+        try:
+            context = self._context(Headers(scope=scope), body)
+        except InvalidRequestError as error:
+            await _respond(HttpError.of(error), scope, receive, send)
+            return
+        token = CURRENT.set(context)
+        try:
+            await self.app(scope, _replay(body, receive), HeldResponse(context, scope, receive, send))
+        finally:
+            CURRENT.reset(token)
+
+    def _context(self, headers: Headers, body: bytes) -> RequestContext:
+        fields = _fields(body)
+        _refuse_reserved(fields)
+        return RequestContext(
+            options=resolve_options(self.defaults, headers.get(HEADER), fields.get(BODY_FIELD)),
+            echo=bool(fields.get("echo")),
+            beam_search=bool(fields.get("use_beam_search")),
+        )
+
+
+class HeldResponse:
+    """An ASGI `send` that holds the response's start until its first body message."""
+
+    def __init__(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
+        self._context, self._scope, self._receive, self._send = context, scope, receive, send
+        self._start: Message | None = None
+        self._replaced = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._replaced:
+            return
+        if self._start is not None:
+            start, self._start = self._start, None
+            if self._context.error is not None:
+                self._replaced = True
+                await _respond(self._context.error, self._scope, self._receive, self._send)
+                return
+            headers = MutableHeaders(scope=start)
+            for name, value in self._context.headers():
+                headers[name] = value
+            await self._send(start)
+        await self._send(message)
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """The body's JSON object if it may hold a field of ours; a malformed body is for the app to refuse."""
+    if not any(telltale in body for telltale in _TELLTALES):
+        return {}
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _refuse_reserved(fields: dict[str, Any]) -> None:
+    """A client that could set these would choose its own prompt or positions."""
+    if fields.get("kv_transfer_params") is not None:
+        raise InvalidOptionError("kv_transfer_params is reserved for the server; leave it out", "kv_transfer_params")
+    xargs = fields.get("vllm_xargs")
+    reserved = reserved_names(xargs) if isinstance(xargs, dict) else []
+    if reserved:
+        name = reserved[0]
+        raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
+
+
+def reserved_names(names: Iterable[str]) -> list[str]:
+    """Those of `names` that may not come from a client in sampling `extra_args`."""
+    return [name for name in names if name.startswith(RESERVED_XARGS_PREFIX) or name == "kv_transfer_params"]
+
+
+async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = {"retry-after": "1"} if error.status == 503 else None
+    await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
+
+
+async def _read_body(receive: Receive) -> bytes:
+    chunks = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"".join(chunks)
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body again, once, and then what the connection has to say (a disconnect)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

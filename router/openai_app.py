@@ -1,0 +1,264 @@
+"""vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
+
+The only file of the router that imports vLLM (0.29.0). It relies on `EngineClient` (vllm/engine/protocol.py),
+`build_app` and `init_app_state` (vllm/entrypoints/launchers), and on two methods of the renderer
+(`render_messages_async`, `_wants_offsets`; vllm/renderers/base.py), which it overrides on its own instance to learn where
+each message went.
+"""
+
+import logging
+import types
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.renderers import renderer_from_config
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.input_processor import InputProcessor
+
+from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.messages import GenerateOutput, TokenLogprob
+from router.context import CURRENT, HttpError, RequestContext
+from router.dispatch import Dispatcher, Prompt
+from router.middleware import SkimMiddleware, reserved_names
+from router.options import RequestOptions
+
+logger = logging.getLogger(__name__)
+
+# Arguments of `generate` that only the target's engine can use.
+_ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
+
+
+async def build_openai_app(
+    dispatcher: Dispatcher, model: str, served_model_name: str, max_model_len: int, vllm_args: Mapping[str, Any]
+) -> FastAPI:
+    """The whole HTTP app. vllm_args: options of `vllm serve`'s front (api_key, tool_call_parser, chat_template, ...).
+
+    Reads the model's config and tokenizer, never its weights.
+    """
+    flags = {"model": model, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
+    client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher)
+    tasks = await client.get_supported_tasks()
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    app.state.server = types.SimpleNamespace()
+    # Innermost: authentication comes first, and the app's own error responses pass through it.
+    app.user_middleware.append(Middleware(SkimMiddleware, defaults=dispatcher.defaults))
+    return app
+
+
+def _command_line(flags: Mapping[str, Any]) -> list[str]:
+    """{"max_model_len": 8, "enable_x": True} as ["--max-model-len", "8", "--enable-x"]."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += [str(v) for v in value] if isinstance(value, list) else [str(value)]
+    return words
+
+
+class PooledEngineClient(EngineClient):
+    """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
+
+    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher) -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer_from_config(vllm_config)
+        self.input_processor = InputProcessor(vllm_config, self.renderer)
+        self._dispatcher = dispatcher
+        _record_conversations(self.renderer, dispatcher.defaults)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One prompt through the pools. Errors leave as vLLM errors; the context holds what the client shall see."""
+        context = CURRENT.get() or RequestContext(options=self._dispatcher.defaults)
+        try:
+            request = _read_prompt(prompt, sampling_params, context, kwargs)
+            stream = self._dispatcher.run(request_id, request, context)
+            try:
+                async for output in stream:
+                    yield _request_output(request_id, request, output)
+            finally:
+                await stream.aclose()
+        except SkimError as error:
+            raise _as_vllm_error(error, context) from None
+        except Exception as error:
+            logger.exception("request %s failed in the router", request_id)
+            raise _as_vllm_error(error, context) from None
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def check_health(self) -> None:
+        """The pools' health is Serve's to watch; a router that answers is healthy."""
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+    is_stopped = errored = property(lambda self: False)
+    dead_error = property(lambda self: RuntimeError("the router has no engine that could die"))
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def is_paused(self) -> bool:
+        return False
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Closing the generator of `generate` aborts on both pools; there is nothing else to abort."""
+
+    async def do_log_stats(self) -> None:
+        """The engines log their own statistics."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The pools outlive the router."""
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        raise _unsupported("pooling requests")
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
+        """The router has no KV connector whose blocks it could free."""
+
+    async def start_profile(self) -> None:
+        raise _unsupported("profiling")
+
+    async def stop_profile(self) -> None:
+        raise _unsupported("profiling")
+
+    async def reset_mm_cache(self) -> None:
+        raise _unsupported("cache resets")
+
+    async def reset_encoder_cache(self) -> None:
+        raise _unsupported("cache resets")
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        raise _unsupported("cache resets")
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        raise _unsupported("sleep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        raise _unsupported("sleep")
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        raise _unsupported("LoRA adapters")
+
+    async def pause_generation(self, **kwargs: Any) -> None:
+        raise _unsupported("pausing")
+
+    async def resume_generation(self) -> None:
+        raise _unsupported("pausing")
+
+
+def _unsupported(what: str) -> Exception:
+    return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
+
+
+def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exception:
+    """The vLLM exception with the right status; the context remembers it for responses that vLLM starts too early."""
+    shown = HttpError.of(error)
+    if context is not None:
+        context.error = shown
+    if shown.status == HTTPStatus.BAD_REQUEST:
+        return VLLMValidationError(shown.message, parameter=shown.param)
+    return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
+
+
+def _record_conversations(renderer: Any, defaults: RequestOptions) -> None:
+    """Make `renderer` note each conversation in the request's context, and return character offsets of its tokens."""
+    render, wants_offsets = renderer.render_messages_async, renderer._wants_offsets
+
+    async def render_and_note(messages: Any, params: Any) -> Any:
+        conversation, prompt = await render(messages, params)
+        if context := CURRENT.get():
+            context.conversation = conversation
+        return conversation, prompt
+
+    def wants_offsets_for_long_chats(prompt: Any, params: Any) -> bool:
+        context = CURRENT.get()
+        # A token has at least one character here, so a shorter text cannot reach the threshold.
+        if context and context.conversation and len(prompt["prompt"]) >= context.options.min_prompt_tokens:
+            return renderer._can_produce_offsets()
+        return wants_offsets(prompt, params)
+
+    renderer.render_messages_async = render_and_note
+    renderer._wants_offsets = wants_offsets_for_long_chats
+
+
+def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:
+    """vLLM's EngineInput and SamplingParams as the dispatcher's Prompt. Raises InvalidRequestError."""
+    if not isinstance(prompt, Mapping) or not prompt.get("prompt_token_ids"):
+        raise InvalidRequestError("this endpoint takes prompts of text or token ids only")
+    if kwargs.get("lora_request") is not None:
+        raise InvalidRequestError("LoRA adapters are not served here; ask for the base model")
+    if reserved := reserved_names(params.extra_args or ()):
+        raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
+    return Prompt(
+        token_ids=prompt["prompt_token_ids"],
+        sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
+        max_tokens=params.max_tokens or 0,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        multimodal=prompt.get("type") != "token",
+        conversation=context.conversation,
+        text=prompt.get("prompt"),
+        offsets=prompt.get("prompt_token_offsets"),
+        cache_salt=prompt.get("cache_salt"),
+        priority=kwargs.get("priority") or 0,
+        engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
+    )
+
+
+def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
+    """A GenerateOutput as vLLM's HTTP app expects it; the prompt is the client's own, so that usage counts it."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        prompt_logprobs=_position_logprobs(output.prompt_logprobs),
+        outputs=[
+            CompletionOutput(
+                index=completion.index,
+                text=completion.text,
+                token_ids=completion.token_ids.tolist(),
+                cumulative_logprob=completion.cumulative_logprob,
+                logprobs=_position_logprobs(completion.logprobs),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+            )
+            for completion in output.completions
+        ],
+        finished=output.finished,
+        num_cached_tokens=output.cached_tokens,
+    )
+
+
+def _position_logprobs(positions: list[Any] | None) -> list[Any] | None:
+    """Per position, {token id: Logprob}; vLLM takes the first entry for the sampled token."""
+    if positions is None:
+        return None
+    return [None if candidates is None else dict(map(_logprob, candidates)) for candidates in positions]
+
+
+def _logprob(candidate: TokenLogprob) -> tuple[int, Logprob]:
+    return candidate.token_id, Logprob(candidate.logprob, candidate.rank, candidate.decoded)

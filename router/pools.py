@@ -1,0 +1,108 @@
+"""The router's view of the two pools: two calls, over Ray Serve handles.
+
+Serve picks the replica (fewest ongoing requests of two choices). A call that is cancelled here is cancelled there. A
+replica that dies before it answered is replaced by another one; after the first output the failure is the caller's.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from kv_transfer.codec import decode, encode
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from actors.target import ACCEPTED
+from kv_transfer.errors import EngineUnavailableError
+from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+
+
+class Pools(Protocol):
+    """What the engine client needs of the pools; tests give it engines of their own process."""
+
+    speculator: ModelInfo
+    target: ModelInfo
+
+    async def select(self, request: SelectRequest) -> Selection:
+        """Raises SkimError; cancelling the task aborts the work in the pool."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Raises SkimError; closing the generator aborts the work in the pool."""
+        ...
+
+
+class ServePools:
+    """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica."""
+
+    def __init__(self, speculator: DeploymentHandle, target: DeploymentHandle, admission_timeout_s: float) -> None:
+        self._speculator = speculator
+        self._target = target.options(stream=True)
+        self._admission_timeout_s = admission_timeout_s
+        self._info_handles = (speculator, target)
+        self.speculator: ModelInfo
+        self.target: ModelInfo
+
+    async def connect(self) -> None:
+        """Wait until an engine answers in each pool, and learn what it runs."""
+        replies = await asyncio.gather(*(handle.info.remote() for handle in self._info_handles))
+        self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
+
+    async def select(self, request: SelectRequest) -> Selection:
+        response = self._speculator.select.remote(encode(request))
+        try:
+            reply = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayError, RayServeException) as error:
+            raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
+        return decode(reply, Selection)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        payload = encode(request)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            started = False
+            try:
+                async with aclosing(self._stream(payload)) as outputs:
+                    async for output in outputs:
+                        started = True
+                        yield output
+                return
+            except RayActorError as error:
+                if started:
+                    raise EngineUnavailableError("the target replica of this request died during its answer") from error
+                logger.warning(
+                    "request %s: target replica died, attempt %d of %d", request.request_id, attempt, MAX_ATTEMPTS
+                )
+        raise EngineUnavailableError("no target replica could take this request; try again in a moment")
+
+    async def _stream(self, payload: bytes) -> AsyncGenerator[GenerateOutput, None]:
+        response = self._target.generate.remote(payload)
+        try:
+            await self._admitted(response)
+            async for reply in response:
+                yield decode(reply, GenerateOutput)
+        except RayActorError:
+            raise
+        except (RayError, RayServeException) as error:
+            raise EngineUnavailableError("the target pool failed on this request; see its replica's log") from error
+        finally:
+            response.cancel()
+
+    async def _admitted(self, response: DeploymentResponseGenerator) -> None:
+        """Wait for the replica's sign that it has the request: a pool without replicas must not hold it forever."""
+        try:
+            async with asyncio.timeout(self._admission_timeout_s):
+                first = await anext(response)
+        except (TimeoutError, BackPressureError, DeploymentUnavailableError):
+            raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
+        if first != ACCEPTED:
+            raise EngineUnavailableError("the target replica answered out of turn; the pools run different versions")

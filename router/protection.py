@@ -1,0 +1,89 @@
+"""Which tokens of a chat prompt are never dropped.
+
+Everything is protected but the contents of messages that carry material: user, assistant and tool turns before the
+last user turn, and the long part of the last user turn itself. So the chat template, the system prompt, the tool
+definitions and the question stay whole, whatever the template looks like: contents are found in the rendered text, and
+what is not found is kept.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Int32Array
+
+SYSTEM_ROLES = ("system", "developer")
+LONG_TURN_CHARS = 2048
+
+CharSpan = tuple[int, int]
+
+
+def droppable_tokens(
+    text: str, messages: Sequence[Mapping[str, Any]], offsets: Sequence[tuple[int, int]]
+) -> npt.NDArray[np.bool_]:
+    """Which tokens of a chat prompt selection may drop, bool [M].
+
+    text: the rendered prompt. messages: the conversation as the template saw it (role, content). offsets: per token of
+    the prompt, its character range in `text`; tokens without characters (some special tokens) are not droppable.
+    """
+    start, end = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    droppable = np.zeros(start.size, bool)
+    for first, last in compressible_chars(text, messages):
+        droppable |= (start >= first) & (end <= last) & (end > start)
+    return droppable
+
+
+def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
+    """The runs of true in a boolean vector as int32 [P, 2], half-open."""
+    edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))
+    return np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], 1).astype(np.int32)
+
+
+def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list[CharSpan]:
+    """Character ranges of `text` that selection may thin out."""
+    last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
+    spans: list[CharSpan] = []
+    cursor = 0
+    for i, message in enumerate(messages):
+        parts = list(_texts(message.get("content")))
+        found = []
+        for part in parts:
+            at = text.find(part, cursor)
+            if at < 0:
+                continue
+            cursor = at + len(part)
+            found.append((at, cursor))
+        if message.get("role") in SYSTEM_ROLES:
+            continue
+        spans += _before_question(text, found) if i == last_user else found
+    return spans
+
+
+def _before_question(text: str, parts: list[CharSpan]) -> list[CharSpan]:
+    """The material of the last user turn: all but its question.
+
+    A short turn is all question. Of a long one, the question is its last part where the client sent several, else its
+    last line; a last line that is itself long has no telling end, and only the tokens that every prompt keeps at its
+    end are safe there.
+    """
+    if not parts:
+        return []
+    *earlier, (first, last) = parts
+    if sum(end - start for start, end in parts) <= LONG_TURN_CHARS:
+        return []
+    if last - first <= LONG_TURN_CHARS and earlier:
+        return earlier
+    line = text.rfind("\n", first, last) + 1 or first
+    question = line if last - line <= LONG_TURN_CHARS else last
+    return [*earlier, (first, question)]
+
+
+def _texts(content: Any) -> Iterable[str]:
+    """The text parts of a message's content as the template wrote them (most templates strip them)."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        text = part if isinstance(part, str) else part.get("text")
+        if isinstance(text, str) and text.strip():
+            yield text.strip()
