@@ -1,0 +1,57 @@
+# Every target makes what it needs; `make demo` and `make test` work alone on a fresh clone.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -q
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint unit engine e2e lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(INSTALLED) ## ask a question about a long document through both pools, beside the dense run
+	$(BIN)/skim demo
+
+test: lint unit engine e2e ## lint and all tests, at most 25 minutes
+
+lint: $(INSTALLED) ## style, types, and who may import whom
+	@printf '\n== lint: style, types, imports\n'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The session limits of the three rings and lint sum up to 25 minutes.
+unit: $(INSTALLED) ## tests without an engine, seconds
+	@printf '\n== unit: no engine, no cluster\n'
+	$(PYTEST) --session-timeout=120 tests/unit
+
+engine: $(INSTALLED) ## tests on real engines, on CPU
+	@printf '\n== engine: real engines against the oracle\n'
+	$(PYTEST) --session-timeout=780 tests/engine
+
+e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
+	@printf '\n== e2e: Ray, HTTP, real clients\n'
+	$(PYTEST) --session-timeout=480 tests/e2e
+
+$(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
+	@requirements/install.sh $(PYTHON) $(VENV)
+	@touch $@
+
+# Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest of everything.
+lock: ## pin all dependencies anew in requirements/cpu.lock
+	$(PYTHON) -m venv --without-pip build/lock
+	$(PYTHON) -m pip --python build/lock/bin/python install --quiet pip==26.2 pip-tools==7.6.2
+	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+		--unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
+		--extra cpu --extra bench --extra dev $(if $(UPGRADE),--upgrade) \
+		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
+
+clean: ## remove .venv and all caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

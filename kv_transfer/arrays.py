@@ -1,0 +1,63 @@
+"""Numpy arrays as msgpack extension values: what an array is travels with it.
+
+Token ids are int32, importance is float32, both little-endian. An int32 array that rises strictly, as kept positions
+do, travels as a bitmap or spans where this is shorter.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kv_transfer.errors import WireError
+from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.positions import MAX_CONTEXT_LENGTH, decode_positions, encode_positions
+
+_INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
+
+ELEMENT_TYPES = {Int32Array: np.int32, Float32Array: np.float32}
+
+
+def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
+    """An int32 [N], int32 [P, 2] or float32 [N] array as an extension value; WireError for any other."""
+    if array.dtype == np.float32 and array.ndim == 1:
+        return msgspec.msgpack.Ext(_FLOAT32, array.astype("<f4").tobytes())
+    if array.dtype == np.int32 and array.ndim == 1:
+        if _rises(array):
+            packed = encode_positions(array, int(array[-1]) + 1)
+            if len(packed) < array.nbytes:
+                return msgspec.msgpack.Ext(_POSITIONS, packed)
+        return msgspec.msgpack.Ext(_INT32, array.astype("<i4").tobytes())
+    if array.dtype == np.int32 and array.ndim == 2 and array.shape[1] == 2:
+        return msgspec.msgpack.Ext(_INT32_PAIRS, array.astype("<i4").tobytes())
+    raise WireError(f"an array of {array.dtype} {list(array.shape)} has no form on the wire")
+
+
+def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
+    """The array behind an extension value, with memory of its own.
+
+    Raises WireError for an unknown code, a size that is no multiple of the element, a negative id, a NaN or infinity.
+    """
+    if code == _POSITIONS:
+        return decode_positions(bytes(data))[0]
+    if code == _FLOAT32:
+        values = _elements(data, "<f4", 4).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise WireError("an array of scores holds a number that is not finite")
+        return values
+    if code in (_INT32, _INT32_PAIRS):
+        ids = _elements(data, "<i4", 4 if code == _INT32 else 8).astype(np.int32)
+        if ids.size and ids.min() < 0:
+            raise WireError("an array of token ids or positions holds a negative number")
+        return ids if code == _INT32 else ids.reshape(-1, 2)
+    raise WireError(f"an unknown kind of array ({code})")
+
+
+def _rises(array: Int32Array) -> bool:
+    return bool(array.size and array[0] >= 0 and array[-1] < MAX_CONTEXT_LENGTH and (np.diff(array) > 0).all())
+
+
+def _elements(data: memoryview, dtype: str, size: int) -> np.ndarray[Any, Any]:
+    if len(data) % size:
+        raise WireError(f"an array of {len(data)} bytes is no whole number of elements")
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,128 @@
+"""Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
+
+An actor answers with a message or with an error; `decode` returns the one and raises the other. Bytes that are not a
+message of this version raise one WireError, whatever is wrong with them.
+"""
+
+import struct
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+import numpy as np
+
+from kv_transfer.arrays import ELEMENT_TYPES, decode_array, encode_array
+from kv_transfer.errors import SkimError, WireError, error_of_kind
+from kv_transfer.messages import (
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    ModelInfo,
+    Selection,
+    SelectionOptions,
+    SelectRequest,
+    Session,
+)
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 32 * 2**20
+
+_HEADER = struct.Struct("<4sBB")
+_MAGIC = b"SKIM"
+
+
+class ErrorMessage(msgspec.Struct):
+    """A SkimError on its way; `kind` chooses its class on the other side."""
+
+    kind: str
+    message: str
+
+
+# A number is never given to another message; a message that changes its meaning changes VERSION.
+_NUMBERS: dict[type, int] = {
+    ErrorMessage: 0,
+    SelectRequest: 1,
+    Selection: 2,
+    GenerateRequest: 3,
+    GenerateOutput: 4,
+    ModelInfo: 5,
+    KeptPrompt: 6,
+    Session: 7,
+    SelectionOptions: 8,
+}
+_TYPES = {number: cls for cls, number in _NUMBERS.items()}
+
+Message = TypeVar("Message")
+
+
+def encode(message: Any) -> bytes:
+    """A message of `kv_transfer.messages` as bytes; WireError if it has no form on the wire or is too large."""
+    number = _NUMBERS.get(type(message))
+    if number is None:
+        raise WireError(f"a {type(message).__name__} is not a message")
+    try:
+        body = _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
+        raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
+    if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return _HEADER.pack(_MAGIC, VERSION, number) + body
+
+
+def encode_error(error: SkimError) -> bytes:
+    """An error as bytes; `decode` raises it again, with its kind and text."""
+    return encode(ErrorMessage(error.kind, str(error)))
+
+
+def decode(data: bytes, cls: type[Message]) -> Message:
+    """The message of type `cls` that `data` holds.
+
+    Raises the SkimError that `encode_error` was given, or WireError if `data` is anything else.
+    """
+    number = _read_header(data)
+    found = _TYPES.get(number)
+    if found not in (cls, ErrorMessage):
+        name = found.__name__ if found else f"a message of unknown type {number}"
+        raise WireError(f"{cls.__name__} was expected, {name} came")
+    try:
+        message = _DECODERS[number].decode(memoryview(data)[_HEADER.size :])
+    except (msgspec.MsgspecError, WireError, RecursionError, ValueError, TypeError) as e:
+        raise WireError(f"these bytes are no {cls.__name__}: {e}") from None
+    if isinstance(message, ErrorMessage):
+        raise error_of_kind(message.kind, message.message)
+    return message  # type: ignore[no-any-return]
+
+
+def _read_header(data: bytes) -> int:
+    """The message type's number."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    if len(data) < _HEADER.size:
+        raise WireError(f"a message is cut short: {len(data)} bytes")
+    magic, version, number = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise WireError("these bytes are not a message of Skim")
+    if version != VERSION:
+        raise WireError(f"a message has version {version}, this side reads version {VERSION}; run one version of Skim")
+    return int(number)
+
+
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return encode_array(value)
+    if isinstance(value, SelectionOptions):
+        return value.model_dump()
+    raise TypeError(f"a {type(value).__name__} has no form on the wire")
+
+
+def _decode_hook(wanted: type, value: Any) -> Any:
+    if wanted is SelectionOptions:
+        return SelectionOptions.model_validate(value)
+    if get_origin(wanted) is np.ndarray and getattr(value, "dtype", None) == ELEMENT_TYPES[wanted]:
+        return value
+    raise ValueError(f"an array of {ELEMENT_TYPES[wanted].__name__} was expected, {type(value).__name__} came")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_DECODERS = {
+    number: msgspec.msgpack.Decoder(cls, dec_hook=_decode_hook, ext_hook=decode_array) for number, cls in _TYPES.items()
+}
