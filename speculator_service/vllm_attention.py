@@ -1,0 +1,109 @@
+"""Take queries out of vLLM's attention layers while the model runs.
+
+Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. That is the place where every
+attention backend sees queries after QK norm and rotary embedding, and it lies inside the opaque operator
+`unified_attention_with_output`, so it runs under torch.compile too. Nothing is registered: other engines in the same
+process never see it. CUDA graphs must leave attention out (cudagraph_mode PIECEWISE, forced by `vllm_engine`), because
+a replayed graph does not run Python; a query that was not captured comes out as NaN, never as a stale one.
+
+Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.utils.torch_utils import is_quantized_kv_cache
+
+from kv_transfer.errors import ModelError
+
+
+def scorable_layers(config: VllmConfig) -> list[Attention]:
+    """The model's attention layers in order. ModelError if plain softmax(q·k) over one cache does not describe one."""
+    layers = {
+        name: layer
+        for name, layer in config.compilation_config.static_forward_context.items()
+        if isinstance(layer, AttentionLayerBase)
+    }
+    reasons = {reason for layer in layers.values() if (reason := _why_not(layer))}
+    shapes = {(layer.num_heads, layer.head_size) for layer in layers.values() if isinstance(layer, Attention)}
+    if len(shapes) > 1:
+        reasons.add("layers of different shapes")
+    if not layers:
+        reasons.add("no attention")
+    if reasons:
+        raise ModelError(
+            f"model {config.model_config.model} is not supported yet as a speculator: it has "
+            f"{', '.join(sorted(reasons))}; choose one with full attention in every layer"
+        )
+    return [layers[name] for name in sorted(layers, key=extract_layer_index)]
+
+
+def _why_not(layer: AttentionLayerBase) -> str | None:
+    if not isinstance(layer, Attention):
+        return f"layers of type {type(layer).__name__}"
+    if layer.sliding_window is not None:
+        return f"sliding-window attention ({layer.sliding_window} tokens)"
+    if is_quantized_kv_cache(layer.kv_cache_dtype):
+        return f"a quantised KV cache ({layer.kv_cache_dtype})"
+    if layer.has_sink:
+        return "attention sinks"
+    if getattr(layer.impl, "alibi_slopes", None) is not None:
+        return "ALiBi"
+    if getattr(layer.impl, "logits_soft_cap", None):
+        return "soft-capped attention"
+    if layer.kv_sharing_target_layer_name:
+        return "layers that share one KV cache"
+    return None
+
+
+class QueryCapture:
+    """One static buffer [L, R, H, D] that the layers write the expected rows of their query into.
+
+    R is the most requests that one step can hold. `expect` before the model runs, `collect` after.
+    """
+
+    def __init__(self, layers: Sequence[Attention], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (len(layers), rows, layers[0].num_heads, layers[0].head_size)
+        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self._slots = torch.empty(0, dtype=torch.int64, device=device)
+        self._rows: torch.Tensor | None = None
+        self._missing = torch.empty(0, dtype=torch.bool, device=device)
+        for index, layer in enumerate(layers):
+            self._wrap(index, layer)
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """The queries wanted from the coming run of the model, by the KV slot of their token."""
+        # From pinned memory the copy does not wait for the device (no-op on CPU).
+        wanted = torch.tensor(slots, dtype=torch.int64, pin_memory=self._buffer.is_cuda)
+        self._slots = wanted.to(self._buffer.device, non_blocking=True)
+        self._rows, self._missing = None, self._slots >= 0
+
+    def collect(self) -> torch.Tensor:
+        """[L, len(slots), H, D], a copy; NaN where a layer never saw the slot. Nothing is expected afterwards."""
+        taken = self._buffer[:, : self._slots.numel()].clone()
+        taken.masked_fill_(self._missing[None, :, None, None], torch.nan)
+        self.expect(())
+        return taken
+
+    def _wrap(self, index: int, layer: Attention) -> None:
+        forward = layer.impl.forward
+
+        def capture(attention: Attention, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self._slots.numel():
+                self._take(index, attention.layer_name, query)
+            return forward(attention, query, *args, **kwargs)
+
+        layer.impl.forward = capture
+
+    def _take(self, index: int, name: str, query: torch.Tensor) -> None:
+        if self._rows is None:
+            # One KV cache group: all layers of a run have the same slots, so the rows are looked up once.
+            found = get_forward_context().slot_mapping[name][None, :] == self._slots[:, None]
+            self._rows, self._missing = found.int().argmax(1), ~found.any(1)
+        torch.index_select(query, 0, self._rows, out=self._buffer[index, : self._slots.numel()])

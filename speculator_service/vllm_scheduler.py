@@ -1,0 +1,32 @@
+"""Carry the worker's scores to the front: the one thing that vLLM's schedulers are extended by.
+
+The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the name `SCORES`; here each payload becomes
+`EngineCoreOutput.kv_transfer_params`, which vLLM delivers as `RequestOutput.kv_transfer_params`.
+"""
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+
+SCORES = "skim_scores"
+
+
+class SpeculatorScheduler(Scheduler):
+    """For engines that schedule a step after the last one's tokens are known (CPU)."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if scores := getattr(model_runner_output, SCORES, None):
+            for client in outputs.values():
+                for output in client.outputs:
+                    if output.request_id in scores:
+                        output.kv_transfer_params = scores[output.request_id]
+        return outputs
+
+
+class AsyncSpeculatorScheduler(SpeculatorScheduler, AsyncScheduler):
+    """For engines that schedule ahead (GPU). Not run here."""
