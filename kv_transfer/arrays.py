@@ -15,7 +15,7 @@ from kv_transfer.positions import MAX_CONTEXT_LENGTH, decode_positions, encode_p
 
 _INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
 
-ELEMENT_TYPES = {Int32Array: np.int32, Float32Array: np.float32}
+ELEMENT_TYPES: dict[Any, type] = {Int32Array: np.int32, Float32Array: np.float32}
 
 
 def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:

@@ -123,6 +123,6 @@ def _decode_hook(wanted: type, value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
-_DECODERS = {
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     number: msgspec.msgpack.Decoder(cls, dec_hook=_decode_hook, ext_hook=decode_array) for number, cls in _TYPES.items()
 }

@@ -4,6 +4,7 @@ Plain frozen data: no behaviour beyond checking itself. `kv_transfer.codec` turn
 Token ids and positions are int32 numpy arrays; times are milliseconds.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -114,6 +115,12 @@ class SelectRequest:
     return_importance: bool = False
     cache_salt: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.token_ids.ndim != 1:
+            raise ValueError(f"token_ids must be [M], not {list(self.token_ids.shape)}")
+        if self.protected_spans.ndim != 2 or self.protected_spans.shape[1] != 2:
+            raise ValueError(f"protected_spans must be [P, 2], not {list(self.protected_spans.shape)}")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
@@ -127,6 +134,15 @@ class Selection:
     coverage: float
     importance: Float32Array | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.coverage):
+            raise ValueError(f"coverage must be a number, not {self.coverage}")
+        if self.importance is not None and self.importance.shape != (self.kept.context_length,):
+            raise ValueError(
+                f"importance needs one score for each of {self.kept.context_length} tokens, not"
+                f" {list(self.importance.shape)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

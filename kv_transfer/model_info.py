@@ -123,7 +123,7 @@ def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
 
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
-        names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(raw.get("model_type"), "an unknown kind")]
+        names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw.get("model_type")), "an unknown kind")]
     # BertConfig is in the mapping too, so a named architecture is judged by its own name.
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     for name in map(str, names):

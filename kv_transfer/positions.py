@@ -79,7 +79,8 @@ def _decode_spans(body: bytes, context_length: int) -> Int32Array:
     if gaps[0] < 0 or (gaps[1:] < 1).any() or (runs < 1).any() or ends[-1] > context_length:
         raise WireError(f"spans overlap, are empty, or end past their context of {context_length} tokens")
     kept_before = np.cumsum(runs) - runs
-    return (np.arange(runs.sum()) + np.repeat(ends - runs - kept_before, runs)).astype(np.int32)
+    positions: Int32Array = (np.arange(runs.sum()) + np.repeat(ends - runs - kept_before, runs)).astype(np.int32)
+    return positions
 
 
 def _bitmap_bytes(context_length: int) -> int:
