@@ -3,7 +3,6 @@
 import logging
 
 from kv_transfer.codec import encode_error
-
 from kv_transfer.errors import EngineUnavailableError, SkimError
 
 logger = logging.getLogger(__name__)

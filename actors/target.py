@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from kv_transfer.codec import decode, encode
-
 from actors.failures import reply_to_failure
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
 from target_service.engine import create_engine
 
@@ -39,8 +38,9 @@ class TargetActor:
             yield reply_to_failure(error, "target")
 
     async def stats(self) -> dict[str, int]:
-        """The engine's request counters, where it keeps them (the mock does)."""
-        return dict(getattr(self._engine, "counters", {}))
+        """The engine's counts of requests, where it keeps them (the mock does)."""
+        names = ("started", "running", "aborted")
+        return {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
 
     async def check_health(self) -> None:
         await self._engine.check_health()

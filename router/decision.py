@@ -59,8 +59,8 @@ def check_lengths(traits: RequestTraits, target: ModelInfo) -> None:
     for limit, name in ((target.max_position, "max_position_embeddings"), (target.max_model_len, "max_model_len")):
         if total > limit:
             raise InvalidRequestError(
-                f"the prompt has {traits.prompt_tokens} tokens and max_tokens is {traits.max_tokens}, together {total}, "
-                f"but the target's {name} is {limit}; shorten the prompt or ask for fewer tokens"
+                f"the prompt has {traits.prompt_tokens} tokens and max_tokens is {traits.max_tokens}, "
+                f"together {total}, but the target's {name} is {limit}; shorten the prompt or ask for fewer tokens"
             )
 
 

@@ -2,8 +2,8 @@
 
 The only file of the router that imports vLLM (0.29.0). It relies on `EngineClient` (vllm/engine/protocol.py),
 `build_app` and `init_app_state` (vllm/entrypoints/launchers), and on two methods of the renderer
-(`render_messages_async`, `_wants_offsets`; vllm/renderers/base.py), which it overrides on its own instance to learn where
-each message went.
+(`render_messages_async`, `_wants_offsets`; vllm/renderers/base.py), which it overrides on its own instance to learn
+where each message went.
 """
 
 import logging

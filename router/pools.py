@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
-from kv_transfer.codec import decode, encode
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from actors.target import ACCEPTED
+from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest
 

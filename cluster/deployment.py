@@ -1,0 +1,124 @@
+"""Bring a deployment up on Ray and take it down again: what `skim serve` and `skim demo` share."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from cluster.app import APP_NAME, build_app, needed_resources
+from cluster.config import DeploymentConfig
+from cluster.preflight import check_memory, check_models, check_port
+from kv_transfer.errors import SkimError
+
+Progress = Callable[[str], None]
+
+_POLL_S = 0.25
+
+
+@contextmanager
+def deployed(config: DeploymentConfig, *, address: str | None = None, progress: Progress = print) -> Iterator[str]:
+    """Run `config` while the context lasts; gives the endpoint's base URL once every pool answers.
+
+    address: a running Ray cluster ("auto" for the one on this machine); None starts a Ray of its own. progress is
+    called with one line per change of state. Raises SkimError for whatever a person can mend.
+    """
+    check_models(config)
+    check_port(config.router.host, config.router.port)
+    if address is None:
+        check_memory(config)
+    _start_ray(config, address)
+    try:
+        _check_resources(config)
+        serve.start(
+            http_options=HTTPOptions(host=config.router.host, port=config.router.port),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        )
+        serve.run_many(
+            [serve.RunTarget(build_app(config), APP_NAME, "/", _logging(config))],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _await_running(progress)
+        yield f"http://{_reachable(config.router.host)}:{config.router.port}"
+    finally:
+        _stop(own_ray=address is None)
+
+
+def _start_ray(config: DeploymentConfig, address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        if address is not None:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            return
+        needed = needed_resources(config)
+        pools = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
+        cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
+        ray.init(
+            address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR",
+        )  # fmt: skip
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = f"reach the Ray cluster at {address}" if address else "start Ray on this machine"
+        raise SkimError(f"cannot {where}: {first_line}") from error
+
+
+def _check_resources(config: DeploymentConfig) -> None:
+    """Raise SkimError for what no node of the cluster offers: Serve would wait for it without a word."""
+    offered = ray.cluster_resources()
+    for name, amount in needed_resources(config).items():
+        if offered.get(name, 0.0) < amount:
+            raise SkimError(
+                f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name} and this deployment needs "
+                f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
+            )
+
+
+def _logging(config: DeploymentConfig) -> LoggingConfig:
+    return LoggingConfig(log_level=config.router.log_level.upper(), enable_access_log=False)
+
+
+def _await_running(progress: Progress) -> None:
+    told: set[str] = set()
+    while True:
+        application = serve.status().applications[APP_NAME]
+        for name, deployment in application.deployments.items():
+            if deployment.status.value == "HEALTHY" and name not in told:
+                told.add(name)
+                progress(f"{name} is ready")
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+            messages = [d.message for d in application.deployments.values() if d.message] + [application.message]
+            raise SkimError(f"the deployment did not start: {_reason(messages)}")
+        time.sleep(_POLL_S)
+
+
+def _reason(messages: list[str]) -> str:
+    """The sentence inside Serve's report of a failed replica: the last exception's own message."""
+    for message in messages:
+        found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)
+        if found:
+            return found[-1][1].strip()
+    return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def _stop(*, own_ray: bool) -> None:
+    """Serve's own shutdown drains; a Ray that is ours goes with it."""
+    if not ray.is_initialized():
+        return
+    if own_ray:
+        serve.shutdown()
+    else:
+        serve.delete(APP_NAME)
+    ray.shutdown()
