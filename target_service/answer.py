@@ -1,0 +1,114 @@
+"""The n answers of a request as they grow: when each stops, its text, and what of it was already sent.
+
+For engines without a detokeniser and stop rules of their own; vLLM has both.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers.decoders import DecodeStream
+
+from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
+from target_service.sampling import DELTA, FINAL_ONLY, Sampling
+
+
+class NewToken(NamedTuple):
+    """What one answer gains in one step. candidates: what goes out under logprobs, the token itself first."""
+
+    id: int
+    logprob: float
+    candidates: list[TokenLogprob]
+
+
+class Answers:
+    """All n answers; they advance together, and those that have stopped wait for the rest.
+
+    on_first_output: fields of GenerateOutput that go out once (timings, prompt_logprobs).
+    """
+
+    def __init__(self, sampling: Sampling, max_tokens: int, tokenizer: Any, eos_ids: set[int]) -> None:
+        self._answers = [_Answer(i, sampling, max_tokens, tokenizer, eos_ids) for i in range(sampling.n)]
+        self._output_kind = sampling.output_kind
+        self._grown: list[_Answer] = []
+        self.on_first_output: dict[str, Any] = {}
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._answers[0].token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return all(a.finish_reason for a in self._answers)
+
+    def add(self, step: Sequence[NewToken]) -> None:
+        """Take one step's tokens, one per answer; those of answers that have stopped are dropped."""
+        self._grown = [a for a in self._answers if a.finish_reason is None]
+        for answer in self._grown:
+            answer.add(step[answer.index])
+
+    def output(self) -> GenerateOutput | None:
+        """What goes out after this step, as `output_kind` has it; None for nothing."""
+        if self._output_kind == FINAL_ONLY and not self.finished:
+            return None
+        told = self._answers if self._output_kind == FINAL_ONLY else self._grown
+        once, self.on_first_output = self.on_first_output, {}
+        return GenerateOutput([a.completion() for a in told], self.finished, **once)
+
+
+class _Answer:
+    def __init__(
+        self, index: int, sampling: Sampling, max_tokens: int, tokenizer: Any, eos_token_ids: set[int]
+    ) -> None:
+        self.index, self._sampling, self._max_tokens = index, sampling, max_tokens
+        self._backend = tokenizer.backend_tokenizer
+        self._decode = DecodeStream(skip_special_tokens=sampling.skip_special_tokens)
+        self._eos = set() if sampling.ignore_eos else eos_ids
+        self._stop_ids = set(sampling.stop_token_ids or ())
+        # A stop string may begin in text that would otherwise go out now.
+        self._held_back = max((len(s) - 1 for s in sampling.stop_strings), default=0)
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+        self._logprobs: list[list[TokenLogprob]] = []
+        self._cumulative = 0.0
+        self._text = ""
+        self._sent_tokens = self._sent_text = 0
+
+    def add(self, token: NewToken) -> None:
+        self.token_ids.append(token.id)
+        self._cumulative += token.logprob
+        self._logprobs.append(token.candidates)
+        if token.id in self._eos:
+            self.finish_reason = "stop"
+            return
+        if token.id in self._stop_ids:
+            self.finish_reason, self._stop_reason = "stop", token.id
+            return
+        self._text += self._decode.step(self._backend, token.id) or ""
+        self._stop_at_string()
+        if self.finish_reason is None and len(self.token_ids) >= self._max_tokens:
+            self.finish_reason = "length"
+
+    def _stop_at_string(self) -> None:
+        found = [(at, s) for s in self._sampling.stop_strings if (at := self._text.find(s)) >= 0]
+        if found:
+            at, self._stop_reason = min(found)
+            self._text, self.finish_reason = self._text[:at], "stop"
+
+    def completion(self) -> Completion:
+        """What is new since the last call (DELTA) or all of it (CUMULATIVE, FINAL_ONLY)."""
+        end = len(self._text) if self.finish_reason else max(len(self._text) - self._held_back, self._sent_text)
+        delta = self._sampling.output_kind == DELTA
+        tokens, text = (self._sent_tokens, self._sent_text) if delta else (0, 0)
+        self._sent_tokens, self._sent_text = len(self.token_ids), end
+        asked = self._sampling.logprobs is not None
+        return Completion(
+            index=self.index,
+            text=self._text[text:end],
+            token_ids=np.asarray(self.token_ids[tokens:], np.int32),
+            logprobs=self._logprobs[tokens:] if asked else None,
+            cumulative_logprob=self._cumulative if asked else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )

@@ -1,0 +1,58 @@
+"""What every target engine checks of a request before an engine sees it.
+
+An engine does not find these mistakes: vLLM counts the compact prompt, and rotary embeddings past
+`max_position_embeddings` are wrong without an error.
+"""
+
+from collections.abc import Mapping
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import GenerateRequest, ModelInfo
+
+RESERVED_PREFIX = "skim_"
+
+
+def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_tokens: int = 16) -> int:
+    """How many tokens the request may decode; `max_tokens: None` means all that the model has room for.
+
+    default_max_tokens: what a request that says nothing gets (16 in vllm.SamplingParams).
+    Raises InvalidRequestError.
+    """
+    _check_token_ids(request, info)
+    _check_extra_args(request)
+    if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
+        raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
+    kept, context = request.prompt.token_ids.size, request.prompt.context_length
+    room = min(info.max_position - context, info.max_model_len - kept)
+    max_tokens = request.sampling.get("max_tokens", default_max_tokens)
+    if max_tokens is None:
+        max_tokens = max(room, 1)
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
+    if context + max_tokens > info.max_position:
+        raise InvalidRequestError(
+            f"the prompt of {context} tokens and max_tokens {max_tokens} make {context + max_tokens} positions, but"
+            f" {info.path} was made for {info.max_position} (max_position_embeddings); shorten the prompt or max_tokens"
+        )
+    if kept + max_tokens > info.max_model_len:
+        raise InvalidRequestError(
+            f"the {kept} kept tokens and max_tokens {max_tokens} make {kept + max_tokens}, but the target engine takes"
+            f" {info.max_model_len} (max_model_len); keep fewer tokens or lower max_tokens"
+        )
+    return max_tokens
+
+
+def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:
+    ids = request.prompt.token_ids
+    outside = ids[(ids < 0) | (ids >= info.vocab_size)]
+    if outside.size:
+        raise InvalidRequestError(f"token id {outside[0]} is outside the vocabulary of {info.vocab_size} tokens")
+
+
+def _check_extra_args(request: GenerateRequest) -> None:
+    extra_args = request.sampling.get("extra_args") or {}
+    reserved = [k for k in extra_args if str(k).startswith(RESERVED_PREFIX)] if isinstance(extra_args, Mapping) else []
+    if reserved:
+        raise InvalidRequestError(
+            f"extra argument {reserved[0]!r} is reserved: names in {RESERVED_PREFIX}* are Skim's own"
+        )

@@ -1,0 +1,102 @@
+"""A target without a model: deterministic tokens after configurable latencies, to try the router and the cluster."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.errors import EngineUnavailableError
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
+from kv_transfer.model_info import inspect_model
+from target_service.answer import Answers, NewToken
+from target_service.limits import check_request
+from target_service.sampling import Sampling, read_sampling
+
+
+class MockTarget:
+    """TargetEngine whose answers are a hash of the kept prompt; each decoded token is certain (logprob 0).
+
+    model: a folder whose config and tokenizer are read. prefill_ms, prefill_ms_per_token, decode_ms: how long it takes
+    until the first token, the same for each kept token, and between tokens. fail_before_first: so many requests fail
+    with EngineUnavailableError before their first token. Sampling fields that choose tokens have no effect here.
+    started, running, aborted: counts of requests.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        prefill_ms: float = 0.0,
+        prefill_ms_per_token: float = 0.0,
+        decode_ms: float = 0.0,
+        fail_before_first: int = 0,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
+        self._prefill_ms, self._prefill_ms_per_token, self._decode_ms = prefill_ms, prefill_ms_per_token, decode_ms
+        self._failures_left = fail_before_first
+        self.started = self.running = self.aborted = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """As TargetEngine.generate; stops at max_tokens or at a stop string or stop token that happens to come."""
+        max_tokens = check_request(request, self.info)
+        sampling = read_sampling(request.sampling, refuse_others=False, engine="mock")
+        self.started += 1
+        self.running += 1
+        finished = False
+        try:
+            if self._failures_left > 0:
+                self._failures_left -= 1
+                finished = True
+                raise EngineUnavailableError("the mock target was told to fail")
+            async for output in self._answer(request.prompt, sampling, max_tokens):
+                finished = output.finished
+                yield output
+        finally:
+            self.running -= 1
+            self.aborted += not finished
+
+    async def _answer(
+        self, prompt: KeptPrompt, sampling: Sampling, max_tokens: int
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        prefill_ms = self._prefill_ms + self._prefill_ms_per_token * prompt.token_ids.size
+        await asyncio.sleep(prefill_ms / 1e3)
+        answers = Answers(sampling, max_tokens, self._tokenizer, set())
+        answers.on_first_output = {"timings": {"queue": 0.0, "prefill": prefill_ms}}
+        if sampling.prompt_logprobs is not None:
+            certain = [None, *([TokenLogprob(id, 0.0, 1)] for id in prompt.token_ids[1:].tolist())]
+            answers.on_first_output["prompt_logprobs"] = certain
+        tokens = [mock_tokens(prompt, max_tokens, self.info.vocab_size, index).tolist() for index in range(sampling.n)]
+        for step in zip(*tokens, strict=True):
+            if answers.begun:
+                await asyncio.sleep(self._decode_ms / 1e3)
+            answers.add([NewToken(id, 0.0, [TokenLogprob(id, 0.0, 1)]) for id in step])
+            output = answers.output()
+            if output is not None:
+                yield output
+            if answers.finished:
+                return
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(Path(self.info.path), local_files_only=True)
+
+    async def check_health(self) -> None:
+        """A mock is always well."""
+
+    def close(self) -> None:
+        """A mock holds nothing."""
+
+
+def mock_tokens(prompt: KeptPrompt, count: int, vocab_size: int, index: int = 0) -> Int32Array:
+    """The int32 [count] tokens that a mock answers, from the kept ids, their positions and which of the n it is."""
+    digest = hashlib.sha256(prompt.token_ids.tobytes() + prompt.positions.tobytes())
+    digest.update(f"{prompt.context_length} {index}".encode())
+    seed = int.from_bytes(digest.digest()[:8], "little")
+    return np.random.default_rng(seed).integers(0, vocab_size, count, dtype=np.int32)

@@ -1,0 +1,61 @@
+"""The few sampling fields that engines without vLLM understand, under vLLM's names (vllm.sampling_params)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_transfer.errors import InvalidRequestError
+
+CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
+
+# Fields that vLLM's front sets by itself; without effect on what these engines return.
+_WITHOUT_EFFECT = {
+    "_all_stop_token_ids",
+    "_eos_token_id",
+    "detokenize",
+    "extra_args",
+    "flat_logprobs",
+    "output_text_buffer_length",
+    "skip_clone",
+    "skip_reading_prefix_cache",
+    "spaces_between_special_tokens",
+    "stream_interval",
+}
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """Parameters of one request; defaults are vLLM's, but for output_kind: it streams what is new (DELTA)."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    seed: int | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = 16
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    output_kind: Annotated[int, msgspec.Meta(ge=CUMULATIVE, le=FINAL_ONLY)] = DELTA
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+def read_sampling(fields: Mapping[str, Any], *, refuse_others: bool, engine: str) -> Sampling:
+    """Read `GenerateRequest.sampling`. refuse_others: raise for a set field that is not in Sampling.
+
+    Raises InvalidRequestError naming the field.
+    """
+    known = set(Sampling.__struct_fields__)
+    if refuse_others:
+        for name in sorted(fields.keys() - known - _WITHOUT_EFFECT):
+            if fields[name] not in (None, False, [], {}):
+                raise InvalidRequestError(f"the {engine} engine has no sampling parameter {name!r}")
+    try:
+        return msgspec.convert({k: v for k, v in fields.items() if k in known}, Sampling)
+    except msgspec.ValidationError as e:
+        raise InvalidRequestError(f"sampling parameters: {e}") from e

@@ -1,0 +1,95 @@
+"""The target on vLLM: continuous batching, paged KV, prefix caching and tensor parallelism, with restored positions."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from kv_transfer.messages import GenerateOutput, GenerateRequest
+from kv_transfer.model_info import inspect_model
+from kv_transfer.positions import encode_positions
+from target_service.limits import check_request
+from target_service.positions import KEPT_POSITIONS
+from target_service.vllm_outputs import generate_output
+from target_service.vllm_start import start_engine
+
+
+class VllmTarget:
+    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
+
+    engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
+    Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
+    Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
+    """
+
+    worker_cls = "target_service.vllm_worker.TargetWorker"
+    scheduler_cls = "target_service.vllm_scheduler.TargetScheduler"
+    async_scheduler_cls = "target_service.vllm_scheduler.AsyncTargetScheduler"
+
+    def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
+        info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
+        # Said even when it is the default: vLLM's own default for longrope models is the original maximum.
+        engine_options["max_model_len"] = info.max_model_len
+        self._engine: AsyncLLM = start_engine(
+            model,
+            tensor_parallel,
+            engine_options,
+            worker_cls=self.worker_cls,
+            scheduler_cls=self.scheduler_cls,
+            async_scheduler_cls=self.async_scheduler_cls,
+        )
+        self.info = info
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """As TargetEngine.generate; the look-ahead tokens and the session of the kept prompt are not used."""
+        sampling = self._sampling_params(request)
+        stream = self._engine.generate(
+            tokens_input(request.prompt.token_ids.tolist()), sampling, request.request_id, priority=request.priority
+        )
+        first = True
+        try:
+            # AsyncLLM aborts the request when its own generator is closed or cancelled.
+            async with aclosing(stream):
+                async for output in stream:
+                    yield generate_output(output, with_timings=first)
+                    first = False
+        except VLLMClientError as e:
+            raise InvalidRequestError(str(e)) from e
+        except (EngineDeadError, GracefulHTTPError) as e:
+            raise EngineUnavailableError(f"the target engine of {self.info.path} cannot answer: {e}") from e
+        except EngineGenerateError as e:
+            if isinstance(e.__cause__, ValueError):
+                raise InvalidRequestError(str(e.__cause__)) from e
+            raise SkimError(f"the target engine failed on request {request.request_id}: {e.__cause__}") from e
+
+    def _sampling_params(self, request: GenerateRequest) -> SamplingParams:
+        """vLLM's parameters for this request, checked; the kept positions travel in `extra_args`."""
+        max_tokens = check_request(request, self.info)
+        extra_args = dict(request.sampling.get("extra_args") or {})
+        prompt = request.prompt
+        if not prompt.is_dense:
+            extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
+        fields = {"output_kind": 1, **request.sampling, "max_tokens": max_tokens, "extra_args": extra_args or None}
+        unknown = fields.keys() - set(SamplingParams.__struct_fields__)
+        if unknown:
+            raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")
+        try:
+            return msgspec.convert(fields, SamplingParams)
+        except (msgspec.ValidationError, VLLMClientError, ValueError) as e:
+            raise InvalidRequestError(f"sampling parameters: {e}") from e
+
+    async def check_health(self) -> None:
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as e:
+            raise EngineUnavailableError(f"the target engine of {self.info.path} is dead; restart it") from e
+
+    def close(self) -> None:
+        self._engine.shutdown()

@@ -1,0 +1,51 @@
+"""Turns vLLM's RequestOutput into the message that goes to the router."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from vllm.logprobs import LogprobsOnePosition
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.metrics.stats import RequestStateStats
+
+from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
+
+
+def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:
+    """The message of one step. with_timings: this is the first output, the one that tells queue and prefill."""
+    prompt_logprobs = output.prompt_logprobs
+    return GenerateOutput(
+        completions=[_completion(c) for c in output.outputs],
+        finished=output.finished,
+        cached_tokens=output.num_cached_tokens or 0,
+        prompt_logprobs=[_candidates(p) if p else None for p in prompt_logprobs] if prompt_logprobs else None,
+        timings=_timings(output.metrics) if with_timings and output.metrics else {},
+    )
+
+
+def _completion(output: CompletionOutput) -> Completion:
+    return Completion(
+        index=output.index,
+        text=output.text,
+        token_ids=np.asarray(output.token_ids, np.int32),
+        logprobs=None if output.logprobs is None else _positions(output.logprobs),
+        cumulative_logprob=output.cumulative_logprob,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
+
+
+def _positions(logprobs: Iterable[LogprobsOnePosition]) -> list[list[TokenLogprob]]:
+    """Both forms of vLLM's SampleLogprobs, a list and FlatLogprobs, iterate as a dict per token, the sampled first."""
+    return [_candidates(p) for p in logprobs]
+
+
+def _candidates(position: LogprobsOnePosition) -> list[TokenLogprob]:
+    return [TokenLogprob(id, p.logprob, p.rank, p.decoded_token) for id, p in position.items()]
+
+
+def _timings(stats: RequestStateStats) -> dict[str, float]:
+    """Milliseconds in the engine core's queue and from the first scheduling to the first token."""
+    return {
+        "queue": 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0),
+        "prefill": 1e3 * max(stats.first_token_ts - stats.scheduled_ts, 0.0),
+    }

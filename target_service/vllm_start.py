@@ -1,0 +1,121 @@
+"""Starts vLLM's AsyncLLM with Skim's worker and scheduler, or says in one sentence why it does not start."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from vllm.config import ModelConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from kv_transfer.errors import ModelError, SkimError
+from target_service import vllm_block_hash, vllm_positions_v1, vllm_positions_v2
+
+OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
+
+
+def start_engine(
+    model: str,
+    tensor_parallel: int,
+    options: Mapping[str, Any],
+    *,
+    worker_cls: str,
+    scheduler_cls: str,
+    async_scheduler_cls: str,
+) -> AsyncLLM:
+    """An engine for the model in folder `model`; options are fields of AsyncEngineArgs. Classes are dotted names.
+
+    Raises ModelError for a model whose positions cannot be restored, SkimError for all else that stops the start.
+    """
+    _check_options(options)
+    try:
+        args = AsyncEngineArgs(
+            model=model,
+            tensor_parallel_size=tensor_parallel,
+            worker_cls=worker_cls,
+            enable_log_requests=False,
+            **options,
+        )
+        config = args.create_engine_config()
+    except Exception as e:  # pydantic, transformers and vLLM raise many kinds here, none after a process was started
+        raise SkimError(f"the target engine cannot run {model} with these options: {_first_line(e)}") from e
+    _check_model(model, config.model_config)
+    _check_hooks(config)
+    scheduler = config.scheduler_config
+    scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
+    try:
+        with _cpu_threads(config):
+            return AsyncLLM.from_vllm_config(config)
+    except Exception as e:
+        raise SkimError(
+            f"the target engine did not start with {model}: {_first_line(e)}; the engine's log above names the cause"
+        ) from e
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = {f.name for f in fields(AsyncEngineArgs)} - set(OWN_OPTIONS)
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise SkimError(f"unknown target engine option {unknown[0]!r}: see vLLM's engine arguments for those there are")
+
+
+def _check_model(model: str, config: ModelConfig) -> None:
+    """Refuse what restored positions would get wrong without a sign."""
+    reasons = {
+        "several positions per token (M-RoPE or XD-RoPE)": config.uses_mrope or config.uses_xdrope_dim > 0,
+        "position biases made from cache slots (ALiBi)": config.uses_alibi,
+        "an encoder": config.is_encoder_decoder,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ModelError(f"model {model} is not supported as a target: it has {reason}")
+    original = _longrope_original(config)
+    if original is not None and config.max_model_len <= original:
+        raise ModelError(
+            f"model {model} chooses its longrope factors by max_model_len, and {config.max_model_len} would choose the"
+            f" short ones even for long contexts; set max_model_len above {original}"
+        )
+
+
+def _longrope_original(config: ModelConfig) -> int | None:
+    """The context length that a longrope model was first trained on, or None for all other models."""
+    text = config.hf_text_config
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return original if isinstance(original, int) else None
+
+
+def _check_hooks(config: VllmConfig) -> None:
+    """Here as well as in the processes that install them: this process can still tell the user."""
+    vllm_block_hash.check()
+    (vllm_positions_v2 if config.use_v2_model_runner else vllm_positions_v1).check()
+
+
+@contextmanager
+def _cpu_threads(config: VllmConfig) -> Iterator[None]:
+    """On CPU, give each worker its share of the cores: vLLM by itself wants one NUMA node a worker."""
+    name, workers = "VLLM_CPU_OMP_THREADS_BIND", config.parallel_config.world_size
+    if not current_platform.is_cpu() or workers == 1 or name in os.environ:
+        yield
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < workers:
+        raise SkimError(f"tensor_parallel {workers} needs as many CPU cores, and this machine gives {len(cores)}")
+    os.environ[name] = "|".join(",".join(map(str, share)) for share in np.array_split(cores, workers))
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _first_line(error: Exception) -> str:
+    """The first line that says something: pydantic begins with the count of errors, and vLLM's own text follows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines[1:] if len(lines) > 1 and "validation error" in lines[0] else lines
+    return lines[0].rstrip(".") if lines else type(error).__name__

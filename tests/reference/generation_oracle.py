@@ -1,0 +1,53 @@
+"""What a target must decode from a kept prompt: transformers, eager attention, float32, explicit positions, no cache.
+
+It reads the engine's own tokens after the prompt in one forward. If each of them is the oracle's likeliest given those
+before it, greedy decoding would have chosen the same tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from kv_transfer.messages import GenerateOutput, KeptPrompt, TokenLogprob
+
+
+class GenerationOracle:
+    """The model of folder `path`, read independently of any engine."""
+
+    def __init__(self, path: str) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: KeptPrompt, answer: Sequence[int]) -> torch.Tensor:
+        """float32 [len(answer), vocabulary]: log probabilities before each token of `answer`."""
+        after = range(prompt.context_length, prompt.context_length + len(answer) - 1)
+        ids = torch.tensor([[*prompt.token_ids.tolist(), *answer[:-1]]])
+        # Without the mask, transformers takes gaps in the positions for the seams of packed sequences.
+        out = self._model(
+            input_ids=ids,
+            position_ids=torch.tensor([[*prompt.positions.tolist(), *after]]),
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+        )
+        return out.logits[0, prompt.token_ids.size - 1 :].log_softmax(-1)
+
+    def wrong_tokens(self, prompt: KeptPrompt, answer: Sequence[int]) -> int:
+        """How many tokens of `answer` greedy decoding would not have chosen there."""
+        return int((self.logprobs(prompt, answer).argmax(-1) != torch.tensor(answer)).sum())
+
+    def largest_difference(
+        self, prompt: KeptPrompt, answer: Sequence[int], logprobs: Sequence[Sequence[TokenLogprob]]
+    ) -> float:
+        """max |log probability of the engine - ours| over all candidates that the engine told."""
+        ours = self.logprobs(prompt, answer)
+        return max(abs(c.logprob - ours[step, c.token_id].item()) for step, told in enumerate(logprobs) for c in told)
+
+
+def joined(outputs: Sequence[GenerateOutput], index: int = 0) -> tuple[list[int], list[list[TokenLogprob]], str]:
+    """Tokens, logprobs and text of one answer, from a stream of deltas."""
+    parts = [c for o in outputs for c in o.completions if c.index == index]
+    tokens = [int(t) for p in parts for t in p.token_ids]
+    return tokens, [row for p in parts for row in p.logprobs or []], "".join(p.text for p in parts)
