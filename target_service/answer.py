@@ -63,7 +63,7 @@ class _Answer:
         self.index, self._sampling, self._max_tokens = index, sampling, max_tokens
         self._backend = tokenizer.backend_tokenizer
         self._decode = DecodeStream(skip_special_tokens=sampling.skip_special_tokens)
-        self._eos = set() if sampling.ignore_eos else eos_ids
+        self._eos = set() if sampling.ignore_eos else eos_token_ids
         self._stop_ids = set(sampling.stop_token_ids or ())
         # A stop string may begin in text that would otherwise go out now.
         self._held_back = max((len(s) - 1 for s in sampling.stop_strings), default=0)
