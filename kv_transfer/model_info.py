@@ -34,10 +34,10 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
         raise ModelError(
             f"model {path}: config.json gives no max_position_embeddings, so its longest prompt is unknown"
         )
-    if max_model_len is not None and not 1 <= max_model_len <= max_position:
+    if max_model_len is not None and not (isinstance(max_model_len, int) and 1 <= max_model_len <= max_position):
         raise ModelError(
-            f"model {path}: max_model_len {max_model_len} is outside the {max_position} positions it was made for"
-            " (max_position_embeddings)"
+            f"model {path}: max_model_len must be a number from 1 to {max_position}, the positions the model was made for"
+            f" (max_position_embeddings), not {max_model_len!r}"
         )
     vocabulary = _load_vocabulary(folder)
     return ModelInfo(
