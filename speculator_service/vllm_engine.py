@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
-from vllm.inputs import TokensPrompt
+from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -117,7 +117,7 @@ class VllmSpeculator:
                 }
             },
         )
-        prompt = TokensPrompt(prompt_token_ids=np.asarray(token_ids).tolist())
+        prompt = tokens_input(np.asarray(token_ids).tolist())
         try:
             async with aclosing(self._engine.generate(prompt, sampling, request_id)) as outputs:
                 async for output in outputs:

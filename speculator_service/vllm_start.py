@@ -64,7 +64,7 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
     """What the options ask for that scoring cannot do; what the layers cannot do is refused in the worker."""
     parallel = config.parallel_config
     cache = config.cache_config.cache_dtype
-    for asked, remedy in {
+    for asked, unsupported in {
         f"pipeline parallel {parallel.pipeline_parallel_size}": parallel.pipeline_parallel_size > 1,
         f"data parallel {parallel.data_parallel_size}": parallel.data_parallel_size > 1,
         f"context parallel {parallel.decode_context_parallel_size}": parallel.decode_context_parallel_size > 1,
@@ -72,15 +72,13 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
         "speculative decoding": config.speculative_config is not None,
         "multi-head latent attention (MLA)": config.model_config.use_mla,
     }.items():
-        if remedy:
-            raise ModelError(
-                f"speculator {model} cannot run with {asked} yet; choose tensor parallel, a plain KV cache"
-            )
+        if unsupported:
+            raise ModelError(f"speculator {model} cannot run with {asked} yet; leave it out (tensor parallel works)")
 
 
 @contextmanager
 def _start_up_environment(on_cpu: bool, tensor_parallel: int) -> Iterator[str]:
-    """The environment that vLLM's processes are started with, put back afterwards; yields the file they note errors in."""
+    """The environment that vLLM's processes start with, put back afterwards; yields the file they note errors in."""
     with tempfile.NamedTemporaryFile(prefix="skim-speculator-", suffix=".jsonl") as notes:
         added = {START_UP_FILE: notes.name}
         if on_cpu and tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:

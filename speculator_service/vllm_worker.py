@@ -144,7 +144,7 @@ class ScoredStep:
             setattr(output, SCORES, payloads)
 
     def _payload(self, request: ScoredRequest) -> dict[str, Any]:
-        """importance: float32 [M] as bytes. tokens: up to and with the first EOS. speculate_ms: first step to scores."""
+        """importance: float32 [M] as bytes. tokens: to the first EOS, included. speculate_ms: first step to scores."""
         tokens = [request.tokens[step] for step in range(request.look_ahead)]
         valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
         importance = self._scores[request.id].importance(valid)
