@@ -13,6 +13,9 @@ from typing import Any
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from router.options import InvalidOptionError, RequestOptions
 
+# In the order in which they happen.
+TIMING_PARTS = ("tokenise", "queue", "speculate", "select", "transfer", "prefill")
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -58,7 +61,10 @@ class HttpError:
 
 @dataclass(slots=True)
 class RequestContext:
-    """options: resolved for this request. conversation, text: what the chat template rendered, if one did."""
+    """options: resolved for this request. conversation: what the chat template rendered, if one did.
+
+    answering: the first output of a prompt is there. error: what the client shall see in place of an answer.
+    """
 
     options: RequestOptions
     arrived: float = field(default_factory=time.perf_counter)
@@ -66,6 +72,7 @@ class RequestContext:
     beam_search: bool = False
     conversation: Sequence[Mapping[str, Any]] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    answering: bool = False
     error: HttpError | None = None
 
     def headers(self) -> list[tuple[str, str]]:
@@ -90,7 +97,7 @@ class RequestContext:
         for outcome in self.outcomes:
             for name, ms in outcome.timings.items():
                 parts[name] = max(parts.get(name, 0.0), ms)
-        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in parts.items())
+        return ", ".join(f"{name};dur={parts[name]:.2f}" for name in TIMING_PARTS if name in parts)
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("skim_request", default=None)

@@ -68,6 +68,7 @@ class Dispatcher:
             async for output in outputs:
                 if "prefill" not in outcome.timings:
                     _time_prefill(outcome, output, 1e3 * (time.perf_counter() - sent))
+                    context.answering = True
                 yield output
 
     async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:

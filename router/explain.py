@@ -49,5 +49,6 @@ class SelectionLog:
             self._entries.popitem(last=False)
 
     def get(self, request_id: str) -> dict[str, Any] | None:
-        """By the id in the response body; `-0`, `-1`, ... name the prompts of a request that has several."""
-        return self._entries.get(request_id) or self._entries.get(f"{request_id}-0")
+        """By the id in the response body; vLLM numbers the prompts of a request by `-0` (completions) or `_0`."""
+        names = (request_id, f"{request_id}-0", f"{request_id}_0")
+        return next((self._entries[name] for name in names if name in self._entries), None)

@@ -1,8 +1,8 @@
 """One ASGI middleware around vLLM's HTTP app: options in, effective values and clean errors out.
 
-It reads the option before the app parses the body, and holds the response's start back until the first bytes of the
-body, because only then are the selection made, the first token there and the headers true. An error that the engine
-client met before that moment becomes a plain HTTP error, for streams too.
+It reads the option before the app parses the body, and holds the response back until the first token is there, because
+only then is the selection made and are the headers true. An error that the engine client met before that moment becomes
+a plain HTTP error, for streams too.
 """
 
 import json
@@ -57,30 +57,35 @@ class SkimMiddleware:
 
 
 class HeldResponse:
-    """An ASGI `send` that holds the response's start until its first body message."""
+    """An ASGI `send` that holds all back until the first token is there, the request failed, or the body ended."""
 
     def __init__(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
         self._context, self._scope, self._receive, self._send = context, scope, receive, send
-        self._start: Message | None = None
-        self._replaced = False
+        self._held: list[Message] = []
+        self._open = self._replaced = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
         if self._replaced:
             return
-        if self._start is not None:
-            start, self._start = self._start, None
-            if self._context.error is not None:
-                self._replaced = True
-                await _respond(self._context.error, self._scope, self._receive, self._send)
-                return
-            headers = MutableHeaders(scope=start)
-            for name, value in self._context.headers():
-                headers[name] = value
-            await self._send(start)
-        await self._send(message)
+        if self._open:
+            await self._send(message)
+            return
+        self._held.append(message)
+        ended = message["type"] == "http.response.body" and not message.get("more_body")
+        if self._context.error is not None:
+            self._replaced = True
+            await _respond(self._context.error, self._scope, self._receive, self._send)
+        elif ended or self._context.answering:
+            await self._release()
+
+    async def _release(self) -> None:
+        self._open = True
+        headers = MutableHeaders(scope=self._held[0])
+        for name, value in self._context.headers():
+            headers[name] = value
+        for message in self._held:
+            await self._send(message)
+        self._held.clear()
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
 The only file of the router that imports vLLM (0.29.0). It relies on `EngineClient` (vllm/engine/protocol.py),
-`build_app` and `init_app_state` (vllm/entrypoints/launchers), and on two methods of the renderer
-(`render_messages_async`, `_wants_offsets`; vllm/renderers/base.py), which it overrides on its own instance to learn
-where each message went.
+`build_app` and `init_app_state` (vllm/entrypoints/launchers), and on the renderer's `render_chat_async`
+(vllm/renderers/base.py), which it overrides on its own instance to learn where each message went.
 """
 
 import logging
 import types
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -24,7 +24,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.renderers import renderer_from_config
+from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.input_processor import InputProcessor
@@ -34,7 +35,6 @@ from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.middleware import SkimMiddleware, reserved_names
-from router.options import RequestOptions
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ async def build_openai_app(
     app.state.server = types.SimpleNamespace()
     # Innermost: authentication comes first, and the app's own error responses pass through it.
     app.user_middleware.append(Middleware(SkimMiddleware, defaults=dispatcher.defaults))
+    app.middleware_stack = None  # vLLM's SageMaker bootstrap has built it already; Starlette builds it anew
     return app
 
 
@@ -82,7 +83,7 @@ class PooledEngineClient(EngineClient):
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
-        _record_conversations(self.renderer, dispatcher.defaults)
+        _record_conversations(self.renderer)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -185,25 +186,25 @@ def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exceptio
     return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
 
 
-def _record_conversations(renderer: Any, defaults: RequestOptions) -> None:
-    """Make `renderer` note each conversation in the request's context, and return character offsets of its tokens."""
-    render, wants_offsets = renderer.render_messages_async, renderer._wants_offsets
+def _record_conversations(renderer: BaseRenderer) -> None:
+    """Make `renderer` note each conversation in the request's context, and ask for the tokens' character offsets.
 
-    async def render_and_note(messages: Any, params: Any) -> Any:
-        conversation, prompt = await render(messages, params)
-        if context := CURRENT.get():
-            context.conversation = conversation
-        return conversation, prompt
+    All chat-like endpoints (chat, responses, messages) render through this one method.
+    """
+    render_chat = renderer.render_chat_async
 
-    def wants_offsets_for_long_chats(prompt: Any, params: Any) -> bool:
+    async def render_and_note(
+        conversations: Any, chat_params: Any, tok_params: TokenizeParams | None = None, **kwargs: Any
+    ) -> Any:
         context = CURRENT.get()
-        # A token has at least one character here, so a shorter text cannot reach the threshold.
-        if context and context.conversation and len(prompt["prompt"]) >= context.options.min_prompt_tokens:
-            return renderer._can_produce_offsets()
-        return wants_offsets(prompt, params)
+        if context is not None and context.options.enabled:
+            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
+        if context is not None:
+            context.conversation = rendered[-1]
+        return rendered, prompts
 
-    renderer.render_messages_async = render_and_note
-    renderer._wants_offsets = wants_offsets_for_long_chats
+    renderer.render_chat_async = render_and_note
 
 
 def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:
