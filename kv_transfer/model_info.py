@@ -36,7 +36,7 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
         )
     if max_model_len is not None and not (isinstance(max_model_len, int) and 1 <= max_model_len <= max_position):
         raise ModelError(
-            f"model {path}: max_model_len must be a number from 1 to {max_position}, the positions the model was made for"
+            f"model {path}: max_model_len must be from 1 to {max_position}, the positions the model was made for"
             f" (max_position_embeddings), not {max_model_len!r}"
         )
     vocabulary = _load_vocabulary(folder)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 RINGS = ("unit", "engine", "e2e", "chaos")
 
@@ -17,6 +18,10 @@ for name, value in {
     "VLLM_NO_USAGE_STATS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+# No test depends on how fast the machine is.
+settings.register_profile("skim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("skim")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,120 @@
+"""Hypothesis strategies for every message that crosses the wire, and equality between two messages."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from kv_transfer.messages import (
+    Completion,
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    ModelInfo,
+    Selection,
+    SelectionOptions,
+    SelectRequest,
+    Session,
+    TokenLogprob,
+)
+
+ids = st.integers(0, 2**31 - 1)
+names = st.text(max_size=20)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+timings = st.dictionaries(names, finite, max_size=4)
+builtins = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | names | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+parameters = st.dictionaries(names, builtins, max_size=4)
+sessions = st.builds(Session, names, names)
+logprobs = st.lists(st.builds(TokenLogprob, ids, st.floats(max_value=0, allow_nan=False), st.none() | ids), max_size=3)
+
+
+def id_arrays(min_size: int = 0) -> st.SearchStrategy[Any]:
+    return arrays(np.int32, st.integers(min_size, 40), elements=ids)
+
+
+@st.composite
+def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
+    context_length = draw(st.integers(1, 400))
+    kept = draw(st.sets(st.integers(0, context_length - 1), min_size=1) | st.just(set(range(context_length))))
+    positions = np.array(sorted(kept), np.int32)
+    token_ids = draw(arrays(np.int32, positions.size, elements=ids))
+    return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions))
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> Selection:
+    kept = draw(kept_prompts())
+    scores = arrays(np.float32, kept.context_length, elements=st.floats(0, 1, width=32))
+    return Selection(kept, draw(st.floats(0, 1)), draw(st.none() | scores), draw(timings))
+
+
+options = st.builds(
+    SelectionOptions,
+    keep_rate=st.floats(0.01, 1),
+    coverage=st.none() | st.floats(0.01, 1),
+    look_ahead=st.integers(0, 64),
+    pool_kernel=st.integers(0, 511).map(lambda half: 2 * half + 1),
+    layers=st.sampled_from(["all", "last4", "last1"]),
+    granularity=st.sampled_from(["chunk", "token"]),
+)
+select_requests = st.builds(
+    SelectRequest,
+    names,
+    id_arrays(),
+    options,
+    arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids),
+    st.booleans(),
+    st.none() | names,
+)
+generate_requests = st.builds(
+    GenerateRequest, names, kept_prompts(), parameters, st.integers(-9, 9), st.none() | names, parameters
+)
+completions = st.builds(
+    Completion,
+    st.integers(0, 9),
+    names,
+    id_arrays(),
+    st.none() | st.lists(logprobs, max_size=3),
+    st.none() | finite,
+    st.none() | names,
+    st.none() | ids | names,
+)
+generate_outputs = st.builds(
+    GenerateOutput,
+    st.lists(completions, max_size=3),
+    st.booleans(),
+    st.integers(0, 9),
+    st.none() | st.lists(st.none() | logprobs, max_size=3),
+    timings,
+)
+model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names)
+
+messages = st.one_of(
+    kept_prompts(),
+    selections(),
+    select_requests,
+    generate_requests,
+    generate_outputs,
+    model_infos,
+    sessions,
+    options,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal type by type, arrays with their dtype and shape."""
+    if type(left) is not type(right):
+        return False
+    if dataclasses.is_dataclass(left):
+        return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)

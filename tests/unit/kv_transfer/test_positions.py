@@ -1,0 +1,123 @@
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.errors import WireError
+from kv_transfer.positions import MAX_CONTEXT_LENGTH, decode_positions, encode_positions
+
+BITMAP, SPANS = 0, 1
+
+
+def packed(form: int, context_length: int, body: bytes) -> bytes:
+    return struct.pack("<BI", form, context_length) + body
+
+
+def spans(*pairs: tuple[int, int]) -> bytes:
+    return np.array(pairs, "<i4").tobytes()
+
+
+@given(st.sets(st.integers(0, 999), min_size=1), st.integers(0, 50))
+def test_any_set_comes_back(kept, beyond):
+    positions = np.array(sorted(kept), np.int32)
+    context_length = int(positions[-1]) + 1 + beyond
+    data = encode_positions(positions, context_length)
+    back, back_length = decode_positions(data)
+    assert back.dtype == np.int32
+    assert back.tolist() == positions.tolist()
+    assert back_length == context_length
+
+
+@given(st.sets(st.integers(0, 999), min_size=1))
+def test_the_shorter_form_is_chosen(kept):
+    positions = np.array(sorted(kept), np.int32)
+    runs = 1 + int((np.diff(positions) > 1).sum())
+    assert len(encode_positions(positions, 1000)) == 5 + min(125, 8 * runs)
+
+
+def test_worked_example():
+    positions = np.array([0, 1, 3, 6, 7], np.int32)
+    assert encode_positions(positions, 10) == packed(BITMAP, 10, bytes([0b11001011, 0]))
+    assert encode_positions(positions, 4000) == packed(SPANS, 4000, spans((0, 2), (1, 1), (2, 2)))
+
+
+def test_a_whole_prompt_of_128k_is_one_span():
+    positions = np.arange(131072, dtype=np.int32)
+    data = encode_positions(positions, 131072)
+    assert len(data) == 13
+    assert np.array_equal(decode_positions(data)[0], positions)
+
+
+def test_scattered_positions_of_128k_are_a_bitmap():
+    positions = np.flatnonzero(np.random.default_rng(0).random(131072) < 0.2).astype(np.int32)
+    data = encode_positions(positions, 131072)
+    assert len(data) == 5 + 16384
+    assert np.array_equal(decode_positions(data)[0], positions)
+
+
+def test_the_longest_context():
+    positions = np.array([0, MAX_CONTEXT_LENGTH - 1], np.int32)
+    assert decode_positions(encode_positions(positions, MAX_CONTEXT_LENGTH))[0].tolist() == positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("positions", "context_length"),
+    [
+        ([], 10),
+        ([[0, 1]], 10),
+        ([-1, 2], 10),
+        ([0, 10], 10),
+        ([3, 3], 10),
+        ([4, 3], 10),
+        ([0], 0),
+        ([0], MAX_CONTEXT_LENGTH + 1),
+    ],
+)
+def test_encode_refuses(positions, context_length):
+    with pytest.raises(WireError):
+        encode_positions(np.array(positions, np.int32), context_length)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00\x0a\x00",
+        packed(2, 10, b"\x01\x00"),
+        packed(BITMAP, 0, b""),
+        packed(BITMAP, MAX_CONTEXT_LENGTH + 1, b"\x01"),
+        packed(BITMAP, 2**32 - 1, b"\x01"),
+        packed(BITMAP, 10, b"\x01"),
+        packed(BITMAP, 10, b"\x01\x00\x00"),
+        packed(BITMAP, 10, b"\x00\x00"),
+        packed(BITMAP, 10, b"\x01\x04"),
+        packed(SPANS, 10, b""),
+        packed(SPANS, 10, spans((0, 2))[:-1]),
+        packed(SPANS, 10, spans((-1, 2))),
+        packed(SPANS, 10, spans((0, 0))),
+        packed(SPANS, 10, spans((0, -5), (6, 1))),
+        packed(SPANS, 10, spans((0, 2), (0, 2))),
+        packed(SPANS, 10, spans((0, 2), (-2, 2))),
+        packed(SPANS, 10, spans((0, 11))),
+        packed(SPANS, 10, spans((2**31 - 1, 2**31 - 1))),
+        packed(SPANS, 2, spans(*[(1, 2**31 - 1)] * 2)),
+        packed(SPANS, 10, spans(*[(1, 1)] * 11)),
+    ],
+)
+def test_decode_refuses(data):
+    with pytest.raises(WireError):
+        decode_positions(data)
+
+
+@given(st.integers(0, 3), st.integers(0, 300), st.binary(max_size=64))
+def test_hostile_bytes_give_valid_positions_or_a_wire_error(form, context_length, body):
+    try:
+        positions, length = decode_positions(packed(form, context_length, body))
+    except WireError:
+        return
+    assert positions.size
+    assert positions[0] >= 0
+    assert positions[-1] < length == context_length
+    assert (np.diff(positions) > 0).all()
