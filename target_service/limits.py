@@ -51,8 +51,8 @@ def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:
 
 def _check_extra_args(request: GenerateRequest) -> None:
     extra_args = request.sampling.get("extra_args") or {}
-    reserved = [k for k in extra_args if str(k).startswith(RESERVED_PREFIX)] if isinstance(extra_args, Mapping) else []
-    if reserved:
-        raise InvalidRequestError(
-            f"extra argument {reserved[0]!r} is reserved: names in {RESERVED_PREFIX}* are Skim's own"
-        )
+    if not isinstance(extra_args, Mapping):
+        raise InvalidRequestError("extra_args must be a mapping from names to values")
+    for name in extra_args:
+        if str(name).startswith(RESERVED_PREFIX):
+            raise InvalidRequestError(f"extra argument {name!r} is reserved: Skim's own begin with {RESERVED_PREFIX}")

@@ -20,6 +20,9 @@ from target_service.positions import KEPT_POSITIONS
 from target_service.vllm_outputs import generate_output
 from target_service.vllm_start import start_engine
 
+ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
+"""What `GenerateRequest.engine_args` may hold: keywords of AsyncLLM.generate that need no more than this request."""
+
 
 class VllmTarget:
     """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
@@ -50,8 +53,12 @@ class VllmTarget:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """As TargetEngine.generate; the look-ahead tokens and the session of the kept prompt are not used."""
         sampling = self._sampling_params(request)
+        unknown = request.engine_args.keys() - ENGINE_ARGS
+        if unknown:
+            raise InvalidRequestError(f"the target engine has no argument {sorted(unknown)[0]!r}")
+        prompt = tokens_input(request.prompt.token_ids.tolist(), cache_salt=request.cache_salt)
         stream = self._engine.generate(
-            tokens_input(request.prompt.token_ids.tolist()), sampling, request.request_id, priority=request.priority
+            prompt, sampling, request.request_id, priority=request.priority, **request.engine_args
         )
         first = True
         try:

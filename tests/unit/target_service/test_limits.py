@@ -1,0 +1,51 @@
+"""What is refused before an engine sees it, and that the refusal names the numbers."""
+
+import numpy as np
+import pytest
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import GenerateRequest, KeptPrompt, ModelInfo
+from target_service.limits import check_request
+
+INFO = ModelInfo("m", "LlamaForCausalLM", 100, "f", max_model_len=40, max_position=64, engine="mock")
+
+
+def request(kept: int, context: int, sampling: dict, token: int = 7) -> GenerateRequest:
+    return GenerateRequest(
+        "r", KeptPrompt(np.full(kept, token, np.int32), np.arange(kept, dtype=np.int32), context), sampling
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (request(10, 60, {"max_tokens": 5}), ["65", "64"]),
+        (request(10, 60, {}), ["76", "64"]),
+        (request(36, 37, {"max_tokens": 5}), ["41", "40"]),
+        (request(10, 64, {"max_tokens": None}), ["65", "64"]),
+        (request(40, 40, {"max_tokens": None}), ["41", "40"]),
+        (request(2, 2, {"max_tokens": 1}, token=100), ["100"]),
+        (request(2, 2, {"max_tokens": 1}, token=-1), ["-1", "100"]),
+        (request(2, 2, {"max_tokens": 0}), ["max_tokens", "0"]),
+        (request(2, 2, {"max_tokens": "9"}), ["max_tokens", "'9'"]),
+        (request(2, 2, {"extra_args": {"skim_kept_positions": b""}}), ["skim_kept_positions"]),
+        (request(2, 2, {"extra_args": {"skim_later": 1}}), ["skim_later"]),
+        (request(2, 2, {"extra_args": [1]}), ["extra_args"]),
+        (request(2, 3, {"prompt_logprobs": 0}), ["prompt_logprobs"]),
+    ],
+)
+def test_refused(bad: GenerateRequest, words: list[str]) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        check_request(bad, INFO)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_taken_up_to_the_limits() -> None:
+    assert check_request(request(10, 60, {"max_tokens": 4}), INFO) == 4
+    assert check_request(request(36, 37, {"max_tokens": 4}), INFO) == 4
+    assert check_request(request(2, 2, {"prompt_logprobs": 0}), INFO) == 16
+
+
+def test_no_max_tokens_means_what_there_is_room_for() -> None:
+    assert check_request(request(10, 60, {"max_tokens": None}), INFO) == 4
+    assert check_request(request(36, 37, {"max_tokens": None}), INFO) == 4

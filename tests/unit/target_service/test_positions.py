@@ -1,0 +1,73 @@
+"""The map from slots to original positions, against the definition written out slot by slot."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.positions import encode_positions
+from target_service.positions import KEPT_POSITIONS, PositionMap, position_map
+
+
+@st.composite
+def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
+    context = draw(st.integers(1, 200))
+    kept = sorted(draw(st.sets(st.integers(0, context - 1), min_size=1)))
+    return KeptPrompt(np.zeros(len(kept), np.int32), np.array(kept, np.int32), context)
+
+
+def slow_position(prompt: KeptPrompt, slot: int) -> int:
+    """Where `slot` was in the original prompt: kept ones where they were, decoded ones from the context's end on."""
+    kept = prompt.positions.tolist()
+    return kept[slot] if slot < len(kept) else prompt.context_length + slot - len(kept)
+
+
+def filled(prompt: KeptPrompt, start: int, count: int) -> list[int]:
+    out = np.full(count, -999, np.int64)
+    PositionMap(prompt.positions, prompt.context_length).fill(out, start)
+    return (out + np.arange(start, start + count)).tolist()
+
+
+@given(kept_prompts(), st.integers(0, 300), st.integers(0, 80))
+def test_every_slot_gets_its_original_position(prompt: KeptPrompt, start: int, count: int) -> None:
+    assert filled(prompt, start, count) == [slow_position(prompt, s) for s in range(start, start + count)]
+
+
+def test_decoding_begins_at_the_context_length() -> None:
+    prompt = KeptPrompt(np.arange(5, dtype=np.int32), np.array([0, 1, 3, 6, 7], np.int32), 10)
+    assert filled(prompt, 0, 8) == [0, 1, 3, 6, 7, 10, 11, 12]
+
+
+@given(kept_prompts(), st.integers(0, 12), st.integers(1, 16))
+def test_a_block_has_a_key_unless_all_its_slots_are_where_a_plain_request_has_them(
+    prompt: KeptPrompt, block: int, size: int
+) -> None:
+    start, end = block * size, (block + 1) * size
+    offsets = [slow_position(prompt, s) - s for s in range(start, end)]
+    key = PositionMap(prompt.positions, prompt.context_length).block_key(start, end)
+    assert key == (np.array(offsets, "<i4").tobytes() if any(offsets) else None)
+
+
+@given(kept_prompts(), kept_prompts(), st.integers(0, 12), st.integers(1, 16))
+def test_blocks_share_a_key_exactly_when_their_positions_are_equal(
+    one: KeptPrompt, other: KeptPrompt, block: int, size: int
+) -> None:
+    slots = range(block * size, (block + 1) * size)
+    keys = [PositionMap(p.positions, p.context_length).block_key(slots.start, slots.stop) for p in (one, other)]
+    positions = [[slow_position(p, s) for s in slots] for p in (one, other)]
+    assert (keys[0] == keys[1]) == (positions[0] == positions[1])
+
+
+@given(kept_prompts())
+def test_the_map_is_read_from_extra_args(prompt: KeptPrompt) -> None:
+    encoded = encode_positions(prompt.positions, prompt.context_length)
+    restored = position_map({"other": 1, KEPT_POSITIONS: encoded})
+    assert restored is not None
+    assert restored.prompt_offsets.tolist() == (prompt.positions - np.arange(prompt.positions.size)).tolist()
+    assert restored.decode_offset == prompt.context_length - prompt.positions.size
+
+
+def test_plain_requests_have_no_map() -> None:
+    assert position_map(None) is None
+    assert position_map({}) is None
+    assert position_map({"kept_positions": b"not ours"}) is None
