@@ -50,8 +50,9 @@ def layer_scores(queries: torch.Tensor, keys: torch.Tensor, scale: float, pool_k
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
         transposed = keys[kv_head].float().T
-        for block in queries[:, kv_head * group : (kv_head + 1) * group].float().split(at_once, dim=1):
-            weights = torch.softmax(block.transpose(0, 1).mul(scale) @ transposed, dim=-1)
+        of_group = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
+        for first in range(0, group, at_once):
+            weights = torch.softmax(of_group[first : first + at_once] @ transposed, dim=-1)
             if pool_kernel > 1:
                 weights = avg_pool1d(weights, pool_kernel, stride=1, padding=pool_kernel // 2)
             torch.maximum(best, weights.amax(0), out=best)

@@ -1,0 +1,110 @@
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.messages import ModelInfo
+from speculator_service.engine import Scores
+from speculator_service.mock_engine import MockSpeculator
+from speculator_service.service import SpeculatorService
+
+INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_position=50, engine="script")
+
+
+class ScriptedEngine:
+    """Answers with the scores it was given."""
+
+    info = INFO
+
+    def __init__(self, importance, look_ahead_tokens=()):
+        self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
+        self.calls = 0
+
+    async def score(self, request_id, token_ids, options):
+        self.calls += 1
+        return self.scores
+
+
+async def test_selection_of_a_scored_prompt(make_request):
+    # Kept [0, 1, 3, 6, 7] and the last: the next token sits at position 10 whatever was dropped.
+    service = SpeculatorService(ScriptedEngine([0.9, 0.8, 0, 0.7, 0, 0, 0.6, 0.5, 0, 0.1], [41, 42]))
+    selection = await service.select(
+        make_request(range(100, 110), keep_rate=0.5, granularity="token", protect_last=1, look_ahead=2)
+    )
+    kept = selection.kept
+    assert kept.positions.tolist() == [0, 1, 3, 6, 7, 9]
+    assert kept.token_ids.tolist() == [100, 101, 103, 106, 107, 109]
+    assert kept.context_length == 10
+    assert kept.look_ahead_tokens.tolist() == [41, 42]
+    assert kept.positions.dtype == kept.token_ids.dtype == kept.look_ahead_tokens.dtype == np.int32
+    assert kept.session is None
+    assert selection.coverage == pytest.approx(1.0)
+    assert selection.importance is None
+    assert selection.timings["queue"] == 1.0
+    assert selection.timings["speculate"] == 2.0
+    assert set(selection.timings) == {"queue", "speculate", "select"}
+
+
+async def test_importance_only_when_asked(make_request):
+    service = SpeculatorService(ScriptedEngine([0.5, 0.25]))
+    selection = await service.select(make_request([7, 8], return_importance=True))
+    assert selection.importance.dtype == np.float32
+    assert selection.importance.tolist() == [0.5, 0.25]
+
+
+async def test_protected_spans_are_kept(make_request):
+    service = SpeculatorService(ScriptedEngine([1.0, 0, 0, 0, 0, 0]))
+    options = {"granularity": "token", "keep_rate": 0.1, "protect_last": 1}
+    plain = await service.select(make_request(range(6), **options))
+    protected = await service.select(make_request(range(6), [(2, 4)], **options))
+    assert plain.kept.positions.tolist() == [0, 5]
+    assert protected.kept.positions.tolist() == [0, 2, 3, 5]
+
+
+async def test_keeping_everything_is_dense(make_request):
+    selection = await SpeculatorService(ScriptedEngine([0.1, 0.2, 0.3])).select(make_request([1, 2, 3], keep_rate=1.0))
+    assert selection.kept.is_dense
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "spans", "message"),
+    [
+        ([], [], "at least one token"),
+        ([3, 1024], [], r"token id 1024 is outside .* \[0, 1024\)"),
+        ([-1, 3], [], "token id -1"),
+        ([1, 2, 3], [(2, 4)], r"span \(2, 4\) is not inside the prompt of 3"),
+        ([1, 2, 3], [(-1, 2)], r"span \(-1, 2\)"),
+        ([1, 2, 3], [(2, 1)], r"span \(2, 1\)"),
+        (range(43), [], "43 tokens and 8 look-ahead tokens exceed the speculator's limit of 50"),
+    ],
+)
+async def test_bad_requests_never_reach_the_engine(make_request, token_ids, spans, message):
+    engine = ScriptedEngine([0.1])
+    with pytest.raises(InvalidRequestError, match=message):
+        await SpeculatorService(engine).select(make_request(token_ids, spans))
+    assert engine.calls == 0
+
+
+async def test_longest_prompt_passes(make_request):
+    selection = await SpeculatorService(ScriptedEngine([0.1] * 42)).select(make_request(range(42)))
+    assert selection.kept.context_length == 42
+
+
+@pytest.mark.parametrize("importance", [[0.1, math.nan], [0.1], [0.1, 0.2, 0.3]])
+async def test_scores_that_make_no_sense(make_request, importance):
+    with pytest.raises(SkimError, match="scores"):
+        await SpeculatorService(ScriptedEngine(importance)).select(make_request([1, 2]))
+
+
+async def test_cancelling_a_selection_aborts_it_in_the_engine(make_request, demo_speculator):
+    engine = MockSpeculator(demo_speculator, latency_ms=60_000)
+    task = asyncio.create_task(SpeculatorService(engine).select(make_request([1, 2])))
+    await asyncio.sleep(0)
+    assert engine.running == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (engine.started, engine.aborted, engine.running) == (1, 1, 0)
