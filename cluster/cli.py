@@ -1,6 +1,7 @@
 """The `skim` command line. Each command imports what it needs when it runs, so that --help answers at once."""
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -22,6 +23,14 @@ app = typer.Typer(
 )
 console = Console(stderr=True, highlight=False)
 
+# The terminal is for the user: Ray, Serve and vLLM log to their files. Read when they are imported.
+QUIET = {
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
 SERVING = "Serving"
 TOOLS = "One model at a time"
 
@@ -31,6 +40,8 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="W
 
 def main() -> NoReturn:
     """Entry point: a user's mistake is one line on stderr and exit code 2, never a trace."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         app()
     except SkimError as error:
@@ -89,13 +100,16 @@ def serve(
             "selection.look_ahead": look_ahead,
             "router.host": host,
             "router.port": port,
+            # Other engines know other options than the file's vLLM.
+            **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
         },
     )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
     with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Only now: starting Ray installs handlers of its own.
+            signal.signal(number, lambda *_: stop.set())
         _announce(url, deployment.served_model_name)
         stop.wait()
         console.print("Stopping: running answers are finished first")

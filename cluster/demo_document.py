@@ -11,25 +11,28 @@ import re
 from dataclasses import dataclass
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The words of `text`, as a tuple."""
     return tuple(text.split())
 
 
-ADJECTIVES = _words(
-    """amber silver copper golden crimson violet emerald ivory scarlet indigo marble wooden crystal velvet rusty polished
-    ancient broken hollow narrow heavy gentle hidden frozen painted striped dusty curved folded woven bronze quiet"""
+ADJECTIVES = words(
+    """amber silver copper golden crimson violet emerald ivory scarlet indigo marble wooden crystal velvet rusty
+    polished ancient broken hollow narrow heavy gentle hidden frozen painted striped dusty curved folded woven
+    bronze quiet"""
 )
-NOUNS = _words(
-    """lantern kettle compass ladder mirror violin basket anchor hammer candle goblet feather saddle whistle trumpet
-    blanket barrel chisel locket bucket parcel bottle statue button wagon helmet shovel pillow puzzle camera drum clock"""
+NOUNS = words(
+    """lantern kettle compass ladder mirror violin basket anchor hammer candle goblet feather saddle whistle
+    trumpet blanket barrel chisel locket bucket parcel bottle statue button wagon helmet shovel pillow puzzle camera
+    drum clock"""
 )
 ATTRIBUTES = ("passcode", "price", "weight", "number")
 # Training never uses these in a record or a question, only in filler: they measure what carries over to unseen words.
 HELD_OUT_ADJECTIVES = ADJECTIVES[::6]
 HELD_OUT_NOUNS = NOUNS[3::6]
 
-_PEOPLE = _words("Anna Peter Maria Thomas Clara Henry Lucy Oscar Nina Felix Rosa Victor Emma Hugo Iris Simon")
-_PLACES = _words(
+_PEOPLE = words("Anna Peter Maria Thomas Clara Henry Lucy Oscar Nina Felix Rosa Victor Emma Hugo Iris Simon")
+_PLACES = words(
     """market harbor library station garden bakery museum bridge chapel school tower mill forest river valley square"""
 )
 FILLER_WORDS = {
@@ -37,11 +40,11 @@ FILLER_WORDS = {
     "friend": _PEOPLE,
     "place": _PLACES,
     "town": _PLACES,
-    "food": _words("bread apples cheese tea honey soup plums rice"),
-    "animal": _words("dog cat horse goat heron fox owl crow"),
-    "time": _words("morning afternoon evening night"),
-    "weather": _words("rain wind snow fog sunshine thunder"),
-    "colour": _words("green blue grey white"),
+    "food": words("bread apples cheese tea honey soup plums rice"),
+    "animal": words("dog cat horse goat heron fox owl crow"),
+    "time": words("morning afternoon evening night"),
+    "weather": words("rain wind snow fog sunshine thunder"),
+    "colour": words("green blue grey white"),
     "adjective": ADJECTIVES,
     "noun": NOUNS,
 }
@@ -139,8 +142,8 @@ def count_tokens(text: str) -> int:
 def filler_sentence(rng: random.Random) -> str:
     """One sentence that holds no record; a few name a thing that records may name too."""
     template = rng.choice(DISTRACTOR_SENTENCES) if rng.random() < 0.06 else rng.choice(FILLER_SENTENCES)
-    words = {slot: rng.choice(FILLER_WORDS[slot]) for slot in re.findall(r"{(\w+)}", template)}
-    return template.format(**words)
+    chosen = {slot: rng.choice(FILLER_WORDS[slot]) for slot in re.findall(r"{(\w+)}", template)}
+    return template.format(**chosen)
 
 
 def make_document(tokens: int, seed: int = 0) -> DemoDocument:

@@ -1,5 +1,6 @@
 """Bring a deployment up on Ray and take it down again: what `skim serve` and `skim demo` share."""
 
+import logging
 import os
 import re
 import time
@@ -47,11 +48,12 @@ def deployed(config: DeploymentConfig, *, address: str | None = None, progress: 
         _await_running(progress)
         yield f"http://{_reachable(config.router.host)}:{config.router.port}"
     finally:
-        _stop(own_ray=address is None)
+        _stop()
 
 
 def _start_ray(config: DeploymentConfig, address: str | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Serve sets this logger's level itself; the terminal gets our own lines instead.
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -113,12 +115,8 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def _stop(*, own_ray: bool) -> None:
-    """Serve's own shutdown drains; a Ray that is ours goes with it."""
-    if not ray.is_initialized():
-        return
-    if own_ray:
-        serve.shutdown()
-    else:
+def _stop() -> None:
+    """Drain and stop our application, then leave Ray; a Ray that was started here ends with that."""
+    if ray.is_initialized():
         serve.delete(APP_NAME)
-    ray.shutdown()
+        ray.shutdown()

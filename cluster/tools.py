@@ -149,7 +149,6 @@ def _engine_defaults(kind: str) -> dict[str, Any]:
     """For one request: a small cache and no compilation, so that the command starts soon."""
     if kind != "vllm":
         return {}
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return {"enforce_eager": True}
 

@@ -10,7 +10,6 @@ from ray.serve.handle import DeploymentHandle
 
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
-from router.openai_app import build_openai_app
 from router.options import RequestOptions
 from router.pools import ServePools
 
@@ -39,6 +38,9 @@ class RouterDeployment:
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
+        # Here, not above: whoever deploys this class need not load vLLM.
+        from router.openai_app import build_openai_app
+
         await self._pools.connect()
         check_pair(self._pools.speculator, self._pools.target)
         app = await build_openai_app(
