@@ -19,7 +19,10 @@ TIMING_PARTS = ("tokenise", "queue", "speculate", "select", "transfer", "prefill
 
 @dataclass(slots=True)
 class Outcome:
-    """How one prompt of a request ran. Times are milliseconds by part; keep_rate is what was really kept."""
+    """How one prompt of a request ran. Times are milliseconds by part; keep_rate is what was really kept.
+
+    mode: dense or speculative, empty until that is decided.
+    """
 
     mode: str
     reason: str
@@ -47,33 +50,52 @@ class HttpError:
     def of(cls, error: Exception) -> "HttpError":
         """The client's view of any error; whatever Skim did not raise on purpose shows nothing of its inside."""
         if isinstance(error, InvalidRequestError | ModelError):
-            param = error.param if isinstance(error, InvalidOptionError) else None
-            return cls(400, "BadRequestError", str(error), param)
+            param = _encodable(error.param) if isinstance(error, InvalidOptionError) else None
+            return cls(400, "BadRequestError", _encodable(str(error)), param)
         if isinstance(error, EngineUnavailableError):
-            return cls(503, "ServiceUnavailableError", str(error))
+            return cls(503, "ServiceUnavailableError", _encodable(str(error)))
         if isinstance(error, SkimError):
-            return cls(500, "InternalServerError", str(error))
+            return cls(500, "InternalServerError", _encodable(str(error)))
         return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
 
 
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which UTF-8 cannot; an error may quote it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(slots=True)
 class RequestContext:
-    """options: resolved for this request. conversation: what the chat template rendered, if one did.
+    """options: resolved for this request. conversations: what the chat template rendered, by the rendered text.
 
-    answering: the first output of a prompt is there. error: what the client shall see in place of an answer.
+    outcomes: one for each prompt, in the client's order. answering: the first output of a prompt is there. error: what
+    the client shall see in place of an answer.
     """
 
     options: RequestOptions
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False
-    conversation: Sequence[Mapping[str, Any]] | None = None
+    conversations: dict[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     answering: bool = False
     error: HttpError | None = None
+
+    def begin(self, prompt_tokens: int) -> Outcome:
+        """The account of one more prompt. A beam search runs its prompt many times: the first run stands for it."""
+        outcome = Outcome("", "", prompt_tokens, prompt_tokens, self.options)
+        outcome.timings["tokenise"] = 1e3 * (time.perf_counter() - self.arrived)
+        if not (self.beam_search and self.outcomes):
+            self.outcomes.append(outcome)
+        return outcome
+
+    @property
+    def headers_are_true(self) -> bool:
+        """A first token is there, and how each prompt runs is decided."""
+        return self.answering and all(outcome.mode for outcome in self.outcomes)
 
     def headers(self) -> list[tuple[str, str]]:
         """The effective values of every prompt, comma-separated where a request has several."""

@@ -56,10 +56,9 @@ class Dispatcher:
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError; closing the generator aborts on both pools."""
-        outcome = Outcome("dense", "", len(prompt.token_ids), len(prompt.token_ids), context.options)
-        outcome.timings["tokenise"] = 1e3 * (time.perf_counter() - context.arrived)
+        outcome = context.begin(len(prompt.token_ids))
         kept = await self._read(request_id, prompt, context, outcome)
-        context.outcomes.append(outcome)
+        outcome.mode = outcome.mode or "dense"
         request = GenerateRequest(
             request_id, kept, prompt.sampling, prompt.priority, prompt.cache_salt, prompt.engine_args
         )

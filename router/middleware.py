@@ -19,8 +19,9 @@ from router.options import BODY_FIELD, HEADER, InvalidOptionError, RequestOption
 
 RESERVED_XARGS_PREFIX = "skim"
 
-# A body without any of these needs no second JSON parse; \u could spell any of them in disguise.
-_TELLTALES = (BODY_FIELD.encode(), b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u")
+# A body without any of these needs no second JSON parse; \u could spell any of them in disguise, and so could UTF-16 or
+# UTF-32, which have NUL bytes.
+_TELLTALES = (BODY_FIELD.encode(), b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u", b"\0")
 
 
 class SkimMiddleware:
@@ -75,7 +76,7 @@ class HeldResponse:
         if self._context.error is not None:
             self._replaced = True
             await _respond(self._context.error, self._scope, self._receive, self._send)
-        elif ended or self._context.answering:
+        elif ended or self._context.headers_are_true:
             await self._release()
 
     async def _release(self) -> None:

@@ -201,7 +201,8 @@ def _record_conversations(renderer: BaseRenderer) -> None:
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
-            context.conversation = rendered[-1]
+            for conversation, prompt in zip(rendered, prompts, strict=True):
+                context.conversations[prompt.get("prompt")] = conversation
         return rendered, prompts
 
     renderer.render_chat_async = render_and_note
@@ -221,7 +222,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
         multimodal=prompt.get("type") != "token",
-        conversation=context.conversation,
+        conversation=context.conversations.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
         cache_salt=prompt.get("cache_salt"),

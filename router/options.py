@@ -19,6 +19,7 @@ from kv_transfer.messages import SelectionOptions
 
 BODY_FIELD = "speculative_prefill"
 HEADER = "x-speculative-prefill"
+MAX_PROTECTED_SPANS = 4096
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
 
@@ -38,7 +39,7 @@ class RequestOptions(SelectionOptions):
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
-        max_length=4096,
+        max_length=MAX_PROTECTED_SPANS,
         description="token ranges [start, end) that are kept whatever their score",
     )
 
@@ -56,6 +57,11 @@ def resolve_options(defaults: RequestOptions, header: str | None, body: Any) -> 
     given = _header_fields(header) if header is not None else {}
     if body is not None:
         given |= _body_fields(body)
+    unknown = next((name for name in given if name not in RequestOptions.model_fields), None)
+    if unknown is not None:
+        known = ", ".join(RequestOptions.model_fields)
+        param = f"{BODY_FIELD}.{_clipped(unknown)}"
+        raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
     try:
         return RequestOptions.model_validate({**defaults.model_dump(), **given})
     except ValidationError as error:
@@ -90,7 +96,7 @@ def _header_fields(header: str) -> dict[str, Any]:
 def _json_or_text(value: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -99,9 +105,6 @@ def _readable(error: ValidationError) -> InvalidOptionError:
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
     param = f"{BODY_FIELD}.{name}"
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(RequestOptions.model_fields)
-        return InvalidOptionError(f"unknown option {param}; the options are {known}", param)
     allowed = describe_range(str(first["loc"][0]))
     return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first['input'])}", param)
 
@@ -128,9 +131,12 @@ def _kind(field: FieldInfo) -> str:
     choices = getattr(annotation, "__args__", ())
     if choices and all(isinstance(c, str) for c in choices):
         return "one of " + ", ".join(choices)
-    return "a list of [start, end] pairs of integers >= 0"
+    return f"a list of at most {MAX_PROTECTED_SPANS} pairs [start, end] of integers >= 0"
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    return _clipped(json.dumps(value, default=str))
+
+
+def _clipped(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

@@ -101,7 +101,7 @@ class ServePools:
         """Wait for the replica's sign that it has the request: a pool without replicas must not hold it forever."""
         try:
             async with asyncio.timeout(self._admission_timeout_s):
-                first = await anext(response)
+                first = await anext(response, None)
         except (TimeoutError, BackPressureError, DeploymentUnavailableError):
             raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
         if first != ACCEPTED:

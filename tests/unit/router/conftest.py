@@ -1,17 +1,19 @@
 """The router's whole HTTP app over mock engines in this process: no Ray, no weights."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
+from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest
-from router.deployment import add_selection_route
 from router.dispatch import Dispatcher
-from router.openai_app import build_openai_app
 from router.options import RequestOptions
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
@@ -19,16 +21,20 @@ from target_service.mock_engine import MockTarget
 
 MODELS = Path(__file__).parents[3] / "demo_models"
 MODEL_NAME = "demo"
+MAX_MODEL_LEN = 4096
 MIN_PROMPT_TOKENS = 256
-SELECT_TIMEOUT_S = 2.0
+SELECT_TIMEOUT_S = 60.0
 
 
 class LocalPools:
-    """Both pools in this process; every message still makes its way over the wire's bytes."""
+    """Both pools in this process; every message still makes its way over the wire's bytes.
 
-    def __init__(self) -> None:
-        self.speculator_engine = MockSpeculator(str(MODELS / "speculator"))
-        self.target_engine = MockTarget(str(MODELS / "target"))
+    speculator, target: options of the mocks. selects, generates: the requests that came.
+    """
+
+    def __init__(self, speculator: dict[str, Any] | None = None, target: dict[str, Any] | None = None) -> None:
+        self.speculator_engine = MockSpeculator(str(MODELS / "speculator"), **(speculator or {}))
+        self.target_engine = MockTarget(str(MODELS / "target"), **{"max_model_len": MAX_MODEL_LEN, **(target or {})})
         self.speculator, self.target = self.speculator_engine.info, self.target_engine.info
         self.selects: list[SelectRequest] = []
         self.generates: list[GenerateRequest] = []
@@ -46,31 +52,62 @@ class LocalPools:
         self.generates.append(request)
         if self.generate_error is not None:
             raise self.generate_error
-        async for output in self.target_engine.generate(decode(encode(request), GenerateRequest)):
-            yield decode(encode(output), GenerateOutput)
+        async with aclosing(self.target_engine.generate(decode(encode(request), GenerateRequest))) as outputs:
+            async for output in outputs:
+                yield decode(encode(output), GenerateOutput)
 
 
-@pytest.fixture(scope="module")
+# One app for the whole session, and so one event loop for all that use it: building it costs seconds.
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
-    """client: httpx over the app. pools: the LocalPools behind it."""
-    pools = LocalPools()
-    dispatcher = Dispatcher(pools, RequestOptions(min_prompt_tokens=MIN_PROMPT_TOKENS), SELECT_TIMEOUT_S)
-    app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, 16384, {"dtype": "float32"})
+    """client: httpx over the app. dispatcher: what the app calls; its `pools` may be exchanged."""
+    from router.deployment import add_selection_route
+    from router.openai_app import build_openai_app
+
+    defaults = RequestOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
+    dispatcher = Dispatcher(LocalPools(), defaults, SELECT_TIMEOUT_S)
+    app = await build_openai_app(
+        dispatcher,
+        str(MODELS / "target"),
+        MODEL_NAME,
+        MAX_MODEL_LEN,
+        {"dtype": "float32", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+    )
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
-        yield SimpleNamespace(client=client, pools=pools, app=app, dispatcher=dispatcher)
+        yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher)
+
+
+@pytest.fixture
+def use_pools(served: SimpleNamespace) -> Iterator[Any]:
+    """Put other pools behind the app: `use_pools(speculator={...}, target={...})`; gives them."""
+    before = served.dispatcher.pools
+
+    def use(**options: Any) -> LocalPools:
+        served.dispatcher.pools = LocalPools(**options)
+        return served.dispatcher.pools
+
+    yield use
+    served.dispatcher.pools = before
 
 
 @pytest.fixture
 def pools(served: SimpleNamespace) -> LocalPools:
-    """The module's pools, their records and failures cleared."""
-    served.pools.selects.clear()
-    served.pools.generates.clear()
-    served.pools.select_error = served.pools.generate_error = None
-    return served.pools
+    """The pools behind the app, their records and failures cleared."""
+    pools = served.dispatcher.pools
+    pools.selects.clear()
+    pools.generates.clear()
+    pools.select_error = pools.generate_error = None
+    return pools
 
 
 @pytest.fixture
 def client(served: SimpleNamespace, pools: LocalPools) -> httpx.AsyncClient:
     return served.client
+
+
+@pytest.fixture(scope="session")
+def document() -> DemoDocument:
+    """A document of about a thousand tokens and a question."""
+    return make_document(1000, seed=1)
