@@ -1,0 +1,140 @@
+"""The demo pair on real engines, behind real Ray Serve, asked by real clients."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import BadRequestError, OpenAI
+
+from cluster.demo_document import DemoDocument, make_document
+
+pytestmark = pytest.mark.slow
+
+MODEL = "skim-demo"
+GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
+ROUTER_RSS_LIMIT = 1.5 * 2**30
+
+
+@pytest.fixture(scope="module")
+def document() -> DemoDocument:
+    return make_document(4000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def openai(endpoint: str) -> OpenAI:
+    return OpenAI(base_url=f"{endpoint}/v1", api_key="none")
+
+
+@pytest.mark.parametrize("option", [False, True, {"keep_rate": 0.1, "look_ahead": 6}])
+def test_openai_client_gets_the_right_answer(openai: OpenAI, document: DemoDocument, option: Any) -> None:
+    answer = openai.chat.completions.create(
+        messages=document.messages, **GREEDY, extra_body={"speculative_prefill": option}
+    )
+    assert document.is_right(answer.choices[0].message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == document.prompt_tokens
+
+
+def test_openai_client_streams(openai: OpenAI, document: DemoDocument) -> None:
+    with openai.chat.completions.with_streaming_response.create(
+        messages=document.messages, **GREEDY, stream=True, stream_options={"include_usage": True}
+    ) as response:
+        assert response.headers["x-skim-mode"] == "speculative"
+        assert int(response.headers["x-skim-kept-tokens"]) < 0.3 * document.prompt_tokens
+        for part in ("tokenise", "queue", "speculate", "select", "transfer", "prefill"):
+            assert f"{part};dur=" in response.headers["server-timing"]
+        chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+    assert document.is_right(text)
+    assert chunks[-1]["usage"]["prompt_tokens"] == document.prompt_tokens
+
+
+def test_openai_client_sees_a_clean_error(openai: OpenAI, document: DemoDocument) -> None:
+    with pytest.raises(BadRequestError, match=r"speculative_prefill\.keep_rate must be a number > 0 and <= 1, not 7"):
+        openai.chat.completions.create(
+            messages=document.messages, **GREEDY, extra_body={"speculative_prefill": {"keep_rate": 7}}
+        )
+
+
+def test_dropping_the_wrong_chunks_loses_the_answer(client: httpx.Client) -> None:
+    """Negative control: with the same budget spent on the end of the prompt alone, answers are wrong.
+
+    So the right answers above come from what the speculator chose, not from a prompt that needs no choice.
+    """
+    right = {"speculator": 0, "end only": 0}
+    for seed in range(6):
+        document = make_document(4000, seed=100 + seed)
+        options = {"speculator": {"keep_rate": 0.1}, "end only": {"keep_rate": 0.0001, "protect_last": 400}}
+        for name, option in options.items():
+            body = {**GREEDY, "messages": document.messages, "speculative_prefill": option}
+            answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+            right[name] += document.is_right(answer["choices"][0]["message"]["content"])
+    assert right["speculator"] >= 5
+    assert right["end only"] <= 2
+
+
+def test_endpoints_agree(client: httpx.Client, document: DemoDocument) -> None:
+    """The same option on chat, responses and messages keeps the same tokens and gives the same answer."""
+    option = {"speculative_prefill": {"keep_rate": 0.15}}
+    bodies = {
+        "/v1/chat/completions": {"messages": document.messages, "max_tokens": 8},
+        "/v1/responses": {"input": document.prompt, "max_output_tokens": 8},
+        "/v1/messages": {"messages": document.messages, "max_tokens": 8},
+    }
+    kept = set()
+    for path, body in bodies.items():
+        response = client.post(path, json={"model": MODEL, "temperature": 0, **body, **option}).raise_for_status()
+        assert document.expected in response.text
+        kept.add((response.headers["x-skim-mode"], response.headers["x-skim-kept-tokens"]))
+    assert len(kept) == 1
+    assert next(iter(kept))[0] == "speculative"
+
+
+def test_many_at_once(client: httpx.Client) -> None:
+    """Dense and speculative requests side by side, each with its own document, come back to whom they belong."""
+    documents = [make_document(1500 + 100 * i, seed=i) for i in range(8)]
+
+    def ask(i: int) -> bool:
+        option = {"keep_rate": 0.3} if i % 2 else False
+        body = {**GREEDY, "messages": documents[i].messages, "speculative_prefill": option}
+        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        return documents[i].is_right(answer["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(8))) >= 7
+
+
+def test_the_explain_view_covers_the_answer(client: httpx.Client, document: DemoDocument) -> None:
+    body = {**GREEDY, "messages": document.messages, "speculative_prefill": {"keep_rate": 0.1}}
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status()
+    view = client.get(f"/v1/requests/{answer.json()['id']}/selection").raise_for_status().json()
+    assert view["prompt_tokens"] == document.prompt_tokens
+    assert sum(end - start for start, end in view["kept_spans"]) == int(answer.headers["x-skim-kept-tokens"])
+    assert client.get("/v1/requests/nobody/selection").status_code == 404
+
+
+def test_the_router_holds_no_weights(endpoint: str) -> None:
+    routers = [p for p in psutil.process_iter(["name", "cmdline"]) if "ServeReplica:skim:router" in _title(p)]
+    assert routers
+    for process in routers:
+        assert process.memory_info().rss < ROUTER_RSS_LIMIT
+        assert not [m.path for m in process.memory_maps() if m.path.endswith(".safetensors")]
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or [process.info["name"] or ""])
+
+
+def test_a_second_server_on_the_port_says_so(endpoint: str) -> None:
+    port = endpoint.rsplit(":", 1)[1]
+    command = [Path(sys.executable).with_name("skim"), "serve", "examples/demo.yaml", "--port", port]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
