@@ -29,7 +29,7 @@ class PositionMap:
     """
 
     def __init__(self, kept: Int32Array, context_length: int) -> None:
-        self.prompt_offsets: Int64Array = kept.astype(np.int64) - np.arange(kept.size)
+        self.prompt_offsets: Int32Array = kept - np.arange(kept.size, dtype=np.int32)
         self.decode_offset = context_length - kept.size
         # Offsets never fall, so the slots before the first non-zero one are those that a dense prompt would have too.
         self._lead_in = int(np.searchsorted(self.prompt_offsets, 0, side="right"))

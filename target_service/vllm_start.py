@@ -33,13 +33,7 @@ def start_engine(
     """
     _check_options(options)
     try:
-        args = AsyncEngineArgs(
-            model=model,
-            tensor_parallel_size=tensor_parallel,
-            worker_cls=worker_cls,
-            enable_log_requests=False,
-            **options,
-        )
+        args = AsyncEngineArgs(model=model, tensor_parallel_size=tensor_parallel, worker_cls=worker_cls, **options)
         config = args.create_engine_config()
     except Exception as e:  # pydantic, transformers and vLLM raise many kinds here, none after a process was started
         raise SkimError(f"the target engine cannot run {model} with these options: {_first_line(e)}") from e
@@ -47,13 +41,14 @@ def start_engine(
     _check_hooks(config)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
-    try:
-        with _cpu_threads(config):
+    with _cpu_threads(config):
+        try:
             return AsyncLLM.from_vllm_config(config)
-    except Exception as e:
-        raise SkimError(
-            f"the target engine did not start with {model}: {_first_line(e)}; the engine's log above names the cause"
-        ) from e
+        except Exception as e:  # of what went wrong in the engine's processes, their log alone knows more
+            raise SkimError(
+                f"the target engine did not start with {model}: {_first_line(e)}; read the cause in the engine's log,"
+                " and where it is memory, lower max_model_len"
+            ) from e
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -118,4 +113,5 @@ def _first_line(error: Exception) -> str:
     """The first line that says something: pydantic begins with the count of errors, and vLLM's own text follows."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines[1:] if len(lines) > 1 and "validation error" in lines[0] else lines
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    text = lines[0] if lines else type(error).__name__
+    return text.partition(" See root cause above")[0].rstrip(".")

@@ -23,14 +23,14 @@ def vllm_symbol(module: str, name: str, parameters: Sequence[str]) -> Any:
             symbol = getattr(symbol, part)
         found = list(inspect.signature(symbol).parameters)
     except (ImportError, AttributeError) as e:
-        raise SkimError(f"{_mismatch(module, name)}: {e}") from e
+        raise _mismatch(module, name, str(e)) from e
     if found[: len(parameters)] != list(parameters):
-        raise SkimError(f"{_mismatch(module, name)}: its parameters are ({', '.join(found)})")
+        raise _mismatch(module, name, f"its parameters are ({', '.join(found)})")
     return symbol
 
 
-def _mismatch(module: str, name: str) -> str:
-    return (
-        f"Skim's target hooks were made for vLLM {MADE_FOR} and do not fit {module}.{name} of vLLM {vllm.__version__};"
-        f" install vLLM {MADE_FOR}"
+def _mismatch(module: str, name: str, reason: str) -> SkimError:
+    return SkimError(
+        f"Skim's target hooks were made for vLLM {MADE_FOR} and do not fit {module}.{name} of vLLM {vllm.__version__}"
+        f" ({reason}); install vLLM {MADE_FOR}"
     )
