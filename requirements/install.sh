@@ -30,12 +30,10 @@ install=("$python" -m pip --python "$venv/bin/python" --disable-pip-version-chec
 
 echo "PyTorch ..."
 torch=$(grep '^torch==' "$lock")
-errors=$(mktemp)
-trap 'rm -f "$errors"' EXIT
-if ! "${install[@]}" --only-binary :all: "$torch" 2>"$errors"; then
+if ! "${install[@]}" --only-binary :all: "$torch" 2>/dev/null; then
     echo "pip does not find $torch by itself: taking it from $torch_index (TORCH_INDEX chooses another index)."
     "${install[@]}" --only-binary :all: --extra-index-url "$torch_index" "$torch" ||
-        fail "$torch cannot be installed from $torch_index either; pip said at first: $(grep -m1 ERROR "$errors")"
+        fail "$torch cannot be installed (see pip's error above); name an index that has it with 'make TORCH_INDEX=URL'."
 fi
 echo "The other packages ..."
 "${install[@]}" --only-binary :all: --requirement "$lock"
