@@ -1,0 +1,70 @@
+"""A client that hangs up stops the work in both pools."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from cluster.app import APP_NAME
+from cluster.demo_document import make_document
+
+pytestmark = pytest.mark.slow
+
+# Slow enough that a request is surely under way when it is cancelled; long prompts are slow on the speculator only.
+MOCK_SETTINGS = {
+    "speculator.engine_options": {"ms_per_token": 1.0},
+    "target.engine_options": {"decode_ms": 200.0},
+    "router.min_prompt_tokens": 1024,
+}
+SHORT, LONG = make_document(512, 1), make_document(6000, 1)
+
+
+def stats(pool: str) -> dict[str, int]:
+    counts: dict[str, int] = serve.get_deployment_handle(pool, APP_NAME).stats.remote().result(timeout_s=30)
+    return counts
+
+
+def await_count(pool: str, name: str, expected: int) -> None:
+    """Poll until the pool's counter has the value; fails with the counters after 30 s."""
+    deadline = time.monotonic() + 30
+    while (counts := stats(pool))[name] != expected:
+        assert time.monotonic() < deadline, f"{pool}: {counts}, expected {name} == {expected}"
+        time.sleep(0.05)
+
+
+def body(document: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "skim-demo", "messages": document.messages, "max_tokens": 200, **more}
+
+
+def test_a_finished_request_is_not_an_aborted_one(client: httpx.Client) -> None:
+    """Control: the counters below do not move by themselves."""
+    client.post("/v1/chat/completions", json=body(SHORT, max_tokens=2)).raise_for_status()
+    assert stats("target")["aborted"] == 0
+
+
+def test_hanging_up_a_stream_aborts_on_the_target(client: httpx.Client) -> None:
+    before = stats("target")
+    with client.stream("POST", "/v1/chat/completions", json=body(SHORT, stream=True)) as response:
+        next(line for line in response.iter_lines() if '"content"' in line)
+        await_count("target", "running", 1)
+    await_count("target", "running", 0)
+    assert stats("target")["aborted"] == before["aborted"] + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_during_speculation_aborts_on_the_speculator(mock_endpoint: str, stream: bool) -> None:
+    before, untouched = stats("speculator"), stats("target")
+
+    async def ask_and_leave() -> None:
+        async with httpx.AsyncClient(base_url=mock_endpoint, timeout=60) as http:
+            request = asyncio.create_task(http.post("/v1/chat/completions", json=body(LONG, stream=stream)))
+            await asyncio.to_thread(await_count, "speculator", "running", 1)
+            request.cancel()
+
+    asyncio.run(ask_and_leave())
+    await_count("speculator", "running", 0)
+    assert stats("speculator")["aborted"] == before["aborted"] + 1
+    assert stats("target")["started"] == untouched["started"]

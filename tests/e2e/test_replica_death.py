@@ -1,0 +1,84 @@
+"""Replicas that die under a request: retried where another is there, dense without a speculator, else one clean 503."""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+import pytest
+import ray
+
+from cluster.demo_document import make_document
+
+pytestmark = pytest.mark.slow
+
+MOCK_SETTINGS = {
+    "target.replicas": 2,
+    "target.engine_options": {"prefill_ms": 2500.0},
+    "router.admission_timeout_s": 2.0,
+    "router.select_timeout_s": 2.0,
+}
+BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
+
+
+def replicas(pool: str) -> list[str]:
+    """Names of the pool's live Serve replica actors."""
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if f"#{pool}#" in a["name"]]
+
+
+def kill(name: str) -> None:
+    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+
+
+def await_replicas(pool: str, count: int, client: httpx.Client) -> None:
+    """Until the pool has `count` replicas that answer (Serve starts new ones for those that died)."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if len(replicas(pool)) == count and client.post("/v1/chat/completions", json=BODY).status_code == 200:
+            return
+        time.sleep(1)
+    raise AssertionError(f"{pool} has {replicas(pool)}, expected {count}")
+
+
+def in_flight(client: httpx.Client, count: int, stream: bool, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+    """`count` requests that wait for their first token on the target."""
+    futures = [pool.submit(client.post, "/v1/chat/completions", json={**BODY, "stream": stream}) for _ in range(count)]
+    threading.Event().wait(1.0)
+    return futures
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_before_their_first_token_move_to_another_replica(client: httpx.Client, stream: bool) -> None:
+    await_replicas("target", 2, client)
+    with ThreadPoolExecutor(4) as pool:
+        requests = in_flight(client, 4, stream, pool)
+        kill(replicas("target")[0])
+        answers = [request.result() for request in requests]
+    assert [a.status_code for a in answers] == [200] * 4
+    assert all("error" not in a.text for a in answers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_any_replica_a_request_gets_one_clean_503(client: httpx.Client, stream: bool) -> None:
+    await_replicas("target", 2, client)
+    with ThreadPoolExecutor(2) as pool:
+        requests = in_flight(client, 2, stream, pool)
+        for name in replicas("target"):
+            kill(name)
+        answers = [request.result() for request in requests]
+    for answer in answers:
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["type"] == "ServiceUnavailableError"
+        assert "Traceback" not in answer.text
+        assert "retry-after" in answer.headers
+
+
+def test_a_dead_speculator_pool_means_dense(client: httpx.Client) -> None:
+    await_replicas("target", 2, client)
+    speculative = client.post("/v1/chat/completions", json=BODY)
+    assert speculative.headers["x-skim-mode"] == "speculative"
+    for name in replicas("speculator"):
+        kill(name)
+    dense = client.post("/v1/chat/completions", json=BODY).raise_for_status()
+    assert dense.headers["x-skim-mode"] == "dense"
+    assert dense.headers["x-skim-reason"] in ("speculator-error", "speculator-timeout")
