@@ -53,12 +53,16 @@ class Wanted(NamedTuple):
 
 
 class RequestLedger:
-    """The scored requests that are alive; `resumed` counts those that came back after a preemption."""
+    """The scored requests that are alive.
+
+    resumed: how often one came back after a preemption. cached_tokens: prompt tokens that the prefix cache spared.
+    """
 
     def __init__(self, block_size: int) -> None:
         """block_size: tokens per block of the KV cache's one group, as the scheduler counts them."""
         self.requests: dict[str, ScoredRequest] = {}
         self.resumed = 0
+        self.cached_tokens = 0
         self._block_size = block_size
 
     def update(self, output: SchedulerOutput) -> list[Wanted]:
@@ -94,6 +98,7 @@ class RequestLedger:
         options = ((new.sampling_params and new.sampling_params.extra_args) or {}).get(SCORE_ARG)
         if options is None:
             return False
+        self.cached_tokens += new.num_computed_tokens
         self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, options, list(new.block_ids[0]))
         return True
 

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,48 +17,54 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from kv_transfer.errors import ModelError, SkimError
 from speculator_service.vllm_plugin import START_UP_FILE, first_exception
 
-SCHEDULERS = "speculator_service.vllm_scheduler."
+WORKER = "speculator_service.vllm_worker.SpeculatorWorker"
+SCHEDULER = "speculator_service.vllm_scheduler.SpeculatorScheduler"
+ASYNC_SCHEDULER = "speculator_service.vllm_scheduler.AsyncSpeculatorScheduler"
+OWN_OPTIONS = ("model", "tokenizer", "skip_tokenizer_init", "tensor_parallel_size", "worker_cls", "scheduler_cls")
 
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
-    """A running engine with our worker and scheduler.
+    """A running engine for the model in folder `model`, with our worker and scheduler.
 
-    options: vLLM engine options (`AsyncEngineArgs`) that override the defaults here.
-    Raises ModelError for what a speculator cannot do yet, SkimError for an option or machine that vLLM refuses.
+    options: fields of vLLM's AsyncEngineArgs. Prefix caching and chunked prefill are on unless they say otherwise.
+    Raises ModelError for what a speculator cannot do yet, SkimError for an option or a machine that vLLM refuses.
     """
-    on_cpu = current_platform.is_cpu()
-    # vLLM schedules ahead on GPUs only, and each way of scheduling has its class.
-    ahead = not on_cpu and options.get("async_scheduling") is not False
-    ours = {
-        "model": model,
-        "tensor_parallel_size": tensor_parallel,
-        "max_model_len": max_model_len,
-        "worker_cls": "speculator_service.vllm_worker.SpeculatorWorker",
-        "scheduler_cls": SCHEDULERS + ("AsyncSpeculatorScheduler" if ahead else "SpeculatorScheduler"),
-        "async_scheduling": ahead,
-        "skip_tokenizer_init": True,
-    }
-    if taken := sorted(set(options) & (set(ours) - {"async_scheduling", "max_model_len"})):
-        raise SkimError(f"speculator engine option {taken[0]} is set by Skim itself; leave it out")
-    defaults = {
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": True,
-        "disable_log_stats": True,
-        **({"block_size": 32} if on_cpu else {}),
-    }
-    settings = {**defaults, **options, **ours}
-    if not on_cpu:
-        # Queries are captured in Python, which a replayed graph of the whole model would not run.
-        settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
-    with _start_up_environment(on_cpu, tensor_parallel) as notes:
+    known = {field.name for field in fields(AsyncEngineArgs)} - set(OWN_OPTIONS)
+    if unknown := sorted(options.keys() - known):
+        raise SkimError(
+            f"unknown speculator engine option {unknown[0]!r}: see vLLM's engine arguments for those there are"
+        )
+    with _start_up_environment(tensor_parallel) as notes:
         try:
-            config = AsyncEngineArgs(**settings).create_engine_config()
+            config = _engine_config(model, max_model_len, tensor_parallel, options)
             _refuse_unsupported(model, config)
-            return AsyncLLM.from_vllm_config(config, disable_log_stats=settings["disable_log_stats"])
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except SkimError:
             raise
-        except Exception as error:  # vLLM raises TypeError, ValueError, RuntimeError, OSError, CUDA errors
+        except Exception as error:  # vLLM raises ValueError, RuntimeError, OSError, pydantic's and CUDA's own
             raise _in_a_sentence(model, error, first_exception(notes)) from error
+
+
+def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
+    settings = {"enable_prefix_caching": True, "enable_chunked_prefill": True, **options}
+    if current_platform.is_cpu():
+        # vLLM's CPU attention takes multiples of 32; small blocks let more of a prompt come from the prefix cache.
+        settings.setdefault("block_size", 32)
+    else:
+        # Queries are captured in Python, which a replayed graph of the whole model would not run.
+        settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
+    config = AsyncEngineArgs(
+        **settings,
+        model=model,
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel,
+        skip_tokenizer_init=True,
+        worker_cls=WORKER,
+    ).create_engine_config()
+    # Known only now: vLLM schedules ahead unless something in the configuration speaks against it.
+    scheduler = config.scheduler_config
+    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+    return config
 
 
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:
@@ -70,19 +77,18 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
         f"context parallel {parallel.decode_context_parallel_size}": parallel.decode_context_parallel_size > 1,
         f"a quantised KV cache ({cache})": is_quantized_kv_cache(cache),
         "speculative decoding": config.speculative_config is not None,
-        "multi-head latent attention (MLA)": config.model_config.use_mla,
     }.items():
         if unsupported:
             raise ModelError(f"speculator {model} cannot run with {asked} yet; leave it out (tensor parallel works)")
 
 
 @contextmanager
-def _start_up_environment(on_cpu: bool, tensor_parallel: int) -> Iterator[str]:
+def _start_up_environment(tensor_parallel: int) -> Iterator[str]:
     """The environment that vLLM's processes start with, put back afterwards; yields the file they note errors in."""
     with tempfile.NamedTemporaryFile(prefix="skim-speculator-", suffix=".jsonl") as notes:
         added = {START_UP_FILE: notes.name}
-        if on_cpu and tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            # By default vLLM gives each rank a NUMA node of its own and refuses machines that have too few.
+        if current_platform.is_cpu() and tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+            # By itself vLLM gives each rank a NUMA node and refuses machines that have too few.
             added["VLLM_CPU_OMP_THREADS_BIND"] = _core_shares(tensor_parallel)
         os.environ.update(added)
         try:
@@ -96,7 +102,7 @@ def _core_shares(ranks: int) -> str:
     """This process's cores in `ranks` equal shares, in the syntax of VLLM_CPU_OMP_THREADS_BIND: `0,1|2,3`."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
-        raise SkimError(f"tensor parallel {ranks} on CPU needs {ranks} cores, this machine gives {len(cores)}")
+        raise SkimError(f"tensor_parallel {ranks} needs as many CPU cores, and this machine gives {len(cores)}")
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
 
@@ -109,7 +115,6 @@ def _in_a_sentence(model: str, error: Exception, noted: tuple[str, str] | None) 
         kind, message = noted or (type(error).__name__, str(error))
         if kind == ModelError.__name__:
             return ModelError(message)
-        if not message:
-            message = kind
+        message = message or kind
     text = " ".join(message.split())
     return SkimError(f"speculator {model} did not start: {text if len(text) <= 400 else text[:397] + '...'}")

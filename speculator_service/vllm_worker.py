@@ -83,10 +83,11 @@ class SpeculatorWorker(PlatformWorker):
         return output
 
     def speculator_stats(self) -> dict[str, float]:
-        """For tests and profiles: requests alive, scored, resumed after preemption; milliseconds spent scoring."""
+        """Requests alive, scored, resumed after preemption; prompt tokens from the cache; milliseconds of scoring."""
         return {
             "alive": len(self._ledger.requests),
             "resumed": self._ledger.resumed,
+            "cached_tokens": self._ledger.cached_tokens,
             "scored": self._scored,
             "scoring_ms": self._scoring_ms,
         }

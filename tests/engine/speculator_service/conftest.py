@@ -1,0 +1,84 @@
+"""One small float32 engine per module, and how its answers are compared with the transformers oracle."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.messages import SelectionOptions
+from speculator_service.engine import Scores
+from speculator_service.selection import select
+from tests.reference import models, scoring_oracle
+
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Rig:
+    """An engine and the oracle of the same checkpoint."""
+
+    engine: object
+    oracle: object
+
+    async def score(self, token_ids, options, request_id="r") -> Scores:
+        return await self.engine.score(request_id, np.array(token_ids, np.int32), options)
+
+    async def errors(self, cases) -> list[float]:
+        """Scores (token ids, options) pairs together; max abs differences to the oracle, tokens and kept sets equal."""
+        answers = await asyncio.gather(*(self.score(ids, options, f"r{i}") for i, (ids, options) in enumerate(cases)))
+        return [self.compare(*case, answer) for case, answer in zip(cases, answers, strict=True)]
+
+    def compare(self, token_ids, options, answer) -> float:
+        expected = scoring_oracle.score(self.oracle, token_ids, options)
+        assert answer.importance.dtype == torch.float32
+        assert answer.importance.shape == (len(token_ids),)
+        assert answer.look_ahead_tokens == expected.look_ahead_tokens
+        ours, theirs = select(answer.importance, options)[0], select(expected.importance, options)[0]
+        error = (answer.importance - expected.importance).abs().max().item()
+        if error <= TOLERANCE:
+            assert torch.equal(ours, theirs)
+        return error
+
+    async def call(self, function) -> list:
+        """Run `function(worker)` on every rank of the live engine: how the negative controls break a hook."""
+        return await self.engine._engine.collective_rpc(function)
+
+
+@pytest.fixture(scope="module")
+def start(device, tmp_path_factory, request):
+    """start(family, model options, engine options) -> Rig; its engine is closed after the module."""
+    from speculator_service.vllm_engine import VllmSpeculator
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions as arguments of collective_rpc
+
+    def start_rig(family, model=None, **options):
+        path = Path(models.build_model(tmp_path_factory.mktemp(family), family, **(model or {})))
+        set_eos(path, ends_early(path))
+        engine = VllmSpeculator(str(path), **{"dtype": "float32", "enforce_eager": device == "cpu", **options})
+        request.addfinalizer(engine.close)
+        return Rig(engine, scoring_oracle.load(path))
+
+    yield start_rig
+    patch.undo()
+
+
+EARLY_PROMPT = models.random_prompt(90, seed=77)
+
+
+def ends_early(path: Path) -> list[int]:
+    """Two EOS ids, of which the second ends the answer to EARLY_PROMPT after a few tokens."""
+    tokens = scoring_oracle.score(
+        scoring_oracle.load(path), EARLY_PROMPT, SelectionOptions(look_ahead=8)
+    ).look_ahead_tokens
+    # The first token that was not decoded before, from the third on, so that steps before and after it count.
+    return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]
+
+
+def set_eos(path: Path, eos_token_ids: list[int]) -> None:
+    file = path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": eos_token_ids}))
