@@ -28,11 +28,11 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 # The session limits of the three rings and lint sum up to 25 minutes.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) --session-timeout=120 tests/unit
+	$(PYTEST) --session-timeout=180 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) --session-timeout=780 tests/engine
+	$(PYTEST) --session-timeout=720 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'

@@ -23,7 +23,7 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>&1)
 "$python" -m pip --version >/dev/null 2>&1 ||
     fail "pip is needed, but $python has none; install it (on Debian: apt install python3-pip)."
 
-echo "Installing into $venv (about 2 GB; minutes the first time)."
+echo "Installing into $venv (about 4 GB; minutes the first time)."
 "$python" -m venv --without-pip "$venv"
 # Only wheels: nothing is compiled, so no compiler is needed.
 install=("$python" -m pip --python "$venv/bin/python" --disable-pip-version-check install --quiet --no-deps)
