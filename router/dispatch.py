@@ -142,6 +142,8 @@ def _protected_spans(prompt: Prompt, options: RequestOptions) -> Int32Array:
         keep[start:end] = True
     if prompt.conversation is not None:
         # Where the turns lie is known only from the text: without it, nothing may be dropped.
-        known = prompt.text is not None and prompt.offsets is not None and len(prompt.offsets) == size
-        keep |= ~droppable_tokens(prompt.text, prompt.conversation, prompt.offsets) if known else True
+        if prompt.text is None or prompt.offsets is None or len(prompt.offsets) != size:
+            keep[:] = True
+        else:
+            keep |= ~droppable_tokens(prompt.text, prompt.conversation, prompt.offsets)
     return spans_of(keep)

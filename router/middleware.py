@@ -2,7 +2,7 @@
 
 It reads the option before the app parses the body, and holds the response back until the first token is there, because
 only then is the selection made and are the headers true. An error that the engine client met before that moment becomes
-a plain HTTP error, for streams too.
+a plain HTTP error, for streams too; one after it ends the stream, in the same form on every endpoint.
 """
 
 import json
@@ -42,8 +42,14 @@ class SkimMiddleware:
             await _respond(HttpError.of(error), scope, receive, send)
             return
         token = CURRENT.set(context)
+        response = HeldResponse(context, scope, receive, send)
         try:
-            await self.app(scope, _replay(body, receive), HeldResponse(context, scope, receive, send))
+            await self.app(scope, _replay(body, receive), response)
+        except Exception:
+            # Of vLLM's streams, that of /v1/responses does not catch what `generate` raises.
+            if context.error is None:
+                raise
+            await response.fail(context.error)
         finally:
             CURRENT.reset(token)
 
@@ -63,21 +69,33 @@ class HeldResponse:
     def __init__(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
         self._context, self._scope, self._receive, self._send = context, scope, receive, send
         self._held: list[Message] = []
-        self._open = self._replaced = False
+        self._open = self._ended = False
 
     async def __call__(self, message: Message) -> None:
-        if self._replaced:
+        if self._context.error is not None:
+            await self.fail(self._context.error)
             return
+        self._ended = message["type"] == "http.response.body" and not message.get("more_body")
         if self._open:
             await self._send(message)
             return
         self._held.append(message)
-        ended = message["type"] == "http.response.body" and not message.get("more_body")
-        if self._context.error is not None:
-            self._replaced = True
-            await _respond(self._context.error, self._scope, self._receive, self._send)
-        elif ended or self._context.headers_are_true:
+        if self._ended or self._context.headers_are_true:
             await self._release()
+
+    async def fail(self, error: HttpError) -> None:
+        """End with `error`: in place of the response, or as the last event of a stream that has begun.
+
+        OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        if self._open:
+            event = f"event: error\ndata: {json.dumps({'type': 'error', **error.body()})}\n\n".encode()
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            await _respond(error, self._scope, self._receive, self._send)
 
     async def _release(self) -> None:
         self._open = True
@@ -122,7 +140,7 @@ async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send)
 
 
 async def _read_body(receive: Receive) -> bytes:
-    chunks = []
+    chunks: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

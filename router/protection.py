@@ -1,9 +1,9 @@
 """Which tokens of a chat prompt are never dropped.
 
-Everything is protected but the contents of messages that carry material: user, assistant and tool turns before the
+Everything is protected but the contents of messages that carry material: user, assistant and tool turns other than the
 last user turn, and the long part of the last user turn itself. So the chat template, the system prompt, the tool
 definitions and the question stay whole, whatever the template looks like: contents are found in the rendered text, and
-what is not found is kept.
+what is not found, or could stand in two places, is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,21 +44,33 @@ def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
 def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list[CharSpan]:
     """Character ranges of `text` that selection may thin out."""
     last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
-    spans: list[CharSpan] = []
-    cursor = 0
-    for i, message in enumerate(messages):
-        parts = list(_texts(message.get("content")))
-        found = []
-        for part in parts:
-            at = text.find(part, cursor)
-            if at < 0:
-                continue
-            cursor = at + len(part)
-            found.append((at, cursor))
-        if message.get("role") in SYSTEM_ROLES:
-            continue
-        spans += _before_question(text, found) if i == last_user else found
-    return spans
+    parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
+    found: dict[int, list[CharSpan]] = {}
+    for (i, _), span in zip(parts, _places(text, [part for _, part in parts]), strict=True):
+        if span is not None and messages[i].get("role") not in SYSTEM_ROLES:
+            found.setdefault(i, []).append(span)
+    if last_user in found:
+        found[last_user] = _before_question(text, found[last_user])
+    return [span for spans in found.values() for span in spans]
+
+
+def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
+    """Where each of `parts`, which follow each other, stands in `text`; None where it does not or is not certain.
+
+    The leftmost and the rightmost way to find them all are the same only if there is no other.
+    """
+    leftmost, cursor = [], 0
+    for part in parts:
+        leftmost.append(text.find(part, cursor))
+        if leftmost[-1] >= 0:
+            cursor = leftmost[-1] + len(part)
+    rightmost, cursor = [], len(text)
+    for part in reversed(parts):
+        rightmost.append(text.rfind(part, 0, cursor))
+        if rightmost[-1] >= 0:
+            cursor = rightmost[-1]
+    places = zip(leftmost, reversed(rightmost), parts, strict=True)
+    return [(left, left + len(part)) if left == right >= 0 else None for left, right, part in places]
 
 
 def _before_question(text: str, parts: list[CharSpan]) -> list[CharSpan]:

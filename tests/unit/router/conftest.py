@@ -1,6 +1,7 @@
 """The router's whole HTTP app over mock engines in this process: no Ray, no weights."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,12 @@ class LocalPools:
         async with aclosing(self.target_engine.generate(decode(encode(request), GenerateRequest))) as outputs:
             async for output in outputs:
                 yield decode(encode(output), GenerateOutput)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another task brings about; the mocks signal nothing."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 # One app for the whole session, and so one event loop for all that use it: building it costs seconds.

@@ -1,0 +1,245 @@
+"""A prompt's way through the two pools: who is asked, with what, and what happens when a pool fails."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
+from router.context import TIMING_PARTS, RequestContext
+from router.dispatch import Dispatcher, Prompt
+from router.explain import SelectionLog
+from router.options import RequestOptions
+from tests.unit.router.conftest import LocalPools, until
+
+IDS = [7 + i % 900 for i in range(600)]
+SAMPLING = {"max_tokens": 4}
+
+
+def prompt(ids=IDS, **fields):
+    return Prompt(**{"token_ids": ids, "sampling": SAMPLING, "max_tokens": 4, **fields})
+
+
+async def run(pools, one_prompt, timeout_s=60.0, **options):
+    """What came out, the outcome, the dispatcher."""
+    dispatcher = Dispatcher(pools, RequestOptions(), timeout_s)
+    context = RequestContext(RequestOptions(**{"min_prompt_tokens": 256, **options}))
+    outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
+    return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
+
+
+async def test_the_target_sees_what_the_speculator_kept():
+    pools = LocalPools()
+    ran = await run(pools, prompt(), keep_rate=0.25)
+    kept = pools.generates[0].prompt
+    assert kept.token_ids.tolist() == [IDS[i] for i in kept.positions]
+    # 19 chunks, a quarter of them is 5; the last 32 tokens come on top.
+    assert kept.token_ids.size == 5 * 32 + 32
+    assert kept.context_length == 600
+    assert kept.look_ahead_tokens.size == 8
+    assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("speculative", "requested", 192)
+    assert 0 < ran.outcome.coverage < 1
+    assert sum(c.token_ids.size for output in ran.outputs for c in output.completions) == 4
+    assert ran.context.headers_are_true
+
+
+async def test_every_part_of_the_time_is_accounted_for():
+    ran = await run(LocalPools(), prompt())
+    assert set(ran.outcome.timings) == set(TIMING_PARTS)
+    assert all(ms >= 0 for ms in ran.outcome.timings.values())
+    dense = await run(LocalPools(), prompt(), enabled=False)
+    assert set(dense.outcome.timings) == set(TIMING_PARTS) - {"speculate", "select"}
+
+
+@pytest.mark.parametrize(
+    ("ids", "fields", "options", "reason"),
+    [
+        (IDS, {}, {"keep_rate": 1.0}, "keep-all"),
+        (IDS, {}, {"enabled": False}, "disabled"),
+        (IDS[:255], {}, {}, "short-prompt"),
+        ([7], {}, {}, "short-prompt"),
+        (IDS, {"prompt_logprobs": True}, {}, "prompt-logprobs"),
+        (IDS, {"multimodal": True}, {}, "multimodal"),
+        (IDS, {}, {"protected_spans": [[0, 600]]}, "all-protected"),
+        (IDS, {"conversation": [{"role": "user", "content": "x"}]}, {}, "all-protected"),
+        (
+            IDS,
+            {"conversation": [{"role": "user", "content": "x"}], "text": "x", "offsets": [(0, 1)]},
+            {},
+            "all-protected",
+        ),
+    ],
+)
+async def test_a_dense_prompt_never_meets_the_speculator(ids, fields, options, reason):
+    """The last two: without the text, or with offsets that do not fit, nobody knows where a chat's turns lie."""
+    pools = LocalPools()
+    ran = await run(pools, prompt(ids, **fields), **options)
+    assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.keep_rate) == ("dense", reason, 1.0)
+    assert pools.selects == []
+    assert pools.generates[0].prompt.is_dense
+    assert pools.generates[0].prompt.token_ids.tolist() == ids
+
+
+async def test_one_token_more_than_the_shortest_is_speculative():
+    assert (await run(LocalPools(), prompt(IDS[:256]))).outcome.mode == "speculative"
+    assert (await run(LocalPools(), prompt([7]), min_prompt_tokens=1)).outcome.kept_tokens == 1
+
+
+async def test_the_clients_spans_are_kept():
+    pools = LocalPools()
+    spans = [[100, 117], [301, 302], [110, 130]]
+    await run(pools, prompt(), keep_rate=0.05, protect_last=1, protected_spans=spans)
+    with_spans = set(pools.generates[0].prompt.positions.tolist())
+    assert set(range(100, 130)) | {301} <= with_spans
+    await run(pools, prompt(), keep_rate=0.05, protect_last=1)
+    assert not set(range(100, 130)) | {301} <= set(pools.generates[1].prompt.positions.tolist())
+
+
+@pytest.mark.parametrize("span", [[5, 5], [9, 3], [0, 601], [600, 601]])
+async def test_spans_outside_the_prompt_are_refused(span):
+    pools = LocalPools()
+    with pytest.raises(InvalidRequestError, match=rf"protected_spans: \[{span[0]}, {span[1]}\] .* prompt's 600 tokens"):
+        await run(pools, prompt(), protected_spans=[span])
+    assert pools.selects == pools.generates == []
+
+
+async def test_of_a_chat_only_contents_are_dropped():
+    text = "<user>" + "a" * 400 + "</s><user>Why?</s>"
+    chat = prompt(
+        IDS[: len(text)],
+        conversation=[{"role": "user", "content": "a" * 400}, {"role": "user", "content": "Why?"}],
+        text=text,
+        offsets=[(i, i + 1) for i in range(len(text))],
+    )
+    pools = LocalPools()
+    await run(pools, chat, keep_rate=0.01, protect_last=1)
+    assert pools.selects[0].protected_spans.tolist() == [[0, 6], [406, len(text)]]
+    dropped = set(range(len(text))) - set(pools.generates[0].prompt.positions.tolist())
+    assert dropped
+    assert dropped <= set(range(6, 406))
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("gone"), WireError("torn"), SkimError("odd")])
+async def test_a_failed_selection_runs_dense(error):
+    pools = LocalPools()
+    pools.select_error = error
+    ran = await run(pools, prompt())
+    assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("dense", "speculator-error", 600)
+    assert pools.generates[0].prompt.is_dense
+    assert ran.outputs[-1].finished
+    assert ran.dispatcher.selections.get("r") is None
+
+
+async def test_a_late_selection_runs_dense_and_is_aborted():
+    pools = LocalPools(speculator={"latency_ms": 600_000})
+    ran = await run(pools, prompt(), timeout_s=0.02)
+    assert (ran.outcome.mode, ran.outcome.reason) == ("dense", "speculator-timeout")
+    assert pools.generates[0].prompt.is_dense
+    assert (pools.speculator_engine.aborted, pools.speculator_engine.running) == (1, 0)
+
+
+async def test_what_the_speculator_refuses_is_the_clients_mistake():
+    """An id outside the vocabulary: a dense run would be refused as well."""
+    pools = LocalPools()
+    with pytest.raises(InvalidRequestError, match="token id 5000"):
+        await run(pools, prompt([5000, *IDS]))
+    assert pools.generates == []
+
+
+@pytest.mark.parametrize(
+    ("speculator", "target", "numbers"),
+    [
+        ({}, {"max_model_len": 603}, ("600", "4", "604", "603")),
+        ({"max_model_len": 607}, {}, ("600", "8", "607")),
+    ],
+)
+async def test_a_prompt_too_long_for_a_pool_reaches_none(speculator, target, numbers):
+    pools = LocalPools(speculator, target)
+    with pytest.raises(InvalidRequestError) as caught:
+        await run(pools, prompt())
+    assert all(number in str(caught.value) for number in numbers)
+    assert pools.selects == pools.generates == []
+
+
+async def test_a_prompt_that_just_fits_both_pools_runs():
+    assert (await run(LocalPools({"max_model_len": 608}, {"max_model_len": 604}), prompt())).outputs[-1].finished
+    # The speculator's limit is none for a dense prompt.
+    assert (await run(LocalPools({"max_model_len": 100}), prompt(), enabled=False)).outputs[-1].finished
+
+
+async def test_salt_priority_and_engine_arguments_reach_the_pools():
+    pools = LocalPools()
+    await run(pools, prompt(cache_salt="salt", priority=3, engine_args={"reasoning_ended": True}))
+    assert pools.selects[0].cache_salt == "salt"
+    sent = pools.generates[0]
+    assert (sent.cache_salt, sent.priority, sent.engine_args) == ("salt", 3, {"reasoning_ended": True})
+
+
+async def test_an_answer_that_is_not_read_to_its_end_is_aborted():
+    pools = LocalPools(target={"decode_ms": 600_000})
+    stream = Dispatcher(pools, RequestOptions(), 60.0).run("r", prompt(), RequestContext(RequestOptions()))
+    await anext(stream)
+    assert pools.target_engine.running == 1
+    await stream.aclose()
+    assert (pools.target_engine.aborted, pools.target_engine.running) == (1, 0)
+
+
+@pytest.mark.parametrize("slow", ["speculator", "target"])
+async def test_cancelling_a_request_aborts_it_where_it_is(slow):
+    latency = {"speculator": {"latency_ms": 600_000}} if slow == "speculator" else {"target": {"prefill_ms": 600_000}}
+    pools = LocalPools(**latency)
+    engine = getattr(pools, f"{slow}_engine")
+    task = asyncio.create_task(run(pools, prompt()))
+    await until(lambda: engine.running)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (engine.aborted, engine.running) == (1, 0)
+    assert len(pools.generates) == (slow == "target")
+
+
+async def test_the_explanation_adds_up():
+    ran = await run(pools := LocalPools(), prompt(), keep_rate=0.1, protected_spans=[[0, 3]])
+    entry = ran.dispatcher.selections.get("r")
+    positions = np.concatenate([np.arange(start, end) for start, end in entry["kept_spans"]])
+    assert positions.tolist() == pools.generates[0].prompt.positions.tolist()
+    assert all(end < start for (_, end), (start, _) in zip(entry["kept_spans"], entry["kept_spans"][1:], strict=False))
+    assert (entry["prompt_tokens"], entry["kept_tokens"]) == (600, positions.size)
+    assert entry["keep_rate"] == positions.size / 600
+    assert entry["protected_spans"] == [[0, 3]]
+    assert entry["options"]["keep_rate"] == 0.1
+    assert len(entry["look_ahead_tokens"]) == 8
+    # Numbers only: nobody may read another client's prompt here.
+    assert not any(isinstance(value, str) for value in entry.values())
+
+
+def test_the_log_holds_the_latest_selections():
+    log = SelectionLog(capacity=2)
+    for name in ("a-0", "b_0", "c"):
+        log.add(name, {"name": name})
+    assert log.get("a") is None
+    assert log.get("b") == {"name": "b_0"}
+    assert log.get("c") == {"name": "c"}
+
+
+async def test_several_prompts_are_accounted_for_in_their_order():
+    """The second is decided first: the first waits for its selection."""
+    pools = LocalPools(speculator={"latency_ms": 20})
+    dispatcher = Dispatcher(pools, RequestOptions(), 60.0)
+    context = RequestContext(RequestOptions(min_prompt_tokens=256))
+
+    async def consume(name, ids):
+        async for _ in dispatcher.run(name, prompt(ids), context):
+            pass
+
+    first = asyncio.create_task(consume("1", IDS))
+    await asyncio.create_task(consume("2", IDS[:10]))
+    assert context.answering
+    assert not context.headers_are_true
+    await first
+    assert context.headers_are_true
+    headers = dict(context.headers())
+    assert headers["x-skim-mode"] == "speculative, dense"
+    assert headers["x-skim-prompt-tokens"] == "600, 10"
+    assert headers["x-skim-look-ahead"] == "8, 0"

@@ -1,0 +1,293 @@
+"""The ASGI middleware alone, around a small app: what it reads, what it lets through, when it lets go."""
+
+import asyncio
+import json
+
+import pytest
+
+from router.context import CURRENT, HttpError
+from router.middleware import SkimMiddleware, reserved_names
+from router.options import RequestOptions
+
+DEFAULTS = RequestOptions(keep_rate=0.25)
+
+
+class Call:
+    """One request through the middleware; `sent` is what reached the client."""
+
+    def __init__(self, app, chunks=(b"{}",), method="POST", headers=(), scope_type="http"):
+        self.sent = []
+        self._incoming = [
+            {"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1} for i, chunk in enumerate(chunks)
+        ]
+        self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
+        self._app = SkimMiddleware(app, DEFAULTS)
+
+    async def run(self):
+        async def receive():
+            return self._incoming.pop(0) if self._incoming else {"type": "http.disconnect"}
+
+        async def send(message):
+            self.sent.append(message)
+
+        await self._app(self._scope, receive, send)
+        return self
+
+    @property
+    def status(self):
+        return self.sent[0]["status"]
+
+    @property
+    def headers(self):
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def body(self):
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+
+class Recorder:
+    """An app that notes what it was given and answers 200."""
+
+    async def __call__(self, scope, receive, send):
+        self.context = CURRENT.get()
+        self.received = [await receive(), await receive()]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def through(body, headers=()):
+    app = Recorder()
+    chunks = (body,) if isinstance(body, bytes) else (json.dumps(body).encode(),)
+    call = await Call(app, chunks, headers=headers).run()
+    return app, call
+
+
+async def test_the_body_is_read_once_and_given_again():
+    app = Recorder()
+    call = await Call(app, chunks=(b'{"speculative_', b'prefill": {"keep_rate"', b": 0.5}}")).run()
+    assert app.context.options.keep_rate == 0.5
+    assert app.received[0]["body"] == b'{"speculative_prefill": {"keep_rate": 0.5}}'
+    assert not app.received[0]["more_body"]
+    assert app.received[1] == {"type": "http.disconnect"}
+    assert (call.status, call.body) == (200, b"ok")
+
+
+async def test_body_and_header_make_the_options():
+    app, _ = await through({"speculative_prefill": {"look_ahead": 2}}, [(b"x-speculative-prefill", b"keep=0.5")])
+    assert (app.context.options.keep_rate, app.context.options.look_ahead) == (0.5, 2)
+    app, _ = await through({})
+    assert app.context.options == DEFAULTS
+    app, _ = await through({"speculative_prefill": None})
+    assert app.context.options == DEFAULTS
+
+
+async def test_the_context_ends_with_the_request():
+    await through({})
+    assert CURRENT.get() is None
+
+
+@pytest.mark.parametrize(("method", "scope_type"), [("GET", "http"), ("DELETE", "http"), ("GET", "lifespan")])
+async def test_what_is_no_post_passes_untouched(method, scope_type):
+    app = Recorder()
+    call = Call(app, (b'{"speculative_prefill": 3}',), method, [(b"x-speculative-prefill", b"nonsense")], scope_type)
+    await call.run()
+    assert app.context is None
+    assert call.status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1, 2]", b'"echo"', b"\xff echo", b'{"echo": ' + b"[" * 100_000, b'{"a": echo}']
+)
+async def test_a_malformed_body_is_the_apps_to_refuse(body):
+    app, call = await through(body)
+    assert app.received[0]["body"] == body
+    assert app.context.options == DEFAULTS
+    assert call.status == 200
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+async def test_the_option_is_read_in_every_encoding_of_json(encoding):
+    """`json.loads`, and so FastAPI, takes them all."""
+    app, _ = await through(json.dumps({"speculative_prefill": False}).encode(encoding))
+    assert not app.context.options.enabled
+
+
+async def test_the_option_is_read_through_escapes():
+    app, _ = await through(rb'{"sp\u0065culative_prefill": false}')
+    assert not app.context.options.enabled
+
+
+@pytest.mark.parametrize(
+    ("fields", "echo", "beam"), [({"echo": True}, True, False), ({"use_beam_search": True}, False, True)]
+)
+async def test_what_makes_a_request_dense_is_noted(fields, echo, beam):
+    app, _ = await through(fields)
+    assert (app.context.echo, app.context.beam_search) == (echo, beam)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"kv_transfer_params": {"a": 1}}', "kv_transfer_params"),
+        (b'{"kv_transfer_params": {}}', "kv_transfer_params"),
+        (rb'{"kv_transfer_p\u0061rams": {"a": 1}}', "kv_transfer_params"),
+        (json.dumps({"kv_transfer_params": 1}).encode("utf-16"), "kv_transfer_params"),
+        (b'{"vllm_xargs": {"a": 1, "skim_positions": "0"}}', "vllm_xargs.skim_positions"),
+        (rb'{"vllm_\u0078args": {"\u0073kim_positions": "0"}}', "vllm_xargs.skim_positions"),
+        (b'{"vllm_xargs": {"kv_transfer_params": 1}}', "vllm_xargs.kv_transfer_params"),
+        (rb'{"vllm_xargs": {"skim\ud800": 1}}', "vllm_xargs.skim\\ud800"),
+    ],
+)
+async def test_reserved_fields_are_refused(body, param):
+    app, call = await through(body)
+    assert call.status == 400
+    error = json.loads(call.body)["error"]
+    assert error == {
+        "message": f"{param} is reserved for the server; leave it out",
+        "type": "BadRequestError",
+        "param": param,
+        "code": 400,
+    }
+    assert not hasattr(app, "received")
+
+
+@pytest.mark.parametrize("fields", [{"kv_transfer_params": None}, {"vllm_xargs": {"mine": 1}}, {"vllm_xargs": "odd"}])
+async def test_other_extra_arguments_pass(fields):
+    _, call = await through(fields)
+    assert call.status == 200
+
+
+def test_reserved_names():
+    assert reserved_names(["a", "skim_b", "kv_transfer_params", "skimming", "kv"]) == [
+        "skim_b",
+        "kv_transfer_params",
+        "skimming",
+    ]
+
+
+class Streaming:
+    """An app that begins its response before the engine has answered, as vLLM's streams do."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for step in self.steps:
+            context = CURRENT.get()
+            if callable(step):
+                step(context)
+            else:
+                await send({"type": "http.response.body", "body": step, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def decided(mode):
+    def step(context):
+        outcome = context.outcomes[0] if context.outcomes else context.begin(100)
+        outcome.mode, outcome.reason = mode, "requested"
+
+    return step
+
+
+def answering(context):
+    context.answering = True
+
+
+def failing(status):
+    def step(context):
+        context.error = HttpError(status, "SomeError", "why", None)
+
+    return step
+
+
+async def test_a_stream_is_held_until_its_headers_are_true():
+    held = []
+
+    def look(context):
+        held.append(list(call.sent))
+
+    call = Call(Streaming(b"role", look, decided("speculative"), b"x", look, answering, b"token", look, b"more"))
+    await call.run()
+    assert held[0] == held[1] == []
+    assert [m.get("body") for m in held[2]] == [None, b"role", b"x", b"token"]
+    assert call.body == b"rolextokenmore"
+    assert call.headers["x-skim-mode"] == "speculative"
+    assert call.headers["content-type"] == "text/event-stream"
+
+
+async def test_without_a_generation_there_are_no_headers_of_ours():
+    call = await Call(Streaming(b"tokens")).run()
+    assert call.body == b"tokens"
+    assert set(call.headers) == {"content-type"}
+
+
+@pytest.mark.parametrize(("status", "retry"), [(503, "1"), (400, None), (500, None)])
+async def test_an_error_before_the_first_token_replaces_the_response(status, retry):
+    call = await Call(Streaming(b"role", failing(status), b"data: {error}", b"[DONE]")).run()
+    assert call.status == status
+    assert json.loads(call.body) == {"error": {"message": "why", "type": "SomeError", "param": None, "code": status}}
+    assert call.headers.get("retry-after") == retry
+    assert sum(message["type"] == "http.response.start" for message in call.sent) == 1
+
+
+def last_event(call):
+    """Name and JSON of the stream's last event."""
+    name, data = call.body.decode().removesuffix("\n\n").rpartition("event: ")[2].split("\ndata: ")
+    return name, json.loads(data)
+
+
+async def test_an_error_after_the_first_token_ends_the_stream():
+    call = await Call(Streaming(decided("dense"), answering, b"token", failing(503), b"data: {error}", b"more")).run()
+    assert call.status == 200
+    assert call.body.startswith(b"tokenevent: error\n")
+    assert b"more" not in call.body
+    name, data = last_event(call)
+    assert (name, data["type"], data["error"]["message"]) == ("error", "error", "why")
+    assert [message.get("more_body") for message in call.sent] == [None, True, False]
+
+
+class Raising(Streaming):
+    """A stream that lets what the engine client raised through."""
+
+    async def __call__(self, scope, receive, send):
+        await super().__call__(scope, receive, lambda m: send({**m, "more_body": True}))
+        raise RuntimeError("secret")
+
+
+async def test_an_app_that_raises_is_answered_for():
+    call = await Call(Raising(failing(503))).run()
+    assert call.status == 503
+    assert b"secret" not in call.body
+    call = await Call(Raising(decided("dense"), answering, b"token", failing(503))).run()
+    assert call.status == 200
+    assert last_event(call)[1]["error"]["message"] == "why"
+    assert not call.sent[-1]["more_body"]
+
+
+async def test_an_error_that_is_not_ours_passes():
+    with pytest.raises(RuntimeError, match="secret"):
+        await Call(Raising(b"x")).run()
+
+
+async def test_a_wrong_option_never_reaches_the_app():
+    app, call = await through({"speculative_prefill": {"keep_rate": 2}})
+    assert call.status == 400
+    assert json.loads(call.body)["error"]["param"] == "speculative_prefill.keep_rate"
+    assert not hasattr(app, "received")
+
+
+async def test_a_client_that_leaves_while_it_sends_its_body():
+    app = Recorder()
+    call = Call(app)
+    call._incoming = [{"type": "http.request", "body": b'{"a', "more_body": True}, {"type": "http.disconnect"}]
+    await call.run()
+    assert app.received[1] == {"type": "http.disconnect"}
+
+
+async def test_requests_that_run_at_once_have_contexts_of_their_own():
+    apps = [Recorder() for _ in range(8)]
+    bodies = [json.dumps({"speculative_prefill": {"look_ahead": i}}).encode() for i in range(8)]
+    await asyncio.gather(*(Call(app, (body,)).run() for app, body in zip(apps, bodies, strict=True)))
+    assert [app.context.options.look_ahead for app in apps] == list(range(8))

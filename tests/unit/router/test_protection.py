@@ -1,0 +1,169 @@
+"""What of a chat prompt may be dropped: message contents, and never anything around them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from router.protection import LONG_TURN_CHARS, compressible_chars, droppable_tokens, spans_of
+from tests.unit.router.conftest import MODELS
+
+LONG = "The dog chased a grey leaf across the bridge. " * (LONG_TURN_CHARS // 40)
+QUESTION = "What is the price of the golden kettle?"
+
+
+def rendered(messages, tools="", contents=str.strip):
+    """A chat template in small: tools, then role and content of each turn, then the assistant's turn begun."""
+    turns = "".join(f"<{m['role']}>{contents(m['content'])}</s>" for m in messages)
+    return f"{tools}{turns}<assistant>"
+
+
+def dropped(text, messages):
+    """The texts that may be dropped."""
+    return [text[start:end] for start, end in compressible_chars(text, messages)]
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+SYSTEM = {"role": "system", "content": "Be short. " + LONG}
+
+
+def test_earlier_turns_are_material_and_the_rest_is_not():
+    messages = [SYSTEM, user("One."), assistant("Two."), {"role": "tool", "content": "Three."}, user(QUESTION)]
+    assert dropped(rendered(messages, tools="{tool: Two}"), messages) == ["One.", "Two.", "Three."]
+
+
+def test_tool_results_after_the_question_are_material():
+    messages = [user(QUESTION), assistant(""), {"role": "tool", "content": LONG}]
+    assert dropped(rendered(messages), messages) == [LONG.strip()]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_prompts_stay_wherever_they_stand(role):
+    messages = [user("One."), {"role": role, "content": LONG}, user(QUESTION)]
+    assert dropped(rendered(messages), messages) == ["One."]
+
+
+def test_a_short_last_turn_is_all_question():
+    assert dropped(rendered([user(QUESTION)]), [user(QUESTION)]) == []
+    just_short = [user("a\n" + "b" * (LONG_TURN_CHARS - 2))]
+    assert dropped(rendered(just_short), just_short) == []
+
+
+def test_of_a_long_last_turn_the_last_line_stays():
+    messages = [user(f"{LONG}\n{QUESTION}")]
+    assert dropped(rendered(messages), messages) == [f"{LONG}\n"]
+    assert dropped(rendered(messages), [user(f"  {LONG}\n{QUESTION}\n\n")]) == [f"{LONG.strip()} \n"]
+
+
+@pytest.mark.parametrize("content", [LONG, f"A title\n{LONG}"])
+def test_a_long_last_line_has_no_telling_end(content):
+    messages = [user(content)]
+    assert dropped(rendered(messages), messages) == [content.strip()]
+
+
+def test_the_last_of_several_parts_is_the_question():
+    parts = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": QUESTION}]
+    text = f"<user>{LONG.strip()}<image>{QUESTION}</s>"
+    assert dropped(text, [user(parts)]) == [LONG.strip()]
+    # A long last part has a question of its own, and the parts before it are material.
+    parts[2]["text"] = f"{LONG}\n{QUESTION}"
+    assert dropped(f"<user>Title. {parts[2]['text']}</s>", [user(["Title.", parts[2]])]) == ["Title.", f"{LONG}\n"]
+
+
+def test_repeated_contents_are_each_found_in_their_place():
+    messages = [user("Yes."), assistant("Yes."), user("Yes."), assistant("No."), user("Yes.")]
+    text = rendered(messages)
+    spans = compressible_chars(text, messages)
+    assert [text[:start].count("Yes.") for start, _ in spans] == [0, 1, 2, 3]
+    assert dropped(text, messages) == ["Yes.", "Yes.", "Yes.", "No."]
+
+
+def test_a_content_that_could_stand_in_two_places_is_kept():
+    messages = [user("weather"), assistant("Sunny."), user(QUESTION)]
+    assert dropped(rendered(messages, tools="{tool: weather}"), messages) == ["Sunny."]
+    assert dropped(rendered(messages), messages) == ["weather", "Sunny."]
+
+
+def test_a_content_that_the_template_rewrites_is_kept():
+    messages = [user("One."), assistant("Two."), user(QUESTION)]
+    assert dropped(rendered(messages, contents=str.upper), messages) == []
+
+
+@pytest.mark.parametrize("content", [None, "", "  ", [], [{"type": "image_url"}]])
+def test_a_message_without_text(content):
+    messages = [user("One."), assistant(content), user(QUESTION)]
+    assert dropped(f"<user>One.</s><assistant></s><user>{QUESTION}</s>", messages) == ["One."]
+
+
+def test_only_whole_tokens_are_dropped():
+    text = "<user>One.</s><user>Two.</s>"
+    offsets = [(0, 6), (6, 8), (8, 10), (9, 12), (10, 10), (0, 0), (10, 14)]
+    mask = droppable_tokens(text, [user("One."), user("Two.")], offsets)
+    assert mask.tolist() == [False, True, True, False, False, False, False]
+
+
+def test_no_tokens_no_spans():
+    assert droppable_tokens("", [], []).tolist() == []
+    assert spans_of(np.zeros(0, bool)).tolist() == []
+
+
+@given(st.lists(st.booleans()))
+def test_spans_are_the_runs_of_a_mask(mask):
+    spans = spans_of(np.array(mask, bool))
+    assert spans.dtype == np.int32
+    assert spans.shape == (len(spans), 2)
+    rebuilt = np.zeros(len(mask), bool)
+    for start, end in spans.tolist():
+        assert 0 <= start < end <= len(mask)
+        assert not rebuilt[max(0, start - 1) : end].any()
+        rebuilt[start:end] = True
+    assert rebuilt.tolist() == mask
+
+
+# Few letters, so that contents repeat each other, the roles and the tools.
+CONTENTS = st.text("use r\n", max_size=6) | st.just("user") | st.just(LONG)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": CONTENTS}),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(MESSAGES, st.text("use r", max_size=8))
+def test_nothing_outside_contents_is_ever_dropped(messages, tools):
+    """Tokens of one character each, the finest there are."""
+    text, allowed = tools, []
+    for i, message in enumerate(messages):
+        text += f"<{message['role']}>"
+        content = message["content"].strip()
+        later_user = any(m["role"] == "user" for m in messages[i + 1 :])
+        question = message["role"] == "user" and not later_user and len(content) <= LONG_TURN_CHARS
+        if message["role"] != "system" and not question:
+            allowed += range(len(text), len(text) + len(content))
+        text += content + "</s>"
+    text += "<assistant>"
+    mask = droppable_tokens(text, messages, [(i, i + 1) for i in range(len(text))])
+    assert set(np.flatnonzero(mask).tolist()) <= set(allowed)
+
+
+def test_on_the_demo_template(document):
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+    system = {"role": "system", "content": "Answer with the value alone."}
+    messages = [system, user(" Hello. "), assistant("Hello."), *document.messages]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = droppable_tokens(text, messages, encoded.offset_mapping)
+    pieces = [text[start:end] for start, end in encoded.offset_mapping]
+    shown = "".join(piece if drop else "|" * (len(piece) > 0) for piece, drop in zip(pieces, mask, strict=True))
+    stretches = [stretch.strip() for stretch in shown.split("|") if stretch.strip()]
+    # The first word of a content shares its token with the space before it, which is the template's.
+    assert stretches == [".", ".", document.document.removeprefix("The ")]
+    assert 0.9 < mask.mean() < 1
