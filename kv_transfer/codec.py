@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from kv_transfer.arrays import ELEMENT_TYPES, decode_array, encode_array
+from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import SkimError, WireError, error_of_kind
 from kv_transfer.messages import (
     GenerateOutput,
@@ -48,6 +49,8 @@ _NUMBERS: dict[type, int] = {
     KeptPrompt: 6,
     Session: 7,
     SelectionOptions: 8,
+    DraftRequest: 9,
+    DraftReply: 10,
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
