@@ -14,6 +14,7 @@ from kv_transfer.arrays import ELEMENT_TYPES, decode_array, encode_array
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import SkimError, WireError, error_of_kind
 from kv_transfer.messages import (
+    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -112,14 +113,14 @@ def _read_header(data: bytes) -> int:
 def _encode_hook(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return encode_array(value)
-    if isinstance(value, SelectionOptions):
+    if isinstance(value, SelectionOptions | DecodeOptions):
         return value.model_dump()
     raise TypeError(f"a {type(value).__name__} has no form on the wire")
 
 
 def _decode_hook(wanted: type, value: Any) -> Any:
-    if wanted is SelectionOptions:
-        return SelectionOptions.model_validate(value)
+    if wanted in (SelectionOptions, DecodeOptions):
+        return wanted.model_validate(value)
     if get_origin(wanted) is np.ndarray and getattr(value, "dtype", None) == ELEMENT_TYPES[wanted]:
         return value
     raise ValueError(f"an array of {ELEMENT_TYPES[wanted].__name__} was expected, {type(value).__name__} came")

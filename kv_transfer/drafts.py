@@ -19,9 +19,9 @@ def _no_ids() -> Int32Array:
 class DraftRow:
     """One request in one step.
 
-    session: its session's id. position: answer tokens before `tokens`. tokens: int32 [A], what the target accepted since
-    the drafter last heard of it (accepted drafts, then the replacement or bonus token). max_drafts: drafts wanted, K;
-    0 only tells the drafter. temperature: 0 asks for greedy drafts. top_m: how many (id, probability) pairs of q travel
+    session: its session's id. position: answer tokens before `tokens`. tokens: int32 [A], what the target accepted
+    since the drafter last heard of it (accepted drafts, then the replacement or bonus token). max_drafts: drafts wanted,
+    K; 0 only tells the drafter. temperature: 0 asks for greedy drafts. top_m: how many (id, probability) pairs of q travel
     per draft; 0 asks for one-hot drafts (greedy, or structured output), for which q need not travel.
     """
 
@@ -58,7 +58,7 @@ class Draft:
 
     position: answer tokens before the first draft (the row's position plus its tokens). tokens: int32 [k], k <= K.
     q_ids, q_probs: [k * m], row-major: the drafter's distribution that each draft was sampled from, its top m
-    renormalised (each row sums to 1); empty for one-hot drafts. ahead: the drafts were ready before they were asked for.
+    renormalised (each row sums to 1); empty for one-hot drafts. ahead: they were ready before they were asked for.
     """
 
     session: str

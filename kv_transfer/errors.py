@@ -31,6 +31,12 @@ class EngineUnavailableError(SkimError):
     kind: ClassVar[str] = "unavailable"
 
 
+class SessionLostError(SkimError):
+    """A drafting session is not on this speculator replica (any more): evicted, or the replica is a new one."""
+
+    kind: ClassVar[str] = "session_lost"
+
+
 class WireError(SkimError):
     """Bytes that are not a message this version can read: corrupt, truncated, too large, or of another version."""
 

@@ -51,6 +51,25 @@ class SelectionOptions(BaseModel):
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
 
 
+class DecodeOptions(BaseModel):
+    """How the target's decode is speculated (exact speculative decoding, arXiv 2211.17192 and 2302.01318).
+
+    One definition serves the request option `speculative_decode`, the `decode:` section of a config file and the wire.
+    `remote`: the speculator that read the prompt drafts. All other methods are vLLM's own and run in the target.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["remote", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp", "none"] = Field(
+        "remote", description="who drafts; a request may choose the deployment's method or none"
+    )
+    max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
+    adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
+    draft_ahead: Literal["off", "chain", "branches"] = Field("chain", description="draft on while the target verifies")
+    draft_context: Literal["full", "kept"] = Field("full", description="what the drafter reads: all or what was kept")
+    q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution that travel per draft")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
     """A prompt's KV cache on one speculator replica, kept for drafting.
@@ -158,6 +177,7 @@ class GenerateRequest:
     prompt: KeptPrompt
     sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     cache_salt: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import Int32Array, ModelInfo, SelectionOptions
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +24,15 @@ class Scores:
     timings: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafted:
+    """A continuation. tokens: int32 [k]. q_ids, q_probs: [k * m] as in `kv_transfer.drafts.Draft`, empty for one-hot."""
+
+    tokens: Int32Array
+    q_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    q_probs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+
+
 class SpeculatorEngine(Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
@@ -31,12 +41,43 @@ class SpeculatorEngine(Protocol):
 
     info: ModelInfo
 
-    async def score(self, request_id: str, token_ids: Int32Array, options: SelectionOptions) -> Scores:
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
         """Prefill `token_ids` [M], decode `options.look_ahead` tokens greedily, score the M prompt tokens.
 
+        cache_salt: prompts of different salts share no cached KV. keep_session: keep the prompt's KV as the session
+        `request_id`, for `draft`.
         Raises InvalidRequestError if M + look_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
         engine is dead.
         """
+        ...
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        """A session over a kept prompt, read at its original positions (`draft_context: kept`, or a lost session)."""
+        ...
+
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        """Continue the session's prompt plus `answer` by at most `count` tokens; fewer at the model's last position.
+
+        answer: int32 [A], the whole answer that the target has accepted so far, at positions M, M + 1, ...; KV that the
+        session holds for other tokens is rolled back. temperature 0 drafts greedily and top_m must be 0; else each
+        token is sampled from the drafter's top `top_m` at that temperature, renormalised, and q comes back.
+        Calls for several sessions are batched; one session has one call at a time.
+        Raises SessionLostError if the session was evicted or never opened.
+        """
+        ...
+
+    async def close_session(self, session: str) -> None:
+        """Free the session's KV; does nothing for a session that is not there."""
         ...
 
     async def check_health(self) -> None:
