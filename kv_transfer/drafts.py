@@ -20,9 +20,9 @@ class DraftRow:
     """One request in one step.
 
     session: its session's id. position: answer tokens before `tokens`. tokens: int32 [A], what the target accepted
-    since the drafter last heard of it (accepted drafts, then the replacement or bonus token). max_drafts: drafts wanted,
-    K; 0 only tells the drafter. temperature: 0 asks for greedy drafts. top_m: how many (id, probability) pairs of q travel
-    per draft; 0 asks for one-hot drafts (greedy, or structured output), for which q need not travel.
+    since the drafter last heard of it (accepted drafts, then the replacement or bonus token). max_drafts: drafts
+    wanted, K; 0 only tells the drafter. temperature: 0 asks for greedy drafts. top_m: how many (id, probability) pairs
+    of q travel per draft; 0 asks for one-hot drafts (greedy, or structured output), for which q need not travel.
     """
 
     session: str

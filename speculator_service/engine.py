@@ -26,7 +26,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """A continuation. tokens: int32 [k]. q_ids, q_probs: [k * m] as in `kv_transfer.drafts.Draft`, empty for one-hot."""
+    """A continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot."""
 
     tokens: Int32Array
     q_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
