@@ -177,9 +177,9 @@ class GenerateRequest:
     prompt: KeptPrompt
     sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
     cache_salt: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    decode: DecodeOptions = field(default_factory=lambda: DecodeOptions())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
