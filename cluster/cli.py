@@ -23,9 +23,10 @@ app = typer.Typer(
 )
 console = Console(stderr=True, highlight=False)
 
-# The terminal is for the user: Ray, Serve and vLLM log to their files. Read when they are imported.
+# The terminal is for the user: Ray and Serve log to files, vLLM and torch say only errors. Read when imported.
 QUIET = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
