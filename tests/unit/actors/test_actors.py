@@ -1,0 +1,184 @@
+"""The pools' deployment classes over mock engines: bytes in, bytes out, and no inside shown."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.speculator import SpeculatorActor
+from actors.target import ACCEPTED, TargetActor
+from kv_transfer.codec import decode, encode
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
+from kv_transfer.messages import (
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    ModelInfo,
+    Selection,
+    SelectionOptions,
+    SelectRequest,
+)
+
+MODELS = Path(__file__).parents[3] / "demo_models"
+IDS = np.arange(10, 410, dtype=np.int32)
+
+
+def speculator(**options):
+    return SpeculatorActor("mock", str(MODELS / "speculator"), 1, options)
+
+
+def target(**options):
+    return TargetActor("mock", str(MODELS / "target"), 1, options)
+
+
+def select_request(ids=IDS):
+    return encode(SelectRequest("r", ids, SelectionOptions(keep_rate=0.25)))
+
+
+def generate_request(**sampling):
+    return encode(GenerateRequest("r", KeptPrompt.dense(IDS), {"max_tokens": 3, **sampling}))
+
+
+async def replies(actor, payload):
+    return [reply async for reply in actor.generate(payload)]
+
+
+async def failure(reply, cls):
+    with pytest.raises(SkimError) as caught:
+        decode(reply, cls)
+    return caught.value
+
+
+async def test_info_tells_what_the_replica_runs():
+    for actor, folder, limit in ((speculator(), "speculator", 32768), (target(max_model_len=512), "target", 512)):
+        info = decode(await actor.info(), ModelInfo)
+        assert (info.engine, Path(info.path).name, info.max_model_len) == ("mock", folder, limit)
+
+
+async def test_a_selection_is_bytes_in_and_bytes_out():
+    selection = decode(await speculator().select(select_request()), Selection)
+    assert selection.kept.context_length == 400
+    assert selection.kept.token_ids.tolist() == IDS[selection.kept.positions].tolist()
+    assert selection.kept.token_ids.size < 200
+
+
+async def test_an_answer_is_a_sign_and_then_outputs():
+    sign, *outputs = await replies(target(), generate_request())
+    assert sign == ACCEPTED
+    decoded = [decode(reply, GenerateOutput) for reply in outputs]
+    assert [output.finished for output in decoded] == [False, False, True]
+
+
+async def test_the_sign_comes_before_the_work():
+    """So that the router's wait for a replica does not include the prefill."""
+    actor = target(prefill_ms=600_000)
+    stream = actor.generate(generate_request())
+    assert await anext(stream) == ACCEPTED
+    assert (await actor.stats())["started"] == 0
+    await stream.aclose()
+
+
+async def test_bytes_that_are_no_request_are_a_wire_error():
+    for payload in (b"", b"hello", select_request()[:-1], generate_request()[:20]):
+        assert isinstance(await failure(await speculator().select(payload), Selection), WireError)
+        sign, last = await replies(target(), payload)
+        assert sign == ACCEPTED
+        assert isinstance(await failure(last, GenerateOutput), WireError)
+
+
+async def test_a_refused_request_is_an_encoded_error():
+    error = await failure(await speculator().select(select_request(np.array([5000], np.int32))), Selection)
+    assert isinstance(error, InvalidRequestError)
+    assert "token id 5000" in str(error)
+    _, last = await replies(target(), generate_request(max_tokens=10**6))
+    error = await failure(last, GenerateOutput)
+    assert isinstance(error, InvalidRequestError)
+    assert "1000000" in str(error)
+
+
+async def test_an_engine_that_is_down_is_unavailable():
+    assert isinstance(
+        await failure(await speculator(fail_every=1).select(select_request()), Selection), EngineUnavailableError
+    )
+    _, last = await replies(target(fail_before_first=1), generate_request())
+    assert isinstance(await failure(last, GenerateOutput), EngineUnavailableError)
+
+
+class Broken:
+    """An engine whose every call raises what no one foresaw."""
+
+    info = None
+
+    async def score(self, *args):
+        raise RuntimeError("secret /root/path")
+
+    async def generate(self, request):
+        raise RuntimeError("secret /root/path")
+        yield
+
+    def close(self):
+        pass
+
+
+async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
+    actors = speculator(), target()
+    actors[0]._service.engine.score = Broken().score
+    actors[1]._engine = Broken()
+    _, last = await replies(actors[1], generate_request())
+    for reply, cls, pool in (
+        (await actors[0].select(select_request()), Selection, "speculator"),
+        (last, GenerateOutput, "target"),
+    ):
+        error = await failure(reply, cls)
+        assert isinstance(error, EngineUnavailableError)
+        assert str(error) == f"the {pool} engine failed on this request; its replica's log has the cause"
+    assert "secret /root/path" in caplog.text
+
+
+async def test_a_cancelled_selection_is_aborted_in_the_engine():
+    actor = speculator(latency_ms=600_000)
+    task = asyncio.create_task(actor.select(select_request()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (await actor.stats())["running"] == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_a_closed_stream_is_aborted_in_the_engine():
+    actor = target()
+    stream = actor.generate(generate_request())
+    assert await anext(stream) == ACCEPTED
+    await anext(stream)
+    assert await actor.stats() == {"started": 1, "running": 1, "aborted": 0}
+    await stream.aclose()
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_health_is_the_engines():
+    actor = speculator()
+    await actor.check_health()
+    actor._engine.close()
+    with pytest.raises(EngineUnavailableError):
+        await actor.check_health()
+    await target().check_health()
+
+
+@pytest.mark.parametrize("cls", [SpeculatorActor, TargetActor])
+def test_a_replica_that_cannot_start_says_why(cls):
+    with pytest.raises(ModelError, match="does not exist"):
+        cls("mock", str(MODELS / "nowhere"), 1, {})
+    with pytest.raises(SkimError, match="choose vllm, transformers or mock"):
+        cls("tensorrt", str(MODELS / "target"), 1, {})
+
+
+@pytest.mark.parametrize("make", [speculator, target])
+def test_a_replica_that_goes_closes_its_engine(make):
+    actor, closed = make(), []
+    actor._engine.close = lambda: closed.append(True)
+    actor.__del__()
+    assert closed
+    actor._engine.close = lambda: None

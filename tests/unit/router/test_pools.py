@@ -1,0 +1,250 @@
+"""The calls over Serve handles, on handles that fail as Ray's do: retries, admission, cancellation."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from actors.target import ACCEPTED
+from kv_transfer.codec import encode, encode_error
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, WireError
+from kv_transfer.messages import (
+    Completion,
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    ModelInfo,
+    Selection,
+    SelectRequest,
+)
+from router.pools import MAX_ATTEMPTS, ServePools
+from tests.unit.router.conftest import until
+
+REQUEST = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]))
+SELECT = SelectRequest("r", np.array([1, 2, 3], np.int32))
+SELECTION = encode(Selection(KeptPrompt.dense([1, 2, 3]), 1.0))
+FOREVER = object()
+
+
+def output(text, finished=False):
+    return encode(GenerateOutput([Completion(0, text, np.array([1], np.int32))], finished))
+
+
+GOOD = (ACCEPTED, output("a"), output("b", finished=True))
+
+
+async def play(step):
+    """What a replica does: answer, fail, or hang."""
+    if step is FOREVER:
+        await asyncio.Event().wait()
+    if isinstance(step, Exception):
+        raise step
+    return step
+
+
+class Reply:
+    """Stands in for DeploymentResponse and DeploymentResponseGenerator."""
+
+    def __init__(self, *steps):
+        self._steps = list(steps)
+        self.cancelled = self.waiting = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if not self._steps:
+            raise StopAsyncIteration
+        return await self._play()
+
+    def __await__(self):
+        return self._play().__await__()
+
+    async def _play(self):
+        self.waiting = True
+        return await play(self._steps.pop(0))
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class Handle:
+    """Stands in for DeploymentHandle: each call of a method takes the next reply and notes its payload."""
+
+    def __init__(self, *replies):
+        self.replies, self.payloads, self.streams = list(replies), [], False
+        self._left = iter(self.replies)
+        self.select = self.generate = self.info = SimpleNamespace(remote=self._call)
+
+    def options(self, *, stream):
+        self.streams = stream
+        return self
+
+    def _call(self, *payload):
+        self.payloads += payload
+        return next(self._left)
+
+
+def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0):
+    """ServePools over handles that give these replies, and the two handles."""
+    handles = Handle(*speculator), Handle(*target)
+    return ServePools(*handles, admission_timeout_s), *handles
+
+
+async def texts(pools):
+    return [output.completions[0].text async for output in pools.generate(REQUEST)]
+
+
+def died():
+    return ActorDiedError()
+
+
+async def test_outputs_come_through_as_they_were_sent():
+    pools, _, target = serve_pools(target=[Reply(*GOOD)])
+    assert target.streams
+    assert await texts(pools) == ["a", "b"]
+    assert target.payloads == [encode(REQUEST)]
+
+
+@pytest.mark.parametrize("early", [(), (ACCEPTED,)])
+@pytest.mark.parametrize("deaths", range(1, MAX_ATTEMPTS))
+@pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("busy", None)])
+async def test_a_replica_that_dies_before_it_answered_is_replaced(early, deaths, death):
+    pools, _, target = serve_pools(target=[*(Reply(*early, death) for _ in range(deaths)), Reply(*GOOD)])
+    assert await texts(pools) == ["a", "b"]
+    assert len(target.payloads) == deaths + 1
+    assert len(set(target.payloads)) == 1
+
+
+async def test_after_the_first_output_a_death_is_the_callers():
+    pools, _, target = serve_pools(target=[Reply(ACCEPTED, output("a"), died()), Reply(*GOOD)])
+    stream = pools.generate(REQUEST)
+    assert (await anext(stream)).completions[0].text == "a"
+    with pytest.raises(EngineUnavailableError, match="died during its answer"):
+        await anext(stream)
+    assert len(target.payloads) == 1
+
+
+async def test_when_every_replica_dies_it_is_said_once():
+    pools, _, target = serve_pools(target=[Reply(ACCEPTED, died()) for _ in range(MAX_ATTEMPTS + 1)])
+    with pytest.raises(EngineUnavailableError, match="no target replica could take this request"):
+        await texts(pools)
+    assert len(target.payloads) == MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "refusal", [BackPressureError(1, 1), DeploymentUnavailableError(DeploymentID("target", "skim")), FOREVER]
+)
+async def test_a_pool_without_a_free_replica_is_said_in_time(refusal):
+    pools, _, target = serve_pools(target=[Reply(refusal)], admission_timeout_s=0.02 if refusal is FOREVER else 60.0)
+    with pytest.raises(EngineUnavailableError, match="the target pool has no free replica"):
+        await texts(pools)
+    assert target.replies[0].cancelled
+    assert len(target.payloads) == 1
+
+
+async def test_admission_ends_the_wait_not_the_answer():
+    """A replica that has the request may take its time."""
+    reply = Reply(ACCEPTED, FOREVER)
+    pools, _, _ = serve_pools(target=[reply], admission_timeout_s=0.02)
+    task = asyncio.create_task(texts(pools))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(task), 0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("steps", [(b"hello",), (output("a"),), ()])
+async def test_a_replica_that_answers_out_of_turn(steps):
+    pools, _, _ = serve_pools(target=[Reply(*steps)])
+    with pytest.raises(EngineUnavailableError, match="answered out of turn"):
+        await texts(pools)
+
+
+@pytest.mark.parametrize("error", [InvalidRequestError("too long"), EngineUnavailableError("engine is dead")])
+async def test_an_error_on_the_wire_is_raised_again_and_not_retried(error):
+    pools, _, target = serve_pools(target=[Reply(ACCEPTED, encode_error(error)), Reply(*GOOD)])
+    with pytest.raises(type(error), match=str(error)):
+        await texts(pools)
+    assert len(target.payloads) == 1
+
+
+async def test_bytes_that_are_no_output_are_a_wire_error():
+    pools, _, _ = serve_pools(target=[Reply(ACCEPTED, b"hello")])
+    with pytest.raises(WireError):
+        await texts(pools)
+
+
+async def test_rays_own_errors_show_nothing_of_their_inside():
+    secret = RayTaskError("generate", "Traceback: secret", ValueError("secret"))
+    pools, _, _ = serve_pools(target=[Reply(ACCEPTED, secret)], speculator=[Reply(secret)])
+    with pytest.raises(EngineUnavailableError, match="the target pool failed on this request") as caught:
+        await texts(pools)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(EngineUnavailableError, match="the speculator pool did not answer") as caught:
+        await pools.select(SELECT)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [(FOREVER,), (ACCEPTED, FOREVER)])
+async def test_a_cancelled_generation_is_cancelled_in_the_pool(steps):
+    reply = Reply(*steps)
+    pools, _, _ = serve_pools(target=[reply])
+    task = asyncio.create_task(texts(pools))
+    await until(lambda: reply.waiting)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reply.cancelled
+
+
+async def test_an_answer_that_is_not_read_to_its_end_is_cancelled_in_the_pool():
+    reply = Reply(*GOOD)
+    pools, _, _ = serve_pools(target=[reply])
+    stream = pools.generate(REQUEST)
+    await anext(stream)
+    assert not reply.cancelled
+    await stream.aclose()
+    assert reply.cancelled
+
+
+async def test_a_selection_comes_back():
+    pools, speculator, _ = serve_pools(speculator=[Reply(SELECTION)])
+    assert (await pools.select(SELECT)).kept.token_ids.tolist() == [1, 2, 3]
+    assert speculator.payloads == [encode(SELECT)]
+
+
+async def test_a_cancelled_selection_is_cancelled_in_the_pool():
+    reply = Reply(FOREVER)
+    pools, _, _ = serve_pools(speculator=[reply])
+    task = asyncio.create_task(pools.select(SELECT))
+    await until(lambda: reply.waiting)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reply.cancelled
+
+
+@pytest.mark.parametrize("failure", [ActorDiedError(), BackPressureError(1, 1), TaskCancelledError()])
+async def test_a_selection_that_fails_says_so(failure):
+    pools, _, _ = serve_pools(speculator=[Reply(failure)])
+    with pytest.raises(EngineUnavailableError, match="the speculator pool did not answer"):
+        await pools.select(SELECT)
+
+
+async def test_an_error_of_the_speculator_is_raised_again():
+    pools, _, _ = serve_pools(speculator=[Reply(encode_error(InvalidRequestError("bad id")))])
+    with pytest.raises(InvalidRequestError, match="bad id"):
+        await pools.select(SELECT)
+
+
+async def test_connecting_learns_what_the_pools_run():
+    infos = [ModelInfo(name, "A", 10, "f", 100, 200, "mock") for name in ("small", "big")]
+    pools, _, _ = serve_pools(speculator=[Reply(encode(infos[0]))], target=[Reply(encode(infos[1]))])
+    await pools.connect()
+    assert (pools.speculator.path, pools.target.path) == ("small", "big")
