@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from openai import APIError, AsyncOpenAI
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, until
@@ -89,6 +90,19 @@ async def test_an_error_inside_a_stream_shows_nothing_of_its_inside(served, clie
     assert (name, json.loads(data)["error"]["message"]) == ("error", INTERNAL)
     assert "secret" not in response.text
     assert "pydantic" not in response.text
+
+
+async def test_the_openai_client_raises_an_error_inside_a_stream(served, client, pools, document, monkeypatch):
+    monkeypatch.setattr(served.dispatcher, "pools", Breaking(pools))
+    openai = AsyncOpenAI(base_url="http://router/v1", api_key="none", http_client=client, max_retries=0)
+    streams = (
+        await openai.chat.completions.create(model=MODEL_NAME, messages=document.messages, max_tokens=4, stream=True),
+        await openai.responses.create(model=MODEL_NAME, input=document.prompt, max_output_tokens=4, stream=True),
+    )
+    for stream in streams:
+        with pytest.raises(APIError, match=INTERNAL):
+            async for _ in stream:
+                pass
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
