@@ -73,13 +73,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
 
     defaults = RequestOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
     dispatcher = Dispatcher(LocalPools(), defaults, SELECT_TIMEOUT_S)
-    app = await build_openai_app(
-        dispatcher,
-        str(MODELS / "target"),
-        MODEL_NAME,
-        MAX_MODEL_LEN,
-        {"dtype": "float32", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
-    )
+    app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, {"dtype": "float32"})
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

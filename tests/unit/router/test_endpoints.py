@@ -245,7 +245,7 @@ async def test_a_stream_says_what_the_whole_answer_says(client, document, path):
     assert joined == (final.get("content") or final["text"])
 
 
-async def test_system_prompt_tools_and_question_are_kept(client, pools, document):
+async def test_system_prompt_and_question_are_kept(client, pools, document):
     system = "Answer with the value alone, in four digits."
     body = request_body(ENDPOINTS[0], document, speculative_prefill={"keep_rate": 0.01, "protect_last": 1})
     body["messages"] = [{"role": "system", "content": system}, *body["messages"]]
