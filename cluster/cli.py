@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kv_transfer.errors import SkimError
 
@@ -46,22 +47,27 @@ def main() -> NoReturn:
     try:
         app()
     except SkimError as error:
-        console.print(f"[bold red]skim:[/] {error}", soft_wrap=True, markup=True)
+        console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"skim {version('skim-serve')}")
+        raise typer.Exit
+
+
 @app.callback()
 def skim(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        print(f"skim {installed('skim-serve')}")
-        raise typer.Exit
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, help="Print the version and leave.", is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 @app.command(rich_help_panel=SERVING)
@@ -188,4 +194,4 @@ def _finish(result: dict[str, Any], json_file: Path | None) -> None:
     from cluster.tools import write_json
 
     write_json(json_file, result)
-    console.print(f"Wrote {json_file}")
+    console.print(f"Wrote {json_file}", markup=False, soft_wrap=True)

@@ -7,13 +7,13 @@ that names the setting, such as `target.tensor_parallel`.
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.messages import DecodeOptions, SelectionOptions
 
 
 def _absolute(model: str, info: ValidationInfo) -> str:
@@ -64,6 +64,25 @@ class RouterConfig(BaseModel):
     )
 
 
+class ChannelConfig(BaseModel):
+    """The draft channel between target workers and speculators (gRPC). Without token and TLS it trusts the network."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deadline_ms: float = Field(250.0, gt=0, le=10_000, description="a draft that takes longer is done without")
+    token: str | None = Field(None, min_length=16, description="shared secret that every target worker must show")
+    tls_cert: str | None = Field(None, description="server certificate, PEM file on the pools' machines")
+    tls_key: str | None = Field(None, description="its private key, PEM file")
+    tls_ca: str | None = Field(None, description="certificate authority that clients trust, PEM file")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name)]
+        if given and len(given) < 3:
+            raise ValueError("tls_cert, tls_key and tls_ca go together")
+        return self
+
+
 class DeploymentConfig(BaseModel):
     """Everything that `skim serve` needs to know."""
 
@@ -73,6 +92,8 @@ class DeploymentConfig(BaseModel):
     speculator: PoolConfig
     target: PoolConfig
     selection: SelectionOptions = Field(default_factory=lambda: SelectionOptions())
+    decode: DecodeOptions = Field(default_factory=lambda: DecodeOptions())
+    channel: ChannelConfig = Field(default_factory=lambda: ChannelConfig())
     router: RouterConfig = Field(default_factory=lambda: RouterConfig())
     spans_machines: bool = Field(False, description="the model folders lie on the pools' machines, perhaps not on this")
 
