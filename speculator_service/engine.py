@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -24,13 +24,27 @@ class Scores:
     timings: Mapping[str, float] = field(default_factory=dict)
 
 
+def _no_ids() -> Int32Array:
+    return np.empty(0, np.int32)
+
+
+def _no_probs() -> Float32Array:
+    return np.empty(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """A continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot."""
+    """A continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot.
+
+    alternative_ids, alternative_probs: [k * b], row-major, where they were asked for (`BranchingEngine`): the b likeliest
+    tokens in each draft's place, likeliest first, with their probabilities at temperature 1.
+    """
 
     tokens: Int32Array
-    q_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    q_probs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    q_ids: Int32Array = field(default_factory=_no_ids)
+    q_probs: Float32Array = field(default_factory=_no_probs)
+    alternative_ids: Int32Array = field(default_factory=_no_ids)
+    alternative_probs: Float32Array = field(default_factory=_no_probs)
 
 
 class SpeculatorEngine(Protocol):
@@ -71,7 +85,8 @@ class SpeculatorEngine(Protocol):
         answer: int32 [A], the whole answer that the target has accepted so far, at positions M, M + 1, ...; KV that the
         session holds for other tokens is rolled back. temperature 0 drafts greedily and top_m must be 0; else each
         token is sampled from the drafter's top `top_m` at that temperature, renormalised, and q comes back.
-        Calls for several sessions are batched; one session has one call at a time.
+        Calls for several sessions are batched; one session has one call at a time. Cancelling the task that awaits the
+        call stops it before its next forward and leaves the session usable.
         Raises SessionLostError if the session was evicted or never opened.
         """
         ...
@@ -87,6 +102,46 @@ class SpeculatorEngine(Protocol):
     def close(self) -> None:
         """Stop the engine's processes and free its memory; idempotent."""
         ...
+
+
+class BranchingEngine(SpeculatorEngine, Protocol):
+    """What `draft_ahead: branches` asks of an engine beyond the rest; such an engine sets supports_branches to True."""
+
+    supports_branches: bool
+
+    async def draft(
+        self,
+        session: str,
+        answer: Int32Array,
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> Drafted:
+        """As `SpeculatorEngine.draft`. alternatives: how many likeliest tokens to tell of in each draft's place, b."""
+        ...
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """`draft` for several answers of one session at once; they differ in their last tokens only.
+
+        Each continuation is sampled by itself. Counts as the session's one call.
+        """
+        ...
+
+
+def supports_branches(engine: SpeculatorEngine) -> TypeGuard[BranchingEngine]:
+    """Whether the engine drafts several continuations of one session at once."""
+    return getattr(engine, "supports_branches", False)
 
 
 def create_engine(
