@@ -64,7 +64,7 @@ class Recipe:
     else nouns and adjectives repeat (hard). density: share of the document's tokens that are records.
     two_attributes: share of records whose thing has a second record for another attribute. duplicates: share of
     records that come twice with different values. ask_duplicates: ask for those (True), for the others (False) or for
-    any (None). gap_probability: chance that positions jump forward between chunks, up to `longest` tokens in all, as
+    any (None). gap_probability: chance that positions jump forward between sentences, up to `longest` tokens in all, as
     they do in a kept prompt.
     """
 
@@ -146,16 +146,16 @@ def _records(count: int, recipe: Recipe, rng: random.Random) -> tuple[list[Recor
     return records, doubled
 
 
-def _gaps(tokens: int, recipe: Recipe, longest: int, rng: random.Random) -> np.ndarray:
-    """Shift [tokens] of each position: rises at chunk borders, by at most `longest` - `tokens` in all."""
+def _gaps(starts: list[int], tokens: int, recipe: Recipe, longest: int, rng: random.Random) -> np.ndarray:
+    """Shift [tokens] of each position: rises at some of the sentences' `starts`, by at most `longest` - `tokens`."""
     shift = np.zeros(tokens, dtype=np.int64)
     room = longest - tokens
     if room > 0 and rng.random() < recipe.gap_probability:
-        chunk = rng.choice([16, 32, 64, 128])
         total = int(room * rng.random() ** 2)
-        jumps = sorted(rng.randrange(total + 1) for _ in range(max(1, tokens // chunk)))
-        for i, jump in enumerate(jumps):
-            shift[max(2, i * chunk) :] = jump
+        places = sorted(rng.sample(starts, k=rng.randrange(1, max(2, len(starts) // 2))))
+        jumps = sorted(rng.randrange(total + 1) for _ in places)
+        for place, jump in zip(places, jumps, strict=True):
+            shift[place:] = jump
     return shift
 
 
@@ -176,16 +176,18 @@ def make_prompt(length: int, recipe: Recipe, rng: random.Random) -> Prompt:
     rng.shuffle(items)
 
     ids = [BOS, USER]
+    starts = []
     spans: dict[int, tuple[int, int]] = {}
     for index, tokens in items:
         if len(ids) + len(tokens) > budget:
             continue
         if index is not None:
             spans[index] = (len(ids), len(ids) + len(tokens))
+        starts.append(len(ids))
         ids += tokens
     prompt = Prompt(ids, np.empty(0), context=len(ids))
     _ask(prompt, records, doubled, spans, recipe, length, rng)
-    shift = _gaps(prompt.context, recipe, recipe.longest or length, rng)
+    shift = _gaps(starts, prompt.context, recipe, recipe.longest or length, rng)
     after = np.full(len(ids) - prompt.context, shift[-1])
     prompt.positions = np.arange(len(ids)) + np.concatenate([shift, after])
     return prompt
@@ -207,8 +209,8 @@ def _ask(
     if recipe.asked_words:
         adjectives, nouns = WORDS[recipe.asked_words]
         askable = [i for i in askable if records[i].adjective in adjectives and records[i].noun in nouns] or askable
-    for turn in range(recipe.questions):
-        index = rng.choice(askable)
+    # No record is asked for twice: an earlier answer would give the later one away.
+    for turn, index in enumerate(rng.sample(askable, min(recipe.questions, len(askable)))):
         record, order = records[index], ""
         starts = [spans[i][0] for i in spans if records[i].sentence()[:-6] == record.sentence()[:-6]]
         if len(starts) > 1:
@@ -225,7 +227,8 @@ def _ask(
         prompt.ids += [*answer, END]
 
 
-CONTEXT, ANSWER, ORDERED_ANSWER = 1, 2, 3  # kinds of tokens in a batch; 0 is padding
+# Kinds of tokens in a batch; 0 is padding. CLOSING: the full stop and END of an answer.
+CONTEXT, CLOSING, ANSWER, ORDERED_ANSWER = range(1, 5)
 
 
 def make_batch(
@@ -243,5 +246,6 @@ def make_batch(
         kinds[row, :n] = CONTEXT
         for asked in prompt.asked:
             start, stop = asked.answer
-            kinds[row, start : stop + 1] = ORDERED_ANSWER if asked.order else ANSWER
+            kinds[row, start : stop - 1] = ORDERED_ANSWER if asked.order else ANSWER
+            kinds[row, stop - 1 : stop + 1] = CLOSING
     return ids, positions, kinds

@@ -1,4 +1,4 @@
-"""A Llama in plain torch, with the parameter names of transformers' LlamaForCausalLM, and growth of a trained model."""
+"""A Llama in plain torch, with the parameter names of transformers' LlamaForCausalLM."""
 
 import math
 from dataclasses import dataclass
@@ -123,50 +123,3 @@ class Llama(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed_tokens.weight)
-
-
-@torch.no_grad()
-def grow(model: Llama, small: Llama) -> None:
-    """Make `model` compute what the trained `small` computes, up to noise, in its first dimensions, units and layers.
-
-    Both need the same heads and head_dim. The new dimensions of the shared layers start with small random weights, and
-    the new layers write next to nothing at first, so that training starts where the small model ended.
-    """
-    big, old = model.shape, small.shape
-    if (big.heads, big.kv_heads, big.head_dim) != (old.heads, old.kv_heads, old.head_dim):
-        raise ValueError(f"cannot grow {old} into {big}: the heads differ")
-    old_embeddings = small.embed_tokens.weight
-    embeddings = torch.randn(big.vocabulary, big.hidden) * 0.3 * old_embeddings.pow(2).mean().sqrt()
-    embeddings[:, : old.hidden] = old_embeddings
-    model.embed_tokens.weight.copy_(embeddings)
-    # RMSNorm averages over the new dimensions too: these factors undo that, for embeddings and for later states.
-    first = (embeddings.pow(2).mean() / old_embeddings.pow(2).mean()).sqrt()
-    later = math.sqrt(old.hidden / big.hidden)
-
-    def widen_norm(norm: RMSNorm, old_norm: RMSNorm, factor: float | Tensor) -> None:
-        norm.weight.fill_(1.0)
-        norm.weight[: old.hidden] = old_norm.weight * factor
-
-    for i, layer in enumerate(model.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        if i >= old.layers:
-            attention.o_proj.weight.mul_(0.05)
-            mlp.down_proj.weight.mul_(0.05)
-            continue
-        source = small.layers[i]
-        widen_norm(layer.input_layernorm, source.input_layernorm, first if i == 0 else later)
-        widen_norm(layer.post_attention_layernorm, source.post_attention_layernorm, later)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weight = getattr(attention, name).weight
-            weight[:, old.hidden :] = 0
-            weight[:, : old.hidden] = getattr(source.self_attn, name).weight
-        attention.o_proj.weight.mul_(0.05)
-        attention.o_proj.weight[: old.hidden] = source.self_attn.o_proj.weight
-        for name in ("gate_proj", "up_proj"):
-            weight = getattr(mlp, name).weight
-            weight[: old.intermediate] = 0
-            weight[: old.intermediate, : old.hidden] = getattr(source.mlp, name).weight
-        mlp.down_proj.weight.mul_(0.05)
-        mlp.down_proj.weight[:, : old.intermediate] = 0
-        mlp.down_proj.weight[: old.hidden, : old.intermediate] = source.mlp.down_proj.weight
-    widen_norm(model.norm, small.norm, later)

@@ -1,7 +1,6 @@
 """Train one model of the demo pair on generated prompts, on one CPU thread or a few.
 
-    python train.py speculator.pt --shape speculator --seed 0 --stages 256:16:300:8,1024:4:200:24
-    python train.py target.pt --shape target --grow speculator.pt --seed 1 --stages 512:4:100:14
+    python train.py speculator.pt --shape speculator --seed 0 --stages 256:16:30:8,1024:4:80:24
 
 A stage is TOKENS:PROMPTS:STEPS:QUESTIONS. The same command and seed give the same model on the same machine with the
 same number of threads.
@@ -10,17 +9,18 @@ same number of threads.
 import argparse
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from data import ANSWER, CONTEXT, ORDERED_ANSWER, Recipe, make_batch
-from model import SHAPES, Llama, grow
-from prior import lay_in
+from data import ANSWER, CLOSING, CONTEXT, ORDERED_ANSWER, Recipe, make_batch
+from model import SHAPES, Llama
+from prior import circuit_layers, lay_in
 from torch import Tensor
 
-LONGEST = 16384  # positions seen in training, through gaps
+LONGEST = 9216  # positions seen in training, through gaps
+CIRCUIT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +32,18 @@ class Stage:
 
     def recipes(self) -> list[Recipe]:
         """The kinds of prompts a stage draws from: few or many records, known words or any words, twins or none."""
-        common = {"questions": self.questions, "gap_probability": 0.7, "longest": LONGEST}
-        kinds = [("demo", True, 0.0), ("demo", False, 0.15), ("pool", False, 0.0), ("pool", False, 0.15)]
+        common = Recipe(questions=self.questions, gap_probability=0.5, longest=LONGEST)
         return [
-            Recipe(words=words, unique_nouns=unique, duplicates=twins, **common)  # type: ignore[arg-type]
-            for words, unique, twins in kinds
+            replace(common, unique_nouns=True),
+            replace(common),
+            replace(common, words="pool"),
+            replace(common, words="pool", duplicates=0.2),
+            replace(common, words="pool", duplicates=0.4, ask_duplicates=True),
         ]
 
 
 def parse_stages(text: str) -> list[Stage]:
     return [Stage(*map(int, part.split(":"))) for part in text.split(",")]
-
-
-def start_model(shape: str, grow_from: Path | None, init_from: Path | None, seed: int) -> Llama:
-    """A model with the structured start, grown from a trained smaller one, or continued from a checkpoint."""
-    torch.manual_seed(seed)
-    if init_from:
-        return load(init_from)
-    model = Llama(SHAPES[shape])
-    if grow_from:
-        grow(model, load(grow_from))
-    else:
-        lay_in(model, seed)
-    return model
 
 
 def load(path: Path) -> Llama:
@@ -68,16 +57,22 @@ def save(model: Llama, path: Path) -> None:
     torch.save({"shape": model.shape, "weights": model.state_dict()}, path)
 
 
-def optimizer_for(model: Llama, rate: float, train_embeddings: bool) -> torch.optim.AdamW:
-    """AdamW over matrices (with weight decay) and norms; over the embeddings only on request.
+def optimizer_for(model: Llama, rate: float) -> torch.optim.AdamW:
+    """AdamW over everything but the embeddings; each group's "share" is its part of the learning rate.
 
-    Embeddings that stay random treat all words alike, so that what is learned on some words holds for others.
+    Embeddings that stay as they are treat all words alike, so that what is learned on some words holds for others. The
+    layers that start with the right circuit learn slowly: early, still random gradients would blur it.
     """
-    model.embed_tokens.weight.requires_grad_(train_embeddings)
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in trained if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in trained if p.ndim < 2 or "embed" in name]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    model.embed_tokens.weight.requires_grad_(False)
+    depth = circuit_layers(model.shape)
+    circuit = [p for layer in model.layers[:depth] for p in layer.self_attn.parameters()]
+    circuit += [p for layer in model.layers[: depth - 1] for p in layer.mlp.parameters()]
+    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in circuit)]
+    groups = [
+        {"params": circuit, "share": CIRCUIT_SHARE, "weight_decay": 0.0},
+        {"params": [p for p in others if p.ndim == 2], "share": 1.0, "weight_decay": 0.01},
+        {"params": [p for p in others if p.ndim == 1], "share": 1.0, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
 
 
@@ -90,10 +85,10 @@ def losses(model: Llama, ids: Tensor, positions: Tensor, kinds: Tensor) -> tuple
         hidden = model(ids, positions)[:, :-1]
         wanted, kind = ids[:, 1:], kinds[:, 1:]
         sampled = torch.rand(kind.shape) < min(1.0, 1024 / kind.numel())
-        chosen = (kind >= ANSWER) | ((kind == CONTEXT) & sampled)
+        chosen = (kind >= CLOSING) | ((kind == CONTEXT) & sampled)
         logits = model.logits(hidden[chosen])
     loss = F.cross_entropy(logits.float(), wanted[chosen], reduction="none")
-    is_answer = kind[chosen] >= ANSWER
+    is_answer = kind[chosen] >= CLOSING
     right = (logits.argmax(-1) == wanted[chosen])[is_answer]
     return loss[is_answer].mean(), loss[~is_answer].mean(), right, kind[chosen][is_answer]
 
@@ -126,7 +121,7 @@ class Log:
 
 def train(model: Llama, stages: list[Stage], args: argparse.Namespace) -> None:
     rng = random.Random(args.seed + 1)
-    optimizer = optimizer_for(model, args.rate, args.train_embeddings)
+    optimizer = optimizer_for(model, args.rate)
     total_tokens = sum(s.tokens * s.prompts * s.steps for s in stages)
     log = Log(sum(s.steps for s in stages))
     step = tokens = 0
@@ -136,7 +131,7 @@ def train(model: Llama, stages: list[Stage], args: argparse.Namespace) -> None:
             left = (1 - tokens / total_tokens) / args.decay
             rate = args.rate * min(1.0, (step + 1) / 20, max(0.02, left))
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["share"]
             batch = make_batch(stage.prompts, stage.tokens, recipes, rng)
             parts = losses(model, *map(torch.from_numpy, batch))
             (parts[0] + args.text_weight * parts[1]).backward()
@@ -154,18 +149,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="checkpoint to write")
     parser.add_argument("--shape", choices=SHAPES, default="speculator")
-    parser.add_argument("--grow", type=Path, help="start from this smaller trained checkpoint")
-    parser.add_argument("--init", type=Path, help="continue from this checkpoint of the same shape")
     parser.add_argument("--stages", type=parse_stages, required=True)
-    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
-    parser.add_argument("--decay", type=float, default=0.5, help="share of the tokens over which the rate falls")
-    parser.add_argument("--text-weight", type=float, default=0.05, help="weight of the loss outside answers")
-    parser.add_argument("--train-embeddings", action="store_true", help="train the token embeddings too")
+    parser.add_argument("--rate", type=float, default=5e-4, help="highest learning rate")
+    parser.add_argument("--decay", type=float, default=0.6, help="share of the tokens over which the rate falls")
+    parser.add_argument("--text-weight", type=float, default=0.02, help="weight of the loss outside answers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = start_model(args.shape, args.grow, args.init, args.seed)
+    torch.manual_seed(args.seed)
+    model = Llama(SHAPES[args.shape])
+    lay_in(model, args.seed)
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     train(model, args.stages, args)
 
