@@ -79,6 +79,8 @@ class VllmSpeculator:
         if not self._closed:
             self._closed = True
             self._engine.shutdown()
+            # Left to the interpreter's end, its destructor would find half of vLLM gone.
+            del self._engine
 
     async def worker_stats(self) -> list[dict[str, float]]:
         """Per rank, `SpeculatorWorker.speculator_stats`."""

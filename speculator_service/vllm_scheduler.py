@@ -29,4 +29,4 @@ class SpeculatorScheduler(Scheduler):
 
 
 class AsyncSpeculatorScheduler(SpeculatorScheduler, AsyncScheduler):
-    """For engines that schedule ahead (GPU). Not run here."""
+    """For engines that schedule ahead (GPU; run on CPU with the V2 runner in Triton's interpreter)."""

@@ -7,7 +7,8 @@ read once, after the last look-ahead step. All of this runs in the engine's own 
 EOS: with async scheduling (GPU) sampled tokens reach the host only in `get_output`. Scores are therefore copied to the
 host per step [S, M], and the steps after an EOS are masked there.
 
-Run on CPU (V1 runner, TP 1 and 2). On a GPU: written for it, not run.
+Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter with async scheduling. Not run: any GPU, so
+neither pinned copies, events, NCCL nor CUDA graphs.
 """
 
 import time

@@ -1,0 +1,52 @@
+"""The model runner and the scheduling that GPUs use, on CPU: vLLM's V2 runner in Triton's interpreter, a step ahead.
+
+The engine's processes find `v2_on_cpu/sitecustomize.py` first; this process keeps vLLM as it is on CPU.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.messages import SelectionOptions
+from speculator_service import vllm_start
+from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def rig(start, device):
+    if device == "cuda":
+        pytest.skip("on a GPU all other modules already run on the V2 runner")
+    small = {"max_model_len": 256, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    engine_config = vllm_start._engine_config
+
+    def ahead(*args):
+        config = engine_config(*args)
+        # vLLM's CPU platform switches it off, for no runner of its own needs it.
+        config.scheduler_config.async_scheduling = True
+        config.scheduler_config.scheduler_cls = vllm_start.ASYNC_SCHEDULER
+        return config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "v2_on_cpu"))
+        patch.setattr(vllm_start, "_engine_config", ahead)
+        yield start("llama", {"head_dim": 64}, **small)
+
+
+async def test_the_v2_runner_scheduled_ahead(rig):
+    """Chunked, ended early and preempted in one batch, then from the prefix cache."""
+    cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=20)) for length in (100, 113, 126, 139)]
+    cases += [(EARLY_PROMPT, SelectionOptions(look_ahead=8)), ([20], SelectionOptions(look_ahead=0))]
+    assert max(await rig.errors(cases)) <= TOLERANCE
+    for _ in range(2):
+        assert await rig.errors(cases[:1]) <= [TOLERANCE]
+    (stats,) = await rig.engine.worker_stats()
+    assert stats["resumed"] > 0
+    assert stats["cached_tokens"] > 0
+
+    def running(worker):
+        return [type(worker.model_runner).__module__, worker.scheduler_config.async_scheduling]
+
+    assert await rig.call(running) == [["vllm.v1.worker.cpu.model_runner", True]]
