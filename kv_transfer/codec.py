@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from kv_transfer.arrays import ELEMENT_TYPES, decode_array, encode_array
+from kv_transfer.draft_columns import ReplyColumns, RequestColumns
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import SkimError, WireError, error_of_kind
 from kv_transfer.messages import (
@@ -55,17 +56,21 @@ _NUMBERS: dict[type, int] = {
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
+# These travel in another form than their own; `of` makes it, `message` turns it back.
+_COLUMNS: dict[type, Any] = {DraftRequest: RequestColumns, DraftReply: ReplyColumns}
+
 Message = TypeVar("Message")
 
 
 def encode(message: Any) -> bytes:
-    """A message of `kv_transfer.messages` as bytes; WireError if it has no form on the wire or is too large."""
+    """A message of `messages.py` or `drafts.py` as bytes; WireError if it has no form on the wire or is too large."""
     number = _NUMBERS.get(type(message))
     if number is None:
         raise WireError(f"a {type(message).__name__} is not a message")
     try:
-        body = _ENCODER.encode(message)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
+        columns = _COLUMNS.get(type(message))
+        body = _ENCODER.encode(columns.of(message) if columns else message)
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
         raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
     if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
@@ -89,6 +94,8 @@ def decode(data: bytes, cls: type[Message]) -> Message:
         raise WireError(f"{cls.__name__} was expected, {name} came")
     try:
         message = _DECODERS[number].decode(memoryview(data)[_HEADER.size :])
+        if found in _COLUMNS:
+            message = message.message()
     except (msgspec.MsgspecError, WireError, RecursionError, ValueError, TypeError) as e:
         raise WireError(f"these bytes are no {cls.__name__}: {e}") from None
     if isinstance(message, ErrorMessage):
@@ -128,5 +135,6 @@ def _decode_hook(wanted: type, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
-    number: msgspec.msgpack.Decoder(cls, dec_hook=_decode_hook, ext_hook=decode_array) for number, cls in _TYPES.items()
+    number: msgspec.msgpack.Decoder(_COLUMNS.get(cls, cls), dec_hook=_decode_hook, ext_hook=decode_array)
+    for number, cls in _TYPES.items()
 }

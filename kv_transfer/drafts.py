@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kv_transfer.errors import WireError
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 
 
@@ -44,7 +45,7 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """sequence: rises by one per message of a connection. closed: sessions whose requests have ended."""
+    """sequence: the reply's is the same; DraftClient sets its own. closed: sessions whose requests have ended."""
 
     sequence: int
     rows: list[DraftRow] = field(default_factory=list)
@@ -76,3 +77,23 @@ class DraftReply:
     sequence: int
     drafts: list[Draft] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+
+
+def check_answers(reply: DraftReply, request: DraftRequest) -> None:
+    """Raise WireError unless each draft of `reply` continues its row of `request`, by no more than was asked for.
+
+    A row may get no draft. Whether the ids are in the target's vocabulary is for the target to check.
+    """
+    rows = {row.session: row for row in request.rows}
+    for draft in reply.drafts:
+        row = rows.get(draft.session)
+        if row is None:
+            raise WireError(f"drafts came for session {draft.session!r}, for which none were asked")
+        if draft.position != row.position + row.tokens.size:
+            raise WireError(f"drafts for session {draft.session!r} start at token {draft.position} of the answer")
+        count = draft.tokens.size
+        if count > row.max_drafts or draft.q_ids.size > count * row.top_m:
+            raise WireError(f"more drafts, or more of q, came for session {draft.session!r} than were asked for")
+    asked = rows.keys() | {state.session for state in request.restored}
+    if not asked.issuperset(reply.lost):
+        raise WireError("a session is said to be lost that was not asked for")

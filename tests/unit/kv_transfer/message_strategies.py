@@ -7,8 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import (
     Completion,
+    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -72,8 +74,24 @@ select_requests = st.builds(
     st.booleans(),
     st.none() | names,
 )
+decode_options = st.builds(
+    DecodeOptions,
+    method=st.sampled_from(["remote", "ngram", "none"]),
+    max_draft_tokens=st.integers(1, 16),
+    adaptive=st.booleans(),
+    draft_ahead=st.sampled_from(["off", "chain", "branches"]),
+    draft_context=st.sampled_from(["full", "kept"]),
+    q_top=st.integers(1, 512),
+)
 generate_requests = st.builds(
-    GenerateRequest, names, kept_prompts(), parameters, st.integers(-9, 9), st.none() | names, parameters
+    GenerateRequest,
+    names,
+    kept_prompts(),
+    parameters,
+    st.integers(-9, 9),
+    st.none() | names,
+    parameters,
+    decode=decode_options,
 )
 completions = st.builds(
     Completion,
@@ -95,7 +113,46 @@ generate_outputs = st.builds(
 )
 model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names)
 
+small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
+draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))
+session_states = st.builds(SessionState, names, kept_prompts(), id_arrays())
+
+
+def by_session(rows: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Some rows, each of another session."""
+    return st.lists(rows, max_size=5, unique_by=lambda row: row.session)
+
+
+draft_requests = st.builds(
+    DraftRequest,
+    ids,
+    by_session(draft_rows),
+    st.lists(session_states, max_size=2),
+    st.lists(names, max_size=3),
+)
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """k drafts, each with its q over m tokens that hold it, or one-hot."""
+    tokens = draw(small_id_arrays)
+    width = draw(st.integers(0, 6))
+    q_ids, q_probs = [], []
+    for token in tokens if width else []:
+        others = draw(st.sets(ids.filter(lambda i, token=token: i != token), min_size=width - 1, max_size=width - 1))
+        row = draw(st.permutations([token, *others]))
+        weights = [draw(st.integers(int(i == token), 9)) for i in row]
+        q_ids += row
+        q_probs += [weight / sum(weights) for weight in weights]
+    q = (np.array(q_ids, np.int32), np.array(q_probs, np.float32))
+    return Draft(draw(names), draw(ids), tokens, *q, ahead=draw(st.booleans()))
+
+
+draft_replies = st.builds(DraftReply, ids, by_session(drafts()), st.lists(names, max_size=3))
+
 messages = st.one_of(
+    draft_requests,
+    draft_replies,
     kept_prompts(),
     selections(),
     select_requests,

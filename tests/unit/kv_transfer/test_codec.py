@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer import codec
 from kv_transfer.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
+from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
 from kv_transfer.messages import (
     GenerateOutput,
@@ -32,6 +33,8 @@ CLASSES = [
     ModelInfo,
     Session,
     SelectionOptions,
+    DraftRequest,
+    DraftReply,
 ]
 INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6
@@ -270,7 +273,7 @@ def test_truncated_messages(message, data):
 
 
 @given(messages, st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=1000)
+@settings(max_examples=500)
 def test_flipped_bits(message, flips):
     data = bytearray(encode(message))
     for place, mask in flips:

@@ -1,0 +1,188 @@
+"""The target worker's end of the draft channel: synchronous, with a deadline, and never in the way of a step."""
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import replace
+
+import grpc
+
+from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, Tls, client_credentials, token_metadata
+from kv_transfer.channel_breaker import CircuitBreaker
+from kv_transfer.codec import decode, encode
+from kv_transfer.drafts import DraftReply, DraftRequest, check_answers
+from kv_transfer.errors import SkimError, WireError
+
+logger = logging.getLogger(__name__)
+
+# A stream that leaves so many requests in a row unanswered is given up for a new one.
+_MOST_UNANSWERED = 3
+
+_OPTIONS = [
+    *MESSAGE_LIMITS,
+    # A new channel connects at once: it shares no subchannel, whose back-off would outlast ours.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Replicas are reached directly, whatever proxy the environment names.
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class DraftClient:
+    """Asks one speculator replica for drafts. One thread uses it; it keeps three of its own while connected.
+
+    counters: exchanges (answered), timeouts, breaker_opened, reconnects (streams that answered after an earlier one
+    had), stale (replies that came too late), broken (messages that cannot be sent or read, or that do not answer what
+    was asked).
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        deadline_s: float = 0.25,
+        token: str | None = None,
+        tls: Tls | None = None,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        """address: host:port; the first exchange connects. Raises SkimError if a file of `tls` cannot be read."""
+        self._address = address
+        self._deadline_s = deadline_s
+        self._token = token
+        self._credentials = client_credentials(tls) if tls else None
+        self._server_name = tls.server_name if tls else None
+        self._breaker = breaker or CircuitBreaker()
+        self._stream: _Stream | None = None
+        self._last_answered: _Stream | None = None
+        self._sequence = 0
+        names = ("exchanges", "timeouts", "breaker_opened", "reconnects", "stale", "broken")
+        self.counters: dict[str, int] = dict.fromkeys(names, 0)
+
+    def exchange(self, request: DraftRequest) -> DraftReply | None:
+        """The reply, checked by `check_answers`; None if there is none within the deadline, for whatever reason.
+
+        The client numbers the messages itself; the reply comes with the request's own number.
+        """
+        if not self._breaker.allows_call():
+            return None
+        try:
+            reply = self._ask(request, time.monotonic() + self._deadline_s)
+        except TimeoutError:
+            self.counters["timeouts"] += 1
+            self._count_unanswered()
+            self._failed(f"no answer within {self._deadline_s} s")
+        except _StreamEndedError as e:
+            self.close()
+            self._failed(str(e), for_sure=True)
+        except SkimError as e:
+            self.counters["broken"] += 1
+            self._failed(str(e))
+        else:
+            self._succeeded()
+            return replace(reply, sequence=request.sequence)
+        return None
+
+    def close(self) -> None:
+        """End the stream and its threads; idempotent. A later exchange opens a new one."""
+        if self._stream:
+            self._stream.close()
+            self._stream = None
+
+    def _ask(self, request: DraftRequest, deadline: float) -> DraftReply:
+        self._sequence += 1
+        body = encode(replace(request, sequence=self._sequence))
+        stream = self._open_stream()
+        stream.send(body)
+        while True:
+            reply = decode(stream.receive(deadline), DraftReply)
+            if reply.sequence == self._sequence:
+                check_answers(reply, request)
+                return reply
+            if reply.sequence > self._sequence:
+                raise WireError(f"a reply has number {reply.sequence}, the request had {self._sequence}")
+            self.counters["stale"] += 1
+
+    def _open_stream(self) -> "_Stream":
+        """The stream in use, or a new one if there is none or it has ended between two exchanges."""
+        if self._stream and self._stream.has_ended:
+            self.close()
+        if not self._stream:
+            self._stream = _Stream(self._open_channel(), token_metadata(self._token))
+        return self._stream
+
+    def _open_channel(self) -> grpc.Channel:
+        if not self._credentials:
+            return grpc.insecure_channel(self._address, _OPTIONS)
+        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
+        return grpc.secure_channel(self._address, self._credentials, [*_OPTIONS, *name])
+
+    def _count_unanswered(self) -> None:
+        if self._stream:
+            self._stream.unanswered += 1
+            if self._stream.unanswered >= _MOST_UNANSWERED:
+                self.close()
+
+    def _failed(self, reason: str, *, for_sure: bool = False) -> None:
+        was_closed = not self._breaker.pause_s
+        if self._breaker.failed(for_sure=for_sure):
+            self.counters["breaker_opened"] += 1
+            # Once per outage: a trial that fails says nothing new.
+            level = logging.WARNING if was_closed else logging.DEBUG
+            logger.log(level, "No drafts from %s, next try in %.1f s: %s", self._address, self._breaker.pause_s, reason)
+
+    def _succeeded(self) -> None:
+        self.counters["exchanges"] += 1
+        if self._breaker.pause_s:
+            logger.info("Drafts from %s again", self._address)
+        self._breaker.succeeded()
+        if self._stream:
+            self._stream.unanswered = 0
+        if self._stream is not self._last_answered:
+            self.counters["reconnects"] += self._last_answered is not None
+            self._last_answered = self._stream
+
+
+class _StreamEndedError(Exception):
+    """The peer ended the stream, refused it or cannot be reached."""
+
+
+class _Stream:
+    """One gRPC call on a channel of its own; a thread reads it, so that waiting for a reply can end."""
+
+    def __init__(self, channel: grpc.Channel, metadata: list[tuple[str, bytes]]) -> None:
+        self.unanswered = 0
+        self.has_ended = False
+        self._reason = ""
+        self._channel = channel
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._requests.get, None), metadata=metadata)
+        threading.Thread(target=self._read, name="draft-replies", daemon=True).start()
+
+    def send(self, body: bytes) -> None:
+        self._requests.put(body)
+
+    def receive(self, deadline: float) -> bytes:
+        """The next reply; raises TimeoutError at `deadline` (monotonic seconds), _StreamEndedError at the end."""
+        try:
+            body = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError from None
+        if body is None:
+            raise _StreamEndedError(self._reason)
+        return body
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for body in self._call:
+                self._replies.put(body)
+            self._reason = "the peer ended the stream"
+        except grpc.RpcError as e:
+            self._reason = f"{e.code().name}, {e.details()}"
+        self.has_ended = True
+        self._replies.put(None)

@@ -1,0 +1,67 @@
+"""The speculator's end of the draft channel."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, Tls, server_credentials, token_is_right
+from kv_transfer.codec import decode, encode
+from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.errors import EngineUnavailableError, SkimError
+
+Handler = Callable[[DraftRequest], Awaitable[DraftReply]]
+
+
+class DraftServer:
+    """Answers each DraftRequest of each stream by `handler`, the requests of one stream one after the other.
+
+    If the handler raises, the stream ends with the error's text and the client pauses. If the client leaves, the
+    handler's task is cancelled. token: refuse streams that do not show it. host: the address to listen on; port 0
+    takes a free one.
+    """
+
+    def __init__(
+        self, handler: Handler, host: str, port: int = 0, *, token: str | None = None, tls: Tls | None = None
+    ) -> None:
+        self._handler = handler
+        self._address = f"{host}:{port}"
+        self._token = token
+        self._credentials = server_credentials(tls) if tls else None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen; the port. Raises EngineUnavailableError if it is taken."""
+        # Without SO_REUSEPORT a second server on the port fails here instead of taking half of the clients.
+        server = grpc.aio.server(options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)])
+        method = grpc.stream_stream_rpc_method_handler(self._exchange)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        try:
+            if self._credentials:
+                port = server.add_secure_port(self._address, self._credentials)
+            else:
+                port = server.add_insecure_port(self._address)
+        except RuntimeError:
+            raise EngineUnavailableError(
+                f"the draft channel cannot listen on {self._address}: choose a free port, or 0"
+            ) from None
+        await server.start()
+        self._server = server
+        return int(port)
+
+    async def stop(self) -> None:
+        """End all streams and free the port; idempotent."""
+        if self._server:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def _exchange(
+        self, bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        if not token_is_right(self._token, context.invocation_metadata() or ()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong: give both pools the same one")
+        async for body in bodies:
+            try:
+                reply = encode(await self._handler(decode(body, DraftRequest)))
+            except SkimError as e:
+                await context.abort(grpc.StatusCode.ABORTED, str(e))
+            yield reply
