@@ -36,8 +36,8 @@ def _no_probs() -> Float32Array:
 class Drafted:
     """A continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot.
 
-    alternative_ids, alternative_probs: [k * b], row-major, where they were asked for (`BranchingEngine`): the b likeliest
-    tokens in each draft's place, likeliest first, with their probabilities at temperature 1.
+    alternative_ids, alternative_probs: [k * b], row-major, where they were asked for (`BranchingEngine`): the b
+    likeliest tokens in each draft's place, likeliest first, with their probabilities at temperature 1.
     """
 
     tokens: Int32Array

@@ -6,20 +6,23 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kv_transfer.errors import EngineUnavailableError
-from kv_transfer.messages import Int32Array, SelectionOptions
+from kv_transfer.errors import EngineUnavailableError, SessionLostError
+from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import inspect_model
-from speculator_service.engine import Scores
+from speculator_service.engine import Drafted, Scores
 from speculator_service.limits import check_length
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
 
 class MockSpeculator:
-    """Scores a token by a hash of its id. Reads the model folder's config and tokenizer only.
+    """Scores a token by a hash of its id, and another hash names the next one. Reads config and tokenizer only.
 
-    started, aborted, running: calls of `score` begun, cancelled, and under way.
+    started, aborted, running: calls of `score` begun, cancelled, and under way. sessions: by id, the context length
+    and the last token of the prompt.
     """
+
+    supports_branches = True
 
     def __init__(
         self,
@@ -27,18 +30,34 @@ class MockSpeculator:
         *,
         latency_ms: float = 0.0,
         ms_per_token: float = 0.0,
+        ms_per_draft: float = 0.0,
         fail_every: int = 0,
         max_model_len: int | None = None,
+        seed: int = 0,
     ) -> None:
-        """A call takes latency_ms + ms_per_token * M. fail_every n: each nth call raises EngineUnavailableError."""
+        """Scoring takes latency_ms + ms_per_token * M, drafting ms_per_draft * count.
+
+        fail_every n: each nth call of `score` raises EngineUnavailableError. seed: of sampled drafts.
+        """
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.started = self.aborted = self.running = 0
         self._latency_ms = latency_ms
         self._ms_per_token = ms_per_token
         self._fail_every = fail_every
+        self._ms_per_draft = ms_per_draft
         self._closed = False
+        self._random = np.random.default_rng(seed)
+        self.sessions: dict[str, tuple[int, int]] = {}
 
-    async def score(self, request_id: str, token_ids: Int32Array, options: SelectionOptions) -> Scores:
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
         """As `SpeculatorEngine.score`: importance from token ids alone, look-ahead tokens from the last id."""
         await self.check_health()
         check_length(int(token_ids.size), options.look_ahead, self.info)
@@ -56,9 +75,78 @@ class MockSpeculator:
             self.running -= 1
         tokens = [int(token_ids[-1])]
         for _ in range(options.look_ahead):
-            tokens.append(int(_hash(np.array(tokens[-1:])) * self.info.vocab_size))
+            tokens.append(self.likeliest(tokens[-1]))
+        if keep_session:
+            self.sessions[request_id] = (int(token_ids.size), int(token_ids[-1]))
         timings = {"queue": 0.0, "speculate": (perf_counter() - start) * 1e3}
         return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings)
+
+    def likeliest(self, token: int) -> int:
+        """What this model says after `token`; the ids that follow it have half the probability each time."""
+        return int(_hash(np.array([token]))[0] * self.info.vocab_size)
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        await self.check_health()
+        check_length(prompt.context_length, 0, self.info)
+        await asyncio.sleep((self._latency_ms + self._ms_per_token * prompt.token_ids.size) / 1e3)
+        self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
+
+    async def draft(
+        self,
+        session: str,
+        answer: Int32Array,
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> Drafted:
+        """As `BranchingEngine.draft`."""
+        [drafted] = await self.draft_many(
+            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
+        )
+        return drafted
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """As `BranchingEngine.draft_many`; many take as long as one."""
+        await self.check_health()
+        if session not in self.sessions:
+            raise SessionLostError(f"session {session} is not on this mock speculator")
+        await asyncio.sleep(self._ms_per_draft * count / 1e3)
+        return [self._continue(session, a, count, temperature, top_m, alternatives) for a in answers]
+
+    def _continue(
+        self, session: str, answer: Int32Array, count: int, temperature: float, top_m: int, alternatives: int
+    ) -> Drafted:
+        context_length, last = self.sessions[session]
+        count = max(0, min(count, self.info.max_model_len - context_length - int(answer.size)))
+        tokens = [int(answer[-1]) if answer.size else last]
+        rows = np.empty((count, max(top_m, alternatives, 1)), np.int32)
+        halves = np.float32(0.5) ** np.arange(1, rows.shape[1] + 1, dtype=np.float32)
+        weights = halves[:top_m] ** np.float32(1 / temperature) if temperature else halves[:0]
+        q = weights / weights.sum() if top_m else weights
+        for row in rows:
+            row[:] = (self.likeliest(tokens[-1]) + np.arange(row.size)) % self.info.vocab_size
+            tokens.append(int(self._random.choice(row[:top_m], p=q / q.sum())) if top_m else int(row[0]))
+        return Drafted(
+            np.array(tokens[1:], np.int32),
+            rows[:, :top_m].ravel(),
+            np.tile(q, count),
+            rows[:, :alternatives].ravel(),
+            np.tile(halves[:alternatives], count),
+        )
+
+    async def close_session(self, session: str) -> None:
+        self.sessions.pop(session, None)
 
     async def check_health(self) -> None:
         if self._closed:

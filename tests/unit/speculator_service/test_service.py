@@ -23,7 +23,7 @@ class ScriptedEngine:
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
         self.calls = 0
 
-    async def score(self, request_id, token_ids, options):
+    async def score(self, request_id, token_ids, options, *, cache_salt=None, keep_session=False):
         self.calls += 1
         return self.scores
 
