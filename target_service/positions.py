@@ -34,11 +34,18 @@ class PositionMap:
         # Offsets never fall, so the slots before the first non-zero one are those that a dense prompt would have too.
         self._lead_in = int(np.searchsorted(self.prompt_offsets, 0, side="right"))
 
-    def fill(self, out: Int64Array, start: int) -> None:
-        """Write the offsets of slots start .. start + len(out) - 1 into `out`."""
+    def fill(self, out: Int64Array, start: int, max_position: int | None = None) -> None:
+        """Write the offsets of slots start .. start + len(out) - 1 into `out`.
+
+        max_position: positions that the model has. Drafts past the answer's end may have slots past them; those get
+        the last one, because rotary embeddings past it would be read outside their table. Their tokens never go out.
+        """
         in_prompt = self.prompt_offsets[start : start + out.size]
         out[: in_prompt.size] = in_prompt
         out[in_prompt.size :] = self.decode_offset
+        past = start + out.size + self.decode_offset - max_position if max_position else 0
+        if past > 0:
+            out[-past:] -= np.arange(1, past + 1)
 
     def block_key(self, start: int, end: int) -> bytes | None:
         """What tells the KV of slots [start, end) from the same tokens at other positions.

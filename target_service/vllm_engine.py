@@ -1,10 +1,11 @@
 """The target on vLLM: continuous batching, paged KV, prefix caching and tensor parallelism, with restored positions."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
@@ -15,9 +16,12 @@ from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, Skim
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.model_info import inspect_model
 from kv_transfer.positions import encode_positions
+from target_service.draft_settings import DRAFTING, encode_settings
 from target_service.limits import check_request
 from target_service.positions import KEPT_POSITIONS
+from target_service.vllm_decode_stats import DecodeCounts
 from target_service.vllm_outputs import generate_output
+from target_service.vllm_speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
 from target_service.vllm_start import start_engine
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
@@ -27,6 +31,9 @@ ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 class VllmTarget:
     """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
 
+    decode: fields of DecodeOptions, how decoding is speculated for requests that do not say none; None never does.
+    draft_model: the folder of the drafting weights, for vLLM's own methods that have some. draft_channel: keyword
+    arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
     Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -36,10 +43,21 @@ class VllmTarget:
     scheduler_cls = "target_service.vllm_scheduler.TargetScheduler"
     async_scheduler_cls = "target_service.vllm_scheduler.AsyncTargetScheduler"
 
-    def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel: int = 1,
+        decode: Mapping[str, Any] | None = None,
+        draft_model: str | None = None,
+        draft_channel: Mapping[str, Any] | None = None,
+        **engine_options: Any,
+    ) -> None:
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
         # Said even when it is the default: vLLM's own default for longrope models is the original maximum.
         engine_options["max_model_len"] = info.max_model_len
+        self.decode = read_decode(decode)
+        engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
         self._engine: AsyncLLM = start_engine(
             model,
             tensor_parallel,
@@ -47,11 +65,16 @@ class VllmTarget:
             worker_cls=self.worker_cls,
             scheduler_cls=self.scheduler_cls,
             async_scheduler_cls=self.async_scheduler_cls,
+            stat_logger=self._count_decodes,
         )
         self.info = info
 
+    def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
+        self._decode_counts = DecodeCounts(config, engine_index)
+        return self._decode_counts
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """As TargetEngine.generate; the look-ahead tokens and the session of the kept prompt are not used."""
+        """As TargetEngine.generate; the look-ahead tokens and the session are used with decode method remote."""
         sampling = self._sampling_params(request)
         unknown = request.engine_args.keys() - ENGINE_ARGS
         if unknown:
@@ -83,14 +106,30 @@ class VllmTarget:
         prompt = request.prompt
         if not prompt.is_dense:
             extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
-        fields = {"output_kind": 1, **request.sampling, "max_tokens": max_tokens, "extra_args": extra_args or None}
+        fields = {"output_kind": 1, **request.sampling, "max_tokens": max_tokens}
         unknown = fields.keys() - set(SamplingParams.__struct_fields__)
         if unknown:
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")
         try:
-            return msgspec.convert(fields, SamplingParams)
+            sampling = msgspec.convert(fields, TargetSamplingParams)
         except (msgspec.ValidationError, VLLMClientError, ValueError) as e:
             raise InvalidRequestError(f"sampling parameters: {e}") from e
+        if self.decode.method != "none":
+            extra_args[DRAFTING] = encode_settings(request, verifiable=verifiable(sampling))
+        sampling.extra_args = extra_args or None
+        return sampling
+
+    async def decode_stats(self) -> dict[str, Any]:
+        """Counts of speculation since the start; {} with method none.
+
+        rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts); with
+        method remote also what target_service.vllm_proposer.RemoteProposer.stats tells.
+        """
+        if self.decode.method == "none":
+            return {}
+        counts = vars(self._decode_counts)
+        [told, *_] = await self._engine.collective_rpc("draft_stats")
+        return {**(told or {}), **counts}
 
     async def check_health(self) -> None:
         try:

@@ -50,8 +50,10 @@ def _batch_offsets(runner: Any) -> Int64Array | None:
     if not any(maps):
         return None
     starts = runner.query_start_loc.np[: batch.num_reqs + 1]
+    max_position = runner.model_config.hf_text_config.max_position_embeddings
     offsets = np.zeros(int(starts[-1]), np.int64)
     for row, restored in enumerate(maps):
         if restored is not None:
-            restored.fill(offsets[starts[row] : starts[row + 1]], int(batch.num_computed_tokens_cpu[row]))
+            slots = offsets[starts[row] : starts[row + 1]]
+            restored.fill(slots, int(batch.num_computed_tokens_cpu[row]), max_position)
     return offsets

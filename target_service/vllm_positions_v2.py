@@ -80,9 +80,10 @@ def _restoring(base: type) -> type:
                 return
             starts = batch.query_start_loc_np
             offsets = np.zeros(int(starts[batch.num_reqs]), np.int64)
+            max_position = self.model_config.hf_text_config.max_position_embeddings
             for row in rows:
                 slots = offsets[starts[row] : starts[row + 1]]
-                self._maps[batch.req_ids[row]].fill(slots, int(batch.num_computed_tokens_np[row]))
+                self._maps[batch.req_ids[row]].fill(slots, int(batch.num_computed_tokens_np[row]), max_position)
             positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
 
         def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:

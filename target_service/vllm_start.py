@@ -1,7 +1,7 @@
 """Starts vLLM's AsyncLLM with Skim's worker and scheduler, or says in one sentence why it does not start."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -11,11 +11,14 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.errors import ModelError, SkimError
-from target_service import vllm_block_hash, vllm_positions_v1, vllm_positions_v2
+from target_service import vllm_block_hash, vllm_draft_probs, vllm_positions_v1, vllm_positions_v2
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
+
+StatLogger = Callable[[VllmConfig, int], StatLoggerBase]
 
 
 def start_engine(
@@ -26,8 +29,11 @@ def start_engine(
     worker_cls: str,
     scheduler_cls: str,
     async_scheduler_cls: str,
+    stat_logger: StatLogger | None = None,
 ) -> AsyncLLM:
     """An engine for the model in folder `model`; options are fields of AsyncEngineArgs. Classes are dotted names.
+
+    stat_logger: makes what the engine tells its numbers to, besides vLLM's own.
 
     Raises ModelError for a model whose positions cannot be restored, SkimError for all else that stops the start.
     """
@@ -43,7 +49,7 @@ def start_engine(
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     with _cpu_threads(config):
         try:
-            return AsyncLLM.from_vllm_config(config)
+            return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger] if stat_logger else None)
         except Exception as e:  # of what went wrong in the engine's processes, their log alone knows more
             raise SkimError(
                 f"the target engine did not start with {model}: {_first_line(e)}; read the cause in the engine's log,"
@@ -90,6 +96,8 @@ def _check_hooks(config: VllmConfig) -> None:
     """Here as well as in the processes that install them: this process can still tell the user."""
     vllm_block_hash.check()
     (vllm_positions_v2 if config.use_v2_model_runner else vllm_positions_v1).check()
+    if config.speculative_config and config.speculative_config.method == "custom_class":
+        vllm_draft_probs.check()
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""What a target's worker must know to have a request drafted for: it travels in `SamplingParams.extra_args`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.messages import GenerateRequest, Int32Array, Session
+
+DRAFTING = "skim_drafting"
+"""Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which cost little to copy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSettings:
+    """max_drafts: K at most, 0 for none. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft."""
+
+    max_drafts: int
+    adaptive: bool
+    q_top: int
+    look_ahead: Int32Array
+    session: Session | None
+
+
+def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dict[str, Any]:
+    """verifiable: False for sampling that drafts cannot be verified under; such a request decodes plainly."""
+    decode, session = request.decode, request.prompt.session
+    return {
+        "max_drafts": decode.max_draft_tokens if verifiable and decode.method != "none" else 0,
+        "adaptive": decode.adaptive,
+        "q_top": decode.q_top,
+        "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
+        "session": [session.address, session.id] if session else None,
+    }
+
+
+def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None:
+    """The settings of a request with these `extra_args`; None for one that came without."""
+    sent = extra_args.get(DRAFTING) if extra_args else None
+    if sent is None:
+        return None
+    return DraftSettings(
+        max_drafts=sent["max_drafts"],
+        adaptive=sent["adaptive"],
+        q_top=sent["q_top"],
+        look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
+        session=Session(*sent["session"]) if sent["session"] else None,
+    )
+
+
+def max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
+    """`DraftSettings.max_drafts` alone, at no cost; None for a request that came without."""
+    sent = extra_args.get(DRAFTING) if extra_args else None
+    return None if sent is None else int(sent["max_drafts"])

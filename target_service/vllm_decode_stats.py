@@ -1,0 +1,29 @@
+"""Counts what vLLM's scheduler says of speculation, for every method, runner and rank alike."""
+
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+
+class DecodeCounts(StatLoggerBase):
+    """rounds (verifications), drafts and accepted ones, the latter two by position as well."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        most = vllm_config.num_speculative_tokens
+        self.rounds = self.drafts = self.accepted = 0
+        self.drafts_per_position, self.accepted_per_position = [0] * most, [0] * most
+
+    def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+        step = getattr(scheduler_stats, "spec_decoding_stats", None)
+        if step is None:
+            return
+        self.rounds += step.num_drafts
+        self.drafts += step.num_draft_tokens
+        self.accepted += step.num_accepted_tokens
+        for position, count in enumerate(step.num_draft_tokens_per_pos):
+            self.drafts_per_position[position] += count
+        for position, count in enumerate(step.num_accepted_tokens_per_pos):
+            self.accepted_per_position[position] += count
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
