@@ -30,7 +30,7 @@ class DraftServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Listen; the port. Raises EngineUnavailableError if it is taken."""
+        """Listen; the port. Raises EngineUnavailableError if it is taken, or for `tls` files that are no certificates."""
         # Without SO_REUSEPORT a second server on the port fails here instead of taking half of the clients.
         server = grpc.aio.server(options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)])
         method = grpc.stream_stream_rpc_method_handler(self._exchange)
@@ -41,8 +41,9 @@ class DraftServer:
             else:
                 port = server.add_insecure_port(self._address)
         except RuntimeError:
+            hint = "and check that its tls files are certificates" if self._credentials else "or 0 for any"
             raise EngineUnavailableError(
-                f"the draft channel cannot listen on {self._address}: choose a free port, or 0"
+                f"the draft channel cannot listen on {self._address}: choose a free port, {hint}"
             ) from None
         await server.start()
         self._server = server

@@ -1,0 +1,97 @@
+"""Draft servers for the channel's tests: in a thread of the test, or as a process that a test can kill and stop."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from kv_transfer.channel_breaker import CircuitBreaker
+from kv_transfer.channel_client import DraftClient
+from kv_transfer.channel_server import DraftServer, Handler
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+
+HOST = "127.0.0.1"
+REQUEST = DraftRequest(
+    70, [DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRow("b", 0, np.empty(0, np.int32), 1)]
+)
+
+
+def answer(request: DraftRequest) -> DraftReply:
+    """For each row as many drafts as it wants: 0, 1, 2, ..."""
+    return DraftReply(
+        request.sequence,
+        [
+            Draft(row.session, row.position + row.tokens.size, np.arange(row.max_drafts, dtype=np.int32))
+            for row in request.rows
+        ],
+    )
+
+
+async def honest(request: DraftRequest) -> DraftReply:
+    return answer(request)
+
+
+@contextlib.contextmanager
+def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
+    """A DraftServer on an event loop of its own, as in an actor; its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    try:
+        server = DraftServer(handler, HOST, port, **options)
+        try:
+            yield f"{HOST}:{run(server.start())}"
+        finally:
+            run(server.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextlib.contextmanager
+def client(address: str, **options) -> Iterator[DraftClient]:
+    """A client that waits long; its pauses are short unless `breaker` says otherwise."""
+    quick = CircuitBreaker(first_pause_s=0.01, longest_pause_s=0.1)
+    it = DraftClient(address, **{"deadline_s": 60, "breaker": quick, **options})
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds; what is waited for is an event, the limit only ends a test that hangs."""
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def process(port: int = 0) -> Iterator[tuple[subprocess.Popen, int]]:
+    """An honest server as a process, killed at the end; the process and its port."""
+    command = [sys.executable, "-m", "tests.unit.kv_transfer.channel_peer", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
+        try:
+            yield peer, int(peer.stdout.readline())
+        finally:
+            peer.kill()
+
+
+async def _main(port: int) -> None:
+    print(await DraftServer(honest, HOST, port).start(), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

@@ -1,0 +1,47 @@
+"""A speculator process that dies, comes back or stands still: drafts come again, on a new stream."""
+
+import signal
+
+from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, process, until
+
+
+def test_a_killed_server_that_comes_back():
+    with process() as (peer, port), client(f"{HOST}:{port}") as it:
+        assert it.exchange(REQUEST)
+        peer.kill()
+        peer.wait()
+        assert it.exchange(REQUEST) is None
+        until(lambda: it.exchange(REQUEST) or it.counters["breaker_opened"] > 3)
+        assert (it.counters["exchanges"], it.counters["reconnects"]) == (1, 0)
+        with process(port):
+            until(lambda: it.exchange(REQUEST))
+            assert it.exchange(REQUEST)
+            assert it.counters["reconnects"] == 1
+
+
+def test_a_server_that_came_back_unnoticed():
+    with process() as (peer, port), client(f"{HOST}:{port}") as it:
+        assert it.exchange(REQUEST)
+        peer.kill()
+        peer.wait()
+        with process(port):
+            until(lambda: it._stream.has_ended)
+            assert it.exchange(REQUEST)
+            assert (it.counters["reconnects"], it.counters["breaker_opened"]) == (1, 0)
+
+
+def test_a_stopped_server_that_goes_on():
+    with process() as (peer, port), client(f"{HOST}:{port}") as it:
+        assert it.exchange(REQUEST)
+        peer.send_signal(signal.SIGSTOP)
+        try:
+            it._deadline_s = 0.05
+            until(lambda: it.exchange(REQUEST) or it.counters["timeouts"] == 5)
+            assert it.counters["exchanges"] == 1
+            assert it.counters["breaker_opened"] >= 1
+        finally:
+            peer.send_signal(signal.SIGCONT)
+        it._deadline_s = 60
+        until(lambda: it.exchange(REQUEST))
+        assert it.exchange(REQUEST)
+        assert it.counters["reconnects"] == 1
