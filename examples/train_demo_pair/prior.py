@@ -9,9 +9,9 @@ adjective and attribute match those before a record's value, in the dimensions o
 code is copied. "first" and "last" in the question add a preference for far or near records, in a dimension of RoPE that
 turns by about a radian over the whole prompt.
 
-With four layers or more, "first" and "last" get a circuit of their own. Layer 1 also asks, at the "is" of a record, for
+With four layers or more, "first" and "last" get a circuit of their own. Layer 1 asks, at the "is" of a record, for
 an earlier record of the same key, and marks the place if there is one; layer 2 carries the mark on to the value; layer
-3 looks up once more, "last" preferring and "first" avoiding marked values.
+3 does the look-up, "last" preferring and "first" avoiding marked values.
 """
 
 import math
@@ -31,16 +31,14 @@ FAST = 4e-3  # radians a token, at least, of those pairs
 SHORT = 16  # dimensions of a token's code that the look-back heads write
 CODE_GAIN = 1.5
 COPY_GAIN = 2.0
-EARLY_COPY_GAIN = 0.25  # of the first look-up where a second one follows, which has to read what the first leaves
 MATCH = 20.0  # attention logit of one matching word
 VALUE = 20.0  # attention logit of standing where values stand, after "is"
 ORDER = 28.0  # attention logit by which "first" or "last" moves a record, at most
 TWIN_GAIN = 1.5  # how much more a twin must match than an answer
-NOTHING = 3.2  # matching words (of 4, "is" counted) below which a look-up of a deep model finds nothing
-NO_TWIN = 3.3  # matching words (of 4, "is" counted) below which no twin is seen
+NOTHING = 3.3  # matching words (of 4, "is" counted) below which a look-up of a deep model finds nothing
+NO_TWIN = 3.6  # matching words (of 4, "is" counted) below which no twin is seen
 MARK = 4.0  # size of a mark, in units of EMBEDDING_STD
 MARK_ORDER = 30.0  # attention logit by which a mark counts
-SECOND_LOOK = 1.7  # the second look-up reads a state that the first has made longer
 LONGEST = 16384
 # Tokens back as the question's last token sees it, as the record's value sees it, dimensions to match in: noun,
 # adjective, attribute.
@@ -86,12 +84,11 @@ def lay_in(model: Llama, seed: int) -> None:
             attentions[0], start.common * math.sqrt(2 / model.shape.hidden), range(1, model.shape.heads + 1)
         )
         start.write_codes(attentions[0])
-        start.look_up(attentions[1], EARLY_COPY_GAIN if start.deep else COPY_GAIN)
         if start.deep:
             start.mark_twins(attentions[1])
             start.look_back(attentions[2], start.one * 1.2, [1])
             start.carry_mark(attentions[2])
-            start.look_up(attentions[3], COPY_GAIN, by_mark=True)
+        start.look_up(attentions[3 if start.deep else 1])
 
 
 class _Start:
@@ -112,6 +109,7 @@ class _Start:
         self.written = basis[:, shape.head_dim : end].split(SHORT, dim=1)
         self.scale = math.sqrt(shape.hidden / (shape.head_dim - 1))
         codes = torch.cat([self.codes, other], 1)
+        codes[BOS] = 0  # the first token matches nothing, so that it can stand for "nothing"
         embeddings = codes @ self.token_code.T * self.scale
         embeddings += self.common * math.sqrt(shape.hidden)
 
@@ -126,10 +124,7 @@ class _Start:
             self.start_token, self.mark, self.carried_mark = basis[:, end : end + 3].T
             embeddings[BOS] += self.start_token * math.sqrt(shape.hidden)
             self.read_mark = CODE_GAIN / MARK / gain
-            # The first token's state is longer by its own direction; what the norm before layer 1 leaves of both:
-            length = math.sqrt(3 * shape.hidden + CODE_GAIN**2 * SHORT * shape.heads)
-            self.read_start = length / shape.hidden
-            self.start_code = codes[BOS] * self.scale * math.sqrt(shape.hidden) / length
+            self.read_start = math.sqrt(2 / shape.hidden)
         model.embed_tokens.weight.copy_(embeddings * EMBEDDING_STD)
 
     def noise(self, *size: int) -> Tensor:
@@ -167,11 +162,8 @@ class _Start:
         for outputs, part in zip(attention.o_proj.weight.split(self.shape.head_dim, dim=1), self.written, strict=True):
             outputs[:, :SHORT] = part * EMBEDDING_STD * CODE_GAIN
 
-    def look_up(self, attention: Attention, copy_gain: float, by_mark: bool = False) -> None:
-        """Match words, copy values: even KV heads for the first half of a value, odd ones for the second.
-
-        by_mark: "first" and "last" go by the mark, not by distance.
-        """
+    def look_up(self, attention: Attention) -> None:
+        """Match words, copy values: even KV heads for the first half of a value, odd ones for the second."""
         size = self.shape.head_dim
         group = self.shape.heads // self.shape.kv_heads
         self.blank(attention)
@@ -180,19 +172,15 @@ class _Start:
         for i in range(self.shape.kv_heads):
             first_half = i % 2 == 0
             ask, offer = self._match(FIRST_VALUE if first_half else SECOND_VALUE, after_is=1 if first_half else 2)
-            if first_half and by_mark:
+            if first_half and self.deep:
                 self._order_by_mark(ask, offer)
             elif first_half:
                 self._order_by_distance(ask, offer)
-            if by_mark:
-                ask *= SECOND_LOOK
             queries[i].add_(ask.repeat(group, 1))
             keys[i].add_(offer)
             values[i].zero_()
             values[i][: size - 1] = self.token_code.T
-            if self.deep:
-                values[i][: size - 1] -= self.start_code[:, None] * self.start_token * self.read_start
-            outputs[i].copy_((values[i].T * EMBEDDING_STD * copy_gain).repeat(1, group))
+            outputs[i].copy_((values[i].T * EMBEDDING_STD * COPY_GAIN).repeat(1, group))
 
     def _still(self) -> list[int]:
         """The dimensions of a head that RoPE hardly turns."""
@@ -237,18 +225,21 @@ class _Start:
         offer[place] = self.carried_mark * self.read_mark * strength
 
     def mark_twins(self, attention: Attention) -> None:
-        """Turn the second half of the first group's heads to asking for an earlier record of the same key.
+        """The first group's heads ask, at the "is" of a record, for an earlier record of the same key.
 
         They see the prompt's first token where there is none, and write a mark where there is one.
         """
         size, heads = self.shape.head_dim, self.shape.heads // self.shape.kv_heads
+        ask, offer = self._match(FIRST_VALUE, after_is=1)
         ask, _ = self._match(TWIN, after_is=1, nothing=NO_TWIN)
-        attention.v_proj.weight[size - 1] = self.one - self.start_token * self.read_start
-        for head in range(heads // 2, heads):
-            attention.q_proj.weight[head * size : (head + 1) * size] = ask * TWIN_GAIN
-            output = attention.o_proj.weight[:, head * size : (head + 1) * size]
+        self.blank(attention)
+        attention.q_proj.weight[: heads * size] += ask.repeat(heads, 1) * TWIN_GAIN
+        attention.k_proj.weight[:size] += offer
+        attention.v_proj.weight[0] = self.one - self.start_token * self.read_start
+        attention.o_proj.weight.mul_(EMBEDDING_STD)
+        for output in attention.o_proj.weight[:, : heads * size].split(size, dim=1):
             output.zero_()
-            output[:, size - 1] = self.mark * EMBEDDING_STD * MARK / (heads - heads // 2)
+            output[:, 0] = self.mark * EMBEDDING_STD * MARK / heads
 
     def carry_mark(self, attention: Attention) -> None:
         """Head 0, which looks one token back, writes that token's mark as the carried mark."""

@@ -20,7 +20,6 @@ from prior import circuit_layers, lay_in
 from torch import Tensor
 
 LONGEST = 9216  # positions seen in training, through gaps
-CIRCUIT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def save(model: Llama, path: Path) -> None:
     torch.save({"shape": model.shape, "weights": model.state_dict()}, path)
 
 
-def optimizer_for(model: Llama, rate: float) -> torch.optim.AdamW:
+def optimizer_for(model: Llama, rate: float, circuit_share: float) -> torch.optim.AdamW:
     """AdamW over everything but the embeddings; each group's "share" is its part of the learning rate.
 
     Embeddings that stay as they are treat all words alike, so that what is learned on some words holds for others. The
@@ -69,7 +68,7 @@ def optimizer_for(model: Llama, rate: float) -> torch.optim.AdamW:
     circuit += [p for layer in model.layers[: depth - 1] for p in layer.mlp.parameters()]
     others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in circuit)]
     groups = [
-        {"params": circuit, "share": CIRCUIT_SHARE, "weight_decay": 0.0},
+        {"params": circuit, "share": circuit_share, "weight_decay": 0.0},
         {"params": [p for p in others if p.ndim == 2], "share": 1.0, "weight_decay": 0.01},
         {"params": [p for p in others if p.ndim == 1], "share": 1.0, "weight_decay": 0.0},
     ]
@@ -121,7 +120,7 @@ class Log:
 
 def train(model: Llama, stages: list[Stage], args: argparse.Namespace) -> None:
     rng = random.Random(args.seed + 1)
-    optimizer = optimizer_for(model, args.rate)
+    optimizer = optimizer_for(model, args.rate, args.circuit_share)
     total_tokens = sum(s.tokens * s.prompts * s.steps for s in stages)
     log = Log(sum(s.steps for s in stages))
     step = tokens = 0
@@ -151,6 +150,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="speculator")
     parser.add_argument("--stages", type=parse_stages, required=True)
     parser.add_argument("--rate", type=float, default=5e-4, help="highest learning rate")
+    parser.add_argument("--circuit-share", type=float, default=0.1, help="share of the rate for the structured start")
     parser.add_argument("--decay", type=float, default=0.6, help="share of the tokens over which the rate falls")
     parser.add_argument("--text-weight", type=float, default=0.02, help="weight of the loss outside answers")
     parser.add_argument("--seed", type=int, default=0)
