@@ -30,7 +30,7 @@ class DraftServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Listen; the port. Raises EngineUnavailableError if it is taken, or for `tls` files that are no certificates."""
+        """Listen; the port. Raises EngineUnavailableError if it is taken or the `tls` files are no certificates."""
         # Without SO_REUSEPORT a second server on the port fails here instead of taking half of the clients.
         server = grpc.aio.server(options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)])
         method = grpc.stream_stream_rpc_method_handler(self._exchange)

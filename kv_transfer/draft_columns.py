@@ -24,7 +24,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 class RequestColumns(msgspec.Struct, frozen=True):
-    """DraftRequest. Row i has counts[i] of the tokens."""
+    """DraftRequest. Row i has counts[i] of the tokens (int32, little-endian)."""
 
     sequence: Sequence
     sessions: list[str]
@@ -33,7 +33,7 @@ class RequestColumns(msgspec.Struct, frozen=True):
     max_drafts: list[Natural]
     temperatures: list[Temperature]
     top_ms: list[Natural]
-    tokens: Int32Array
+    tokens: bytearray
     restored: list[SessionState]
     closed: list[str]
 
@@ -48,7 +48,7 @@ class RequestColumns(msgspec.Struct, frozen=True):
             [row.max_drafts for row in rows],
             [row.temperature for row in rows],
             [row.top_m for row in rows],
-            _flat([row.tokens for row in rows], np.int32),
+            _pack([row.tokens for row in rows], np.int32),
             request.restored,
             request.closed,
         )
@@ -57,7 +57,7 @@ class RequestColumns(msgspec.Struct, frozen=True):
         """The rows again; WireError if the columns do not fit each other."""
         rows = (self.positions, self.counts, self.max_drafts, self.temperatures, self.top_ms)
         _check_rows(self.sessions, *rows)
-        tokens = _split(self.tokens, self.counts)
+        tokens = _split(_ids(self.tokens), self.counts)
         columns = zip(
             self.sessions, self.positions, tokens, self.max_drafts, self.temperatures, self.top_ms, strict=True
         )
@@ -65,7 +65,10 @@ class RequestColumns(msgspec.Struct, frozen=True):
 
 
 class ReplyColumns(msgspec.Struct, frozen=True):
-    """DraftReply. Row i has counts[i] of the tokens, and widths[i] of the q pairs for each of them (0: one-hot)."""
+    """DraftReply. Row i has counts[i] of the tokens, and widths[i] of the q pairs for each of them (0: one-hot).
+
+    tokens, q_ids: int32, q_probs: float32, all little-endian.
+    """
 
     sequence: Sequence
     sessions: list[str]
@@ -73,9 +76,9 @@ class ReplyColumns(msgspec.Struct, frozen=True):
     counts: list[Natural]
     widths: list[Natural]
     ahead: list[bool]
-    tokens: Int32Array
-    q_ids: Int32Array
-    q_probs: Float32Array
+    tokens: bytearray
+    q_ids: bytearray
+    q_probs: bytearray
     lost: list[str]
 
     @classmethod
@@ -88,21 +91,21 @@ class ReplyColumns(msgspec.Struct, frozen=True):
             [draft.tokens.size for draft in drafts],
             [_width(draft) for draft in drafts],
             [draft.ahead for draft in drafts],
-            _flat([draft.tokens for draft in drafts], np.int32),
-            _flat([draft.q_ids for draft in drafts], np.int32),
-            _flat([draft.q_probs for draft in drafts], np.float32),
+            _pack([draft.tokens for draft in drafts], np.int32),
+            _pack([draft.q_ids for draft in drafts], np.int32),
+            _pack([draft.q_probs for draft in drafts], np.float32),
             reply.lost,
         )
 
     def message(self) -> DraftReply:
         """The drafts again; WireError if the columns do not fit each other or a row of q is no distribution."""
         _check_rows(self.sessions, self.positions, self.counts, self.widths, self.ahead)
-        tokens = _split(self.tokens, self.counts)
         sizes = list(map(mul, self.counts, self.widths))
-        q_ids, q_probs = _split(self.q_ids, sizes), _split(self.q_probs, sizes)
-        if self.q_ids.size:
-            _check_q(self.tokens, np.repeat(self.widths, self.counts), self.q_ids, self.q_probs)
-        columns = zip(self.sessions, self.positions, tokens, q_ids, q_probs, self.ahead, strict=True)
+        tokens, q_ids, q_probs = _ids(self.tokens), _ids(self.q_ids), _unpack(self.q_probs, np.float32)
+        rows = _split(tokens, self.counts), _split(q_ids, sizes), _split(q_probs, sizes)
+        if q_ids.size:
+            _check_q(tokens, np.repeat(self.widths, self.counts), q_ids, q_probs)
+        columns = zip(self.sessions, self.positions, *rows, self.ahead, strict=True)
         return DraftReply(self.sequence, [Draft(*row) for row in columns], self.lost)
 
 
@@ -114,21 +117,35 @@ def _width(draft: Draft) -> int:
     return size // count if count else 0
 
 
-def _flat(arrays: list[Any], dtype: type) -> Any:
-    """One array [sum of sizes] of 1-D arrays that all have `dtype`."""
+def _pack(arrays: list[Any], dtype: type) -> bytearray:
+    """1-D arrays of one dtype, one after the other."""
     if not arrays:
-        return np.empty(0, dtype)
+        return bytearray()
     flat = np.concatenate(arrays)
     if flat.ndim != 1 or flat.dtype != dtype:
         raise WireError(f"draft messages hold 1-D arrays of {dtype.__name__}, not {flat.ndim}-D ones of {flat.dtype}")
-    return flat
+    return bytearray(flat.astype(flat.dtype.newbyteorder("<"), copy=False))
+
+
+def _unpack(data: bytearray, dtype: type) -> Any:
+    """The array [N] in `data`; it uses that memory."""
+    if len(data) % 4:
+        raise WireError(f"a column of {len(data)} bytes is no whole number of elements")
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).astype(dtype, copy=False)
+
+
+def _ids(data: bytearray) -> Int32Array:
+    ids: Int32Array = _unpack(data, np.int32)
+    if ids.size and ids.min() < 0:
+        raise WireError("a column of token ids holds a negative number")
+    return ids
 
 
 def _split(flat: Any, sizes: list[int]) -> list[Any]:
     """The parts of a flat array; WireError unless it holds exactly as many elements as they need."""
     ends = list(accumulate(sizes))
-    if flat.ndim != 1 or flat.size != (ends[-1] if ends else 0):
-        raise WireError(f"an array of {list(flat.shape)} does not hold rows of {sum(sizes)} elements together")
+    if flat.size != (ends[-1] if ends else 0):
+        raise WireError(f"a column of {flat.size} elements does not hold rows of {sum(sizes)} together")
     return [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
@@ -144,7 +161,8 @@ def _check_q(tokens: Int32Array, widths: Any, ids: Int32Array, probs: Float32Arr
     with_q = widths > 0
     tokens, widths = tokens[with_q], widths[with_q]
     starts = np.cumsum(widths) - widths
-    if probs.min() < 0 or (abs(np.add.reduceat(probs, starts) - 1) > _SUM_TOLERANCE).any():
+    # Written so that a NaN fails too.
+    if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):
         raise WireError("a draft's probabilities are below 0 or do not sum to 1")
     # An id twice would lose mass where q is spread over the vocabulary, and q = 0 would accept any draft.
     keys = np.sort(np.repeat(np.arange(widths.size) << 31, widths) + ids)
