@@ -32,6 +32,7 @@ def build_app(config: DeploymentConfig) -> Application:
         model=config.target.model,
         served_model_name=config.served_model_name,
         options={**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens},
+        decode=config.decode.model_dump(),
         select_timeout_s=config.router.select_timeout_s,
         admission_timeout_s=config.router.admission_timeout_s,
         vllm_args=config.router.vllm_args,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
-from router.options import RequestOptions, resolve_options
+from router.options import PREFILL, PrefillOptions
 
 FINAL_ONLY = 2
 """vLLM's RequestOutputKind.FINAL_ONLY: one output, at the end."""
@@ -39,7 +39,7 @@ def read_prompt(model: Path, text_file: Path | None, ids_file: Path | None, *, c
 
 def run_select(model: Path, ids: list[int], selection: dict[str, Any], kind: str, console: Console) -> dict[str, Any]:
     """Score `ids` on one speculator engine; prints the prompt with what is kept highlighted. Raises SkimError."""
-    options = resolve_options(RequestOptions(), None, selection).selection
+    options = PREFILL.resolve(PrefillOptions(), None, selection).selection
     return asyncio.run(_select(model, ids, options, kind, console))
 
 

@@ -125,6 +125,7 @@ class SelectRequest:
     token_ids: int32 [M]. protected_spans: int32 [P, 2], half-open token ranges that are kept whatever their score.
     return_importance: send the M token scores back too (the explain view and `skim select` want them).
     cache_salt: prompts of different salts share no cached KV (vLLM's prefix-cache isolation).
+    decode: keep a session and draft by these options; None keeps nothing.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class SelectRequest:
     protected_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     return_importance: bool = False
     cache_salt: str | None = None
+    decode: DecodeOptions | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:

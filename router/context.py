@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
-from router.options import InvalidOptionError, RequestOptions
+from kv_transfer.messages import DecodeOptions
+from router.options import InvalidOptionError, PrefillOptions
 
 # In the order in which they happen.
 TIMING_PARTS = ("tokenise", "queue", "speculate", "select", "transfer", "prefill")
@@ -28,7 +29,7 @@ class Outcome:
     reason: str
     prompt_tokens: int
     kept_tokens: int
-    options: RequestOptions
+    options: PrefillOptions
     coverage: float = 1.0
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -69,13 +70,14 @@ def _encodable(text: str) -> str:
 
 @dataclass(slots=True)
 class RequestContext:
-    """options: resolved for this request. conversations: what the chat template rendered, by the rendered text.
+    """options, decode: resolved for this request. conversations: what the chat template rendered, by the rendered text.
 
     outcomes: one for each prompt, in the client's order. answering: the first output of a prompt is there. error: what
     the client shall see in place of an answer.
     """
 
-    options: RequestOptions
+    options: PrefillOptions
+    decode: DecodeOptions
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False

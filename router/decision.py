@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import ModelInfo
-from router.options import RequestOptions
+from router.options import PrefillOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Decision:
     reason: str
 
 
-def decide(traits: RequestTraits, options: RequestOptions) -> Decision:
+def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
     """DESIGN "never compressed": the first rule that asks for a dense run wins."""
     whole = options.keep_rate == 1 if options.coverage is None else options.coverage == 1
     rules = (
@@ -64,7 +64,7 @@ def check_lengths(traits: RequestTraits, target: ModelInfo) -> None:
             )
 
 
-def check_speculator_length(prompt_tokens: int, options: RequestOptions, speculator: ModelInfo) -> None:
+def check_speculator_length(prompt_tokens: int, options: PrefillOptions, speculator: ModelInfo) -> None:
     """Refuse what the speculator cannot read. Raises InvalidRequestError naming both numbers."""
     limit = min(speculator.max_model_len, speculator.max_position)
     if prompt_tokens + options.look_ahead > limit:

@@ -10,14 +10,15 @@ from ray.serve.handle import DeploymentHandle
 
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
-from router.options import RequestOptions
+from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
 
 
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    options: the deployment's RequestOptions as a dict. vllm_args: options of vLLM's HTTP front.
+    options, decode: the deployment's PrefillOptions and SpeculationOptions as dicts. vllm_args: options of vLLM's HTTP
+    front.
     """
 
     def __init__(
@@ -28,13 +29,15 @@ class RouterDeployment:
         model: str,
         served_model_name: str,
         options: Mapping[str, Any],
+        decode: Mapping[str, Any],
         select_timeout_s: float,
         admission_timeout_s: float,
         vllm_args: Mapping[str, Any],
     ) -> None:
         self._pools = ServePools(speculator, target, admission_timeout_s)
-        defaults = RequestOptions.model_validate(dict(options))
-        self._dispatcher = Dispatcher(self._pools, defaults, select_timeout_s)
+        defaults = PrefillOptions.model_validate(dict(options))
+        decode_defaults = SpeculationOptions.model_validate(dict(decode))
+        self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s)
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

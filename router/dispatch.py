@@ -15,7 +15,7 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, Ke
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
 from router.explain import SelectionLog, explanation
-from router.options import RequestOptions
+from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import droppable_tokens, spans_of
 
@@ -44,11 +44,13 @@ class Prompt:
 
 
 class Dispatcher:
-    """defaults: the deployment's options. select_timeout_s: after it a prompt runs dense."""
+    """defaults, decode_defaults: the deployment's options. select_timeout_s: after it a prompt runs dense."""
 
-    def __init__(self, pools: Pools, defaults: RequestOptions, select_timeout_s: float) -> None:
+    def __init__(
+        self, pools: Pools, defaults: PrefillOptions, decode_defaults: SpeculationOptions, select_timeout_s: float
+    ) -> None:
         self.pools = pools
-        self.defaults = defaults
+        self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
         self._select_timeout_s = select_timeout_s
 
@@ -60,7 +62,13 @@ class Dispatcher:
         kept = await self._read(request_id, prompt, context, outcome)
         outcome.mode = outcome.mode or "dense"
         request = GenerateRequest(
-            request_id, kept, prompt.sampling, prompt.priority, prompt.cache_salt, prompt.engine_args
+            request_id,
+            kept,
+            prompt.sampling,
+            prompt.priority,
+            prompt.cache_salt,
+            prompt.engine_args,
+            context.decode,
         )
         sent = time.perf_counter()
         async with aclosing(self.pools.generate(request)) as outputs:
@@ -88,17 +96,20 @@ class Dispatcher:
         outcome.reason = decision.reason
         if decision.speculative:
             check_speculator_length(traits.prompt_tokens, options, self.pools.speculator)
-            if selection := await self._select(request_id, prompt, options, spans, outcome):
+            if selection := await self._select(request_id, prompt, context, spans, outcome):
                 self.selections.add(request_id, explanation(selection, options, spans))
                 return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 
     async def _select(
-        self, request_id: str, prompt: Prompt, options: RequestOptions, spans: Int32Array, outcome: Outcome
+        self, request_id: str, prompt: Prompt, context: RequestContext, spans: Int32Array, outcome: Outcome
     ) -> Selection | None:
         """Ask the speculator pool; None, with the reason in `outcome`, if it failed or was late: fail closed, dense."""
         ids = np.asarray(prompt.token_ids, np.int32)
-        request = SelectRequest(request_id, ids, options.selection, spans, cache_salt=prompt.cache_salt)
+        session = context.decode if context.decode.method == "remote" else None
+        request = SelectRequest(
+            request_id, ids, context.options.selection, spans, cache_salt=prompt.cache_salt, decode=session
+        )
         sent = time.perf_counter()
         try:
             async with asyncio.timeout(self._select_timeout_s):
@@ -130,7 +141,7 @@ def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -
     outcome.timings["prefill"] = prefill
 
 
-def _protected_spans(prompt: Prompt, options: RequestOptions) -> Int32Array:
+def _protected_spans(prompt: Prompt, options: PrefillOptions) -> Int32Array:
     """Token spans that stay: the client's own, and for chats all that is not material."""
     size = len(prompt.token_ids)
     keep = np.zeros(size, bool)

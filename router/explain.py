@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.messages import KeptPrompt, Selection
-from router.options import RequestOptions
+from router.options import PrefillOptions
 
 
 def runs(positions: np.ndarray) -> list[list[int]]:
@@ -20,7 +20,7 @@ def runs(positions: np.ndarray) -> list[list[int]]:
     return np.stack([starts, ends], 1).tolist()
 
 
-def explanation(selection: Selection, options: RequestOptions, protected_spans: np.ndarray) -> dict[str, Any]:
+def explanation(selection: Selection, options: PrefillOptions, protected_spans: np.ndarray) -> dict[str, Any]:
     """A JSON-ready account of one selection. Spans are half-open ranges of token positions in the original prompt."""
     kept: KeptPrompt = selection.kept
     return {

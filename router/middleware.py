@@ -15,21 +15,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kv_transfer.errors import InvalidRequestError
 from router.context import CURRENT, HttpError, RequestContext
-from router.options import BODY_FIELD, HEADER, InvalidOptionError, RequestOptions, resolve_options
+from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode
 
 RESERVED_XARGS_PREFIX = "skim"
 
 # A body without any of these needs no second JSON parse; \u could spell any of them in disguise, and so could UTF-16 or
 # UTF-32, which have NUL bytes.
-_TELLTALES = (BODY_FIELD.encode(), b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u", b"\0")
+_TELLTALES = (b"speculative_", b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u", b"\0")
 
 
 class SkimMiddleware:
-    """ASGI middleware; `defaults` are the deployment's options."""
+    """ASGI middleware; `defaults` and `decode_defaults` are the deployment's options."""
 
-    def __init__(self, app: ASGIApp, defaults: RequestOptions) -> None:
+    def __init__(self, app: ASGIApp, defaults: PrefillOptions, decode_defaults: SpeculationOptions) -> None:
         self.app = app
-        self.defaults = defaults
+        self.defaults, self.decode_defaults = defaults, decode_defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -57,7 +57,8 @@ class SkimMiddleware:
         fields = _fields(body)
         _refuse_reserved(fields)
         return RequestContext(
-            options=resolve_options(self.defaults, headers.get(HEADER), fields.get(BODY_FIELD)),
+            options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
+            decode=resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name)).decode,
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
         )

@@ -57,7 +57,9 @@ async def build_openai_app(
     await init_app_state(client, app.state, args, tasks)
     app.state.server = types.SimpleNamespace()
     # Innermost: authentication comes first, and the app's own error responses pass through it.
-    app.user_middleware.append(Middleware(SkimMiddleware, defaults=dispatcher.defaults))
+    app.user_middleware.append(
+        Middleware(SkimMiddleware, defaults=dispatcher.defaults, decode_defaults=dispatcher.decode_defaults)
+    )
     app.middleware_stack = None  # vLLM's SageMaker bootstrap has built it already; Starlette builds it anew
     return app
 
@@ -89,7 +91,7 @@ class PooledEngineClient(EngineClient):
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """One prompt through the pools. Errors leave as vLLM errors; the context holds what the client shall see."""
-        context = CURRENT.get() or RequestContext(options=self._dispatcher.defaults)
+        context = CURRENT.get() or RequestContext(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode)
         try:
             request = _read_prompt(prompt, sampling_params, context, kwargs)
             stream = self._dispatcher.run(request_id, request, context)

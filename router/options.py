@@ -1,4 +1,4 @@
-"""The request option `speculative_prefill`: the same in the JSON body and in the `x-speculative-prefill` header.
+"""The request options `speculative_prefill` and `speculative_decode`: the same in the JSON body and in a header.
 
     {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; `true` and `false` switch it on and off
     x-speculative-prefill: keep=0.3; look-ahead=8                     header; `on` and `off` likewise
@@ -8,17 +8,16 @@ Fields left out take the deployment's defaults. Where both are sent, the body wi
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, TypeVar
 
 import annotated_types
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.messages import DecodeOptions, SelectionOptions
 
-BODY_FIELD = "speculative_prefill"
-HEADER = "x-speculative-prefill"
 MAX_PROTECTED_SPANS = 4096
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
@@ -32,7 +31,7 @@ class InvalidOptionError(InvalidRequestError):
         self.param = param
 
 
-class RequestOptions(SelectionOptions):
+class PrefillOptions(SelectionOptions):
     """Everything that one request may say about how its prompt is read."""
 
     enabled: bool = Field(True, description="false runs the prompt dense")
@@ -49,48 +48,104 @@ class RequestOptions(SelectionOptions):
         return SelectionOptions(**{name: getattr(self, name) for name in SelectionOptions.model_fields})
 
 
-def resolve_options(defaults: RequestOptions, header: str | None, body: Any) -> RequestOptions:
-    """Defaults, overridden by the header, overridden by the body field (None where absent).
+class SpeculationOptions(DecodeOptions):
+    """Everything that one request may say about how its decode is speculated."""
 
-    Raises InvalidOptionError, naming the field and what it may be.
+    enabled: bool = Field(True, description="false decodes without drafts")
+
+    @property
+    def decode(self) -> DecodeOptions:
+        """The part that travels to the pools."""
+        given = {name: getattr(self, name) for name in DecodeOptions.model_fields}
+        return DecodeOptions(**given if self.enabled else {**given, "method": "none"})
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Option(Generic[Options]):
+    """One request option. name: its field in the body. aliases: short names for the header."""
+
+    name: str
+    model: type[Options]
+    example: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def header(self) -> str:
+        return "x-" + self.name.replace("_", "-")
+
+    def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
+        """Defaults, overridden by the header, overridden by the body field (None where absent).
+
+        Raises InvalidOptionError, naming the field and what it may be.
+        """
+        given = self._header_fields(header) if header is not None else {}
+        if body is not None:
+            given |= self._body_fields(body)
+        unknown = next((name for name in given if name not in self.model.model_fields), None)
+        if unknown is not None:
+            known = ", ".join(self.model.model_fields)
+            param = f"{self.name}.{_clipped(unknown)}"
+            raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
+        try:
+            return self.model.model_validate({**defaults.model_dump(), **given})
+        except ValidationError as error:
+            raise self._readable(error) from None
+
+    def _body_fields(self, body: Any) -> dict[str, Any]:
+        if isinstance(body, bool):
+            return {"enabled": body}
+        if isinstance(body, Mapping):
+            return dict(body)
+        raise InvalidOptionError(f"{self.name} must be an object, true or false, not {_shown(body)}", self.name)
+
+    def _header_fields(self, header: str) -> dict[str, Any]:
+        """`keep=0.3; look-ahead=8` as fields; values are read as JSON, bare words as text."""
+        text = header.strip().lower()
+        if text in ("on", "true", "off", "false"):
+            return {"enabled": text in ("on", "true")}
+        fields: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in header.split(";"))):
+            name, equals, value = (p.strip() for p in part.partition("="))
+            if not equals:
+                raise InvalidOptionError(
+                    f"header {self.header}: {_shown(part)} is not name=value; write for example {self.example}",
+                    self.header,
+                )
+            name = name.lower().replace("-", "_")
+            fields[self.aliases.get(name, name)] = _json_or_text(value)
+        return fields
+
+    def _readable(self, error: ValidationError) -> InvalidOptionError:
+        """One sentence for the first thing that is wrong: the field, what was sent, what it may be."""
+        first = error.errors(include_url=False)[0]
+        param = ".".join([self.name, *(str(part) for part in first["loc"])])
+        allowed = describe_range(self.model, str(first["loc"][0]))
+        return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first['input'])}", param)
+
+
+PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"})
+DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; draft-ahead=off")
+
+
+def resolve_decode(defaults: SpeculationOptions, header: str | None, body: Any) -> SpeculationOptions:
+    """As `DECODE.resolve`, within what the deployment's engines were started for.
+
+    Raises InvalidOptionError for another method than the deployment's, or more drafts.
     """
-    given = _header_fields(header) if header is not None else {}
-    if body is not None:
-        given |= _body_fields(body)
-    unknown = next((name for name in given if name not in RequestOptions.model_fields), None)
-    if unknown is not None:
-        known = ", ".join(RequestOptions.model_fields)
-        param = f"{BODY_FIELD}.{_clipped(unknown)}"
-        raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
-    try:
-        return RequestOptions.model_validate({**defaults.model_dump(), **given})
-    except ValidationError as error:
-        raise _readable(error) from None
-
-
-def _body_fields(body: Any) -> dict[str, Any]:
-    if isinstance(body, bool):
-        return {"enabled": body}
-    if isinstance(body, Mapping):
-        return dict(body)
-    raise InvalidOptionError(f"{BODY_FIELD} must be an object, true or false, not {_shown(body)}", BODY_FIELD)
-
-
-def _header_fields(header: str) -> dict[str, Any]:
-    """`keep=0.3; look-ahead=8` as fields; values are read as JSON, bare words as text."""
-    text = header.strip().lower()
-    if text in ("on", "true", "off", "false"):
-        return {"enabled": text in ("on", "true")}
-    fields: dict[str, Any] = {}
-    for part in filter(None, (p.strip() for p in header.split(";"))):
-        name, equals, value = (p.strip() for p in part.partition("="))
-        if not equals:
-            raise InvalidOptionError(
-                f"header {HEADER}: {_shown(part)} is not name=value; write for example keep=0.3; look-ahead=8", HEADER
-            )
-        name = name.lower().replace("-", "_")
-        fields["keep_rate" if name == "keep" else name] = _json_or_text(value)
-    return fields
+    options = DECODE.resolve(defaults, header, body)
+    if options.method not in (defaults.method, "none"):
+        message = (
+            f"speculative_decode.method must be {defaults.method} or none in this deployment, not {options.method}"
+        )
+        raise InvalidOptionError(message, "speculative_decode.method")
+    if options.max_draft_tokens > defaults.max_draft_tokens:
+        message = f"at most {defaults.max_draft_tokens} in this deployment, not {options.max_draft_tokens}"
+        param = "speculative_decode.max_draft_tokens"
+        raise InvalidOptionError(f"{param} must be {message}", param)
+    return options
 
 
 def _json_or_text(value: str) -> Any:
@@ -100,18 +155,9 @@ def _json_or_text(value: str) -> Any:
         return value
 
 
-def _readable(error: ValidationError) -> InvalidOptionError:
-    """One sentence for the first thing that is wrong: the field, what was sent, what it may be."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"])
-    param = f"{BODY_FIELD}.{name}"
-    allowed = describe_range(str(first["loc"][0]))
-    return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first['input'])}", param)
-
-
-def describe_range(name: str) -> str:
+def describe_range(model: type[BaseModel], name: str) -> str:
     """What the option `name` may be, in words made from its declaration: `a number > 0 and <= 1`."""
-    field = RequestOptions.model_fields[name]
+    field = model.model_fields[name]
     bounds = [
         f"{sign} {getattr(rule, attribute)}"
         for rule in field.metadata

@@ -15,7 +15,7 @@ from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest
 from router.dispatch import Dispatcher
-from router.options import RequestOptions
+from router.options import PrefillOptions, SpeculationOptions
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 from target_service.mock_engine import MockTarget
@@ -71,8 +71,8 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     from router.deployment import add_selection_route
     from router.openai_app import build_openai_app
 
-    defaults = RequestOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
-    dispatcher = Dispatcher(LocalPools(), defaults, SELECT_TIMEOUT_S)
+    defaults = PrefillOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
+    dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S)
     app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, {"dtype": "float32"})
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

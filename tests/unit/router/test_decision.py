@@ -7,9 +7,9 @@ import pytest
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import ModelInfo
 from router.decision import Decision, RequestTraits, check_lengths, check_speculator_length, decide
-from router.options import RequestOptions
+from router.options import PrefillOptions
 
-OPTIONS = RequestOptions(min_prompt_tokens=100)
+OPTIONS = PrefillOptions(min_prompt_tokens=100)
 TRAITS = RequestTraits(prompt_tokens=100, max_tokens=10, compressible_tokens=50)
 INFO = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")
 
@@ -73,8 +73,8 @@ def test_prompt_and_answer_must_fit_the_target(info, limit, name):
 
 @pytest.mark.parametrize("info", [INFO, replace(INFO, max_model_len=900, max_position=500)])
 def test_prompt_and_look_ahead_must_fit_the_speculator(info):
-    options = RequestOptions(look_ahead=8)
+    options = PrefillOptions(look_ahead=8)
     check_speculator_length(492, options, info)
-    check_speculator_length(500, RequestOptions(look_ahead=0), info)
+    check_speculator_length(500, PrefillOptions(look_ahead=0), info)
     with pytest.raises(InvalidRequestError, match=r"has 493 tokens and look_ahead is 8, .* at most 500; "):
         check_speculator_length(493, options, info)

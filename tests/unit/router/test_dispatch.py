@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
+from kv_transfer.messages import DecodeOptions
 from router.context import TIMING_PARTS, RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.explain import SelectionLog
-from router.options import RequestOptions
+from router.options import PrefillOptions, SpeculationOptions
 from tests.unit.router.conftest import LocalPools, until
 
 IDS = [7 + i % 900 for i in range(600)]
@@ -23,8 +24,8 @@ def prompt(ids=IDS, **fields):
 
 async def run(pools, one_prompt, timeout_s=60.0, **options):
     """What came out, the outcome, the dispatcher."""
-    dispatcher = Dispatcher(pools, RequestOptions(), timeout_s)
-    context = RequestContext(RequestOptions(**{"min_prompt_tokens": 256, **options}))
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s)
+    context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
     return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
 
@@ -178,7 +179,9 @@ async def test_salt_priority_and_engine_arguments_reach_the_pools():
 
 async def test_an_answer_that_is_not_read_to_its_end_is_aborted():
     pools = LocalPools(target={"decode_ms": 600_000})
-    stream = Dispatcher(pools, RequestOptions(), 60.0).run("r", prompt(), RequestContext(RequestOptions()))
+    stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0).run(
+        "r", prompt(), RequestContext(PrefillOptions(), DecodeOptions())
+    )
     await anext(stream)
     assert pools.target_engine.running == 1
     await stream.aclose()
@@ -226,8 +229,8 @@ def test_the_log_holds_the_latest_selections():
 async def test_several_prompts_are_accounted_for_in_their_order():
     """The second is decided first: the first waits for its selection."""
     pools = LocalPools(speculator={"latency_ms": 20})
-    dispatcher = Dispatcher(pools, RequestOptions(), 60.0)
-    context = RequestContext(RequestOptions(min_prompt_tokens=256))
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0)
+    context = RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
 
     async def consume(name, ids):
         async for _ in dispatcher.run(name, prompt(ids), context):

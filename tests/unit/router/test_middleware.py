@@ -7,9 +7,9 @@ import pytest
 
 from router.context import CURRENT, HttpError
 from router.middleware import SkimMiddleware, reserved_names
-from router.options import RequestOptions
+from router.options import PrefillOptions, SpeculationOptions
 
-DEFAULTS = RequestOptions(keep_rate=0.25)
+DEFAULTS = PrefillOptions(keep_rate=0.25)
 
 
 class Call:
@@ -21,7 +21,7 @@ class Call:
             {"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1} for i, chunk in enumerate(chunks)
         ]
         self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
-        self._app = SkimMiddleware(app, DEFAULTS)
+        self._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions())
 
     async def run(self):
         async def receive():

@@ -8,25 +8,33 @@ from hypothesis import strategies as st
 
 from kv_transfer.messages import SelectionOptions
 from router.context import HttpError
-from router.options import InvalidOptionError, RequestOptions, describe_range, resolve_options
+from router.options import (
+    DECODE,
+    PREFILL,
+    InvalidOptionError,
+    PrefillOptions,
+    SpeculationOptions,
+    describe_range,
+    resolve_decode,
+)
 
-DEFAULTS = RequestOptions(keep_rate=0.25, look_ahead=4, min_prompt_tokens=77)
+DEFAULTS = PrefillOptions(keep_rate=0.25, look_ahead=4, min_prompt_tokens=77)
 
 
 def refusal(header: str | None = None, body: object = None) -> InvalidOptionError:
     with pytest.raises(InvalidOptionError) as caught:
-        resolve_options(DEFAULTS, header, body)
+        PREFILL.resolve(DEFAULTS, header, body)
     return caught.value
 
 
 def test_nothing_sent_is_the_deployments_defaults():
-    assert resolve_options(DEFAULTS, None, None) == DEFAULTS
-    assert resolve_options(DEFAULTS, "", {}) == DEFAULTS
-    assert resolve_options(DEFAULTS, " ; ; ", None) == DEFAULTS
+    assert PREFILL.resolve(DEFAULTS, None, None) == DEFAULTS
+    assert PREFILL.resolve(DEFAULTS, "", {}) == DEFAULTS
+    assert PREFILL.resolve(DEFAULTS, " ; ; ", None) == DEFAULTS
 
 
 def test_the_body_wins_over_the_header_field_by_field():
-    options = resolve_options(DEFAULTS, "keep=0.3; look-ahead=16; layers=last4", {"keep_rate": 0.5, "chunk_size": 64})
+    options = PREFILL.resolve(DEFAULTS, "keep=0.3; look-ahead=16; layers=last4", {"keep_rate": 0.5, "chunk_size": 64})
     assert (options.keep_rate, options.look_ahead, options.layers, options.chunk_size) == (0.5, 16, "last4", 64)
     assert options.min_prompt_tokens == DEFAULTS.min_prompt_tokens
 
@@ -48,22 +56,22 @@ def test_the_body_wins_over_the_header_field_by_field():
     ],
 )
 def test_switching_on_and_off(header, body, enabled):
-    assert resolve_options(DEFAULTS, header, body).enabled is enabled
+    assert PREFILL.resolve(DEFAULTS, header, body).enabled is enabled
 
 
 def test_true_in_the_request_overrides_a_deployment_that_is_off():
-    off = RequestOptions(enabled=False)
-    assert resolve_options(off, None, True).enabled
-    assert not resolve_options(off, None, {"keep_rate": 0.5}).enabled
+    off = PrefillOptions(enabled=False)
+    assert PREFILL.resolve(off, None, True).enabled
+    assert not PREFILL.resolve(off, None, {"keep_rate": 0.5}).enabled
 
 
 @pytest.mark.parametrize("header", ["keep=0.3", "KEEP = 0.3", "keep_rate=0.3;", "Keep-Rate=0.3", "keep=0.9; keep=0.3"])
 def test_names_in_the_header(header):
-    assert resolve_options(DEFAULTS, header, None).keep_rate == 0.3
+    assert PREFILL.resolve(DEFAULTS, header, None).keep_rate == 0.3
 
 
 def test_spans_in_the_header_are_json():
-    assert resolve_options(DEFAULTS, "protected-spans=[[0, 4], [9, 12]]", None).protected_spans == [[0, 4], [9, 12]]
+    assert PREFILL.resolve(DEFAULTS, "protected-spans=[[0, 4], [9, 12]]", None).protected_spans == [[0, 4], [9, 12]]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,7 @@ def test_a_wrong_span_is_pointed_at(spans, where):
 
 @pytest.mark.parametrize("value", [0.001, 1, 1.0])
 def test_the_ends_of_the_keep_rates_range(value):
-    assert resolve_options(DEFAULTS, None, {"keep_rate": value}).keep_rate == value
+    assert PREFILL.resolve(DEFAULTS, None, {"keep_rate": value}).keep_rate == value
 
 
 @pytest.mark.parametrize("name", ["keeprate", "", "Enabled", "model_config", "selection", "x" * 10_000])
@@ -123,7 +131,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(name):
     error = refusal(body={name: 1})
     assert str(error).startswith("unknown option speculative_prefill.")
     assert name[:40] in str(error)
-    assert all(known in str(error) for known in RequestOptions.model_fields)
+    assert all(known in str(error) for known in PrefillOptions.model_fields)
     assert len(str(error)) < 400
 
 
@@ -147,7 +155,7 @@ def test_a_header_without_equals_sign_is_shown_an_example():
 @example("\ud800=1")
 def test_any_header_gives_options_or_one_error(header):
     try:
-        resolve_options(DEFAULTS, header, None)
+        PREFILL.resolve(DEFAULTS, header, None)
     except InvalidOptionError as error:
         json.dumps(HttpError.of(error).body(), ensure_ascii=False).encode()
 
@@ -159,23 +167,55 @@ JSON = st.recursive(
 )
 
 
-@given(JSON | st.dictionaries(st.sampled_from(sorted(RequestOptions.model_fields)), JSON))
+@given(JSON | st.dictionaries(st.sampled_from(sorted(PrefillOptions.model_fields)), JSON))
 @example({"\ud800": 1})
 @example({"keep_rate": "\ud800"})
 def test_any_body_gives_options_or_one_error(body):
     try:
-        resolve_options(DEFAULTS, None, body)
+        PREFILL.resolve(DEFAULTS, None, body)
     except InvalidOptionError as error:
         json.dumps(HttpError.of(error).body(), ensure_ascii=False).encode()
 
 
 def test_only_the_selection_travels():
-    options = resolve_options(DEFAULTS, None, {"keep_rate": 0.5, "protected_spans": [[0, 4]]})
+    options = PREFILL.resolve(DEFAULTS, None, {"keep_rate": 0.5, "protected_spans": [[0, 4]]})
     assert type(options.selection) is SelectionOptions
     assert options.selection == SelectionOptions(keep_rate=0.5, look_ahead=4)
 
 
-@pytest.mark.parametrize("name", RequestOptions.model_fields)
-def test_every_option_has_a_range_in_words(name):
-    words = describe_range(name)
+@pytest.mark.parametrize("option", [PREFILL, DECODE], ids=lambda option: option.name)
+def test_every_option_has_a_range_in_words(option):
+    for name in option.model.model_fields:
+        _check_words(option.model, name)
+
+
+def _check_words(model, name):
+    words = describe_range(model, name)
     assert ("list of" in words) == (name == "protected_spans")
+
+
+def test_decode_options_follow_the_same_rules():
+    defaults = SpeculationOptions(max_draft_tokens=6)
+    assert resolve_decode(defaults, "draft-ahead=off; max-draft-tokens=2", None).decode.draft_ahead == "off"
+    assert resolve_decode(defaults, "max-draft-tokens=2", {"max_draft_tokens": 3}).max_draft_tokens == 3
+    assert resolve_decode(defaults, "off", None).decode.method == "none"
+    assert resolve_decode(defaults, None, False).decode.method == "none"
+    assert resolve_decode(defaults, None, None).decode.method == "remote"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"max_draft_tokens": 7}, "speculative_decode.max_draft_tokens", "at most 6 in this deployment, not 7"),
+        ({"max_draft_tokens": 0}, "speculative_decode.max_draft_tokens", "an integer >= 1 and <= 16, not 0"),
+        ({"method": "ngram"}, "speculative_decode.method", "remote or none in this deployment, not ngram"),
+        ({"method": "magic"}, "speculative_decode.method", "one of remote, ngram"),
+        ({"drafts": 4}, "speculative_decode.drafts", "unknown option"),
+        (4, "speculative_decode", "must be an object, true or false"),
+    ],
+)
+def test_a_decode_option_that_the_deployment_cannot_serve(body, param, words):
+    with pytest.raises(InvalidOptionError) as error:
+        resolve_decode(SpeculationOptions(max_draft_tokens=6), None, body)
+    assert error.value.param == param
+    assert words in str(error.value)
