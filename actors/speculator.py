@@ -1,21 +1,48 @@
-"""The speculator pool's Ray Serve deployment class: one engine, bytes in, bytes out."""
+"""The speculator pool's Ray Serve deployment class: one engine, bytes in, bytes out, and the draft channel."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import ray
+
 from actors.failures import reply_to_failure
+from actors.metrics import PoolMetrics
+from kv_transfer.channel import Tls
+from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import SelectRequest
+from speculator_service.drafting import DraftService
 from speculator_service.engine import create_engine
 from speculator_service.service import SpeculatorService
 
 
 class SpeculatorActor:
-    """One replica: one engine and the selection on top of it."""
+    """One replica: one engine, the selection on top of it, and its draft server.
 
-    def __init__(self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any]) -> None:
+    channel: token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`); None serves no drafts.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        engine: str,
+        model: str,
+        tensor_parallel: int,
+        options: Mapping[str, Any],
+        channel: Mapping[str, Any] | None = None,
+    ) -> None:
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
-        self._service = SpeculatorService(self._engine)
+        self._drafts = DraftService(self._engine) if channel is not None else None
+        address = await self._serve_drafts(channel) if channel is not None else None
+        self._service = SpeculatorService(self._engine, address)
+        self._metrics = PoolMetrics("speculator", self.stats)
+
+    async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
+        """Start the draft server on this node's address; where targets reach it."""
+        assert self._drafts is not None
+        host = ray.util.get_node_ip_address()
+        tls = Tls(**channel["tls"]) if channel.get("tls") else None
+        self._server = DraftServer(self._drafts.handle, host, token=channel.get("token"), tls=tls)
+        return f"{host}:{await self._server.start()}"
 
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""
@@ -24,14 +51,21 @@ class SpeculatorActor:
     async def select(self, payload: bytes) -> bytes:
         """SelectRequest in, Selection or an error out, all encoded. Cancelling the call aborts it in the engine."""
         try:
-            return encode(await self._service.select(decode(payload, SelectRequest)))
+            request = decode(payload, SelectRequest)
+            selection = await self._service.select(request)
+            if self._drafts is not None and selection.kept.session is not None and request.decode is not None:
+                self._drafts.adopt(
+                    selection.kept.session.id, selection.kept.look_ahead_tokens, request.decode.draft_ahead
+                )
+            return encode(selection)
         except Exception as error:
             return reply_to_failure(error, "speculator")
 
-    async def stats(self) -> dict[str, int]:
-        """The engine's counts of requests, where it keeps them (the mock does)."""
+    async def stats(self) -> dict[str, Any]:
+        """Counts of requests, where the engine keeps them (the mock does), and of drafting."""
         names = ("started", "running", "aborted")
-        return {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        counts: dict[str, Any] = {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def check_health(self) -> None:
         await self._engine.check_health()

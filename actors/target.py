@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.failures import reply_to_failure
+from actors.metrics import PoolMetrics
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
 from target_service.engine import create_engine
@@ -19,8 +20,11 @@ ACCEPTED = b""
 class TargetActor:
     """One replica: one engine, over one or several GPUs of its node (tensor parallel)."""
 
-    def __init__(self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any]
+    ) -> None:
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        self._metrics = PoolMetrics("target", self.stats)
 
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""
@@ -37,10 +41,12 @@ class TargetActor:
         except Exception as error:
             yield reply_to_failure(error, "target")
 
-    async def stats(self) -> dict[str, int]:
-        """The engine's counts of requests, where it keeps them (the mock does)."""
+    async def stats(self) -> dict[str, Any]:
+        """Counts of requests, where the engine keeps them (the mock does), and of speculation (vLLM does)."""
         names = ("started", "running", "aborted")
-        return {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        counts: dict[str, Any] = {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        decode_stats = getattr(self._engine, "decode_stats", None)
+        return counts | (await decode_stats() if decode_stats else {})
 
     async def check_health(self) -> None:
         await self._engine.check_health()

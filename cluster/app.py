@@ -7,7 +7,7 @@ from ray.serve import Application
 
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from cluster.config import DeploymentConfig, PoolConfig
+from cluster.config import ChannelConfig, DeploymentConfig, PoolConfig
 from router.deployment import router_ingress
 
 APP_NAME = "skim"
@@ -19,8 +19,13 @@ TARGET_RESOURCE = "target_pool"
 
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
-    speculator = _pool(SpeculatorActor, "speculator", config.speculator, SPECULATOR_RESOURCE)
-    target = _pool(TargetActor, "target", config.target, TARGET_RESOURCE)
+    channel = _channel(config.channel) if config.decode.method == "remote" else None
+    speculator = _pool("speculator", SpeculatorActor, config.speculator, SPECULATOR_RESOURCE).bind(
+        *_engine(config.speculator), channel
+    )
+    target = _pool("target", TargetActor, config.target, TARGET_RESOURCE).bind(
+        *_engine(config.target, **_decoding(config))
+    )
     router = serve.deployment(router_ingress(), name="router").options(
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
@@ -39,8 +44,8 @@ def build_app(config: DeploymentConfig) -> Application:
     )
 
 
-def _pool(actor: type, name: str, pool: PoolConfig, resource: str) -> Application:
-    deployment = serve.deployment(actor, name=name).options(
+def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Deployment:
+    return serve.deployment(actor, name=name).options(
         num_replicas=pool.replicas,
         max_ongoing_requests=pool.max_ongoing_requests,
         # A model that cannot start will not start the second time either.
@@ -52,7 +57,27 @@ def _pool(actor: type, name: str, pool: PoolConfig, resource: str) -> Applicatio
             "runtime_env": {"env_vars": dict(pool.env)},
         },
     )
-    return deployment.bind(pool.engine, pool.model, pool.tensor_parallel, dict(pool.engine_options))
+
+
+def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
+    """The actor's arguments; options: further ones of the engine."""
+    return pool.engine, pool.model, pool.tensor_parallel, {**pool.engine_options, **options}
+
+
+def _decoding(config: DeploymentConfig) -> dict[str, Any]:
+    """How the target engine speculates; only vLLM's does."""
+    if config.target.engine != "vllm":
+        return {}
+    decoding: dict[str, Any] = {"decode": config.decode.model_dump()}
+    if config.decode.method == "remote":
+        decoding["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
+    return decoding
+
+
+def _channel(channel: ChannelConfig) -> dict[str, Any]:
+    """token and tls, as both ends of the draft channel take them."""
+    tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
+    return {"token": channel.token, "tls": tls}
 
 
 def needed_resources(config: DeploymentConfig) -> dict[str, float]:

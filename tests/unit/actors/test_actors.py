@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.metrics import samples
 from actors.speculator import SpeculatorActor
 from actors.target import ACCEPTED, TargetActor
 from kv_transfer.codec import decode, encode
@@ -24,12 +25,19 @@ MODELS = Path(__file__).parents[3] / "demo_models"
 IDS = np.arange(10, 410, dtype=np.int32)
 
 
-def speculator(**options):
-    return SpeculatorActor("mock", str(MODELS / "speculator"), 1, options)
+async def replica(actor, folder, options):
+    """Made as Serve makes it: its `__init__` is a coroutine."""
+    made = actor.__new__(actor)
+    await made.__init__("mock", str(MODELS / folder), 1, options)
+    return made
 
 
-def target(**options):
-    return TargetActor("mock", str(MODELS / "target"), 1, options)
+async def speculator(**options):
+    return await replica(SpeculatorActor, "speculator", options)
+
+
+async def target(**options):
+    return await replica(TargetActor, "target", options)
 
 
 def select_request(ids=IDS):
@@ -51,20 +59,23 @@ async def failure(reply, cls):
 
 
 async def test_info_tells_what_the_replica_runs():
-    for actor, folder, limit in ((speculator(), "speculator", 32768), (target(max_model_len=512), "target", 512)):
+    for actor, folder, limit in (
+        ((await speculator()), "speculator", 32768),
+        ((await target(max_model_len=512)), "target", 512),
+    ):
         info = decode(await actor.info(), ModelInfo)
         assert (info.engine, Path(info.path).name, info.max_model_len) == ("mock", folder, limit)
 
 
 async def test_a_selection_is_bytes_in_and_bytes_out():
-    selection = decode(await speculator().select(select_request()), Selection)
+    selection = decode(await (await speculator()).select(select_request()), Selection)
     assert selection.kept.context_length == 400
     assert selection.kept.token_ids.tolist() == IDS[selection.kept.positions].tolist()
     assert selection.kept.token_ids.size < 200
 
 
 async def test_an_answer_is_a_sign_and_then_outputs():
-    sign, *outputs = await replies(target(), generate_request())
+    sign, *outputs = await replies((await target()), generate_request())
     assert sign == ACCEPTED
     decoded = [decode(reply, GenerateOutput) for reply in outputs]
     assert [output.finished for output in decoded] == [False, False, True]
@@ -72,7 +83,7 @@ async def test_an_answer_is_a_sign_and_then_outputs():
 
 async def test_the_sign_comes_before_the_work():
     """So that the router's wait for a replica does not include the prefill."""
-    actor = target(prefill_ms=600_000)
+    actor = await target(prefill_ms=600_000)
     stream = actor.generate(generate_request())
     assert await anext(stream) == ACCEPTED
     assert (await actor.stats())["started"] == 0
@@ -81,17 +92,17 @@ async def test_the_sign_comes_before_the_work():
 
 async def test_bytes_that_are_no_request_are_a_wire_error():
     for payload in (b"", b"hello", select_request()[:-1], generate_request()[:20]):
-        assert isinstance(await failure(await speculator().select(payload), Selection), WireError)
-        sign, last = await replies(target(), payload)
+        assert isinstance(await failure(await (await speculator()).select(payload), Selection), WireError)
+        sign, last = await replies((await target()), payload)
         assert sign == ACCEPTED
         assert isinstance(await failure(last, GenerateOutput), WireError)
 
 
 async def test_a_refused_request_is_an_encoded_error():
-    error = await failure(await speculator().select(select_request(np.array([5000], np.int32))), Selection)
+    error = await failure(await (await speculator()).select(select_request(np.array([5000], np.int32))), Selection)
     assert isinstance(error, InvalidRequestError)
     assert "token id 5000" in str(error)
-    _, last = await replies(target(), generate_request(max_tokens=10**6))
+    _, last = await replies((await target()), generate_request(max_tokens=10**6))
     error = await failure(last, GenerateOutput)
     assert isinstance(error, InvalidRequestError)
     assert "1000000" in str(error)
@@ -99,9 +110,10 @@ async def test_a_refused_request_is_an_encoded_error():
 
 async def test_an_engine_that_is_down_is_unavailable():
     assert isinstance(
-        await failure(await speculator(fail_every=1).select(select_request()), Selection), EngineUnavailableError
+        await failure(await (await speculator(fail_every=1)).select(select_request()), Selection),
+        EngineUnavailableError,
     )
-    _, last = await replies(target(fail_before_first=1), generate_request())
+    _, last = await replies((await target(fail_before_first=1)), generate_request())
     assert isinstance(await failure(last, GenerateOutput), EngineUnavailableError)
 
 
@@ -122,7 +134,7 @@ class Broken:
 
 
 async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
-    actors = speculator(), target()
+    actors = (await speculator()), (await target())
     actors[0]._service.engine.score = Broken().score
     actors[1]._engine = Broken()
     _, last = await replies(actors[1], generate_request())
@@ -137,7 +149,7 @@ async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
 
 
 async def test_a_cancelled_selection_is_aborted_in_the_engine():
-    actor = speculator(latency_ms=600_000)
+    actor = await speculator(latency_ms=600_000)
     task = asyncio.create_task(actor.select(select_request()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -149,7 +161,7 @@ async def test_a_cancelled_selection_is_aborted_in_the_engine():
 
 
 async def test_a_closed_stream_is_aborted_in_the_engine():
-    actor = target()
+    actor = await target()
     stream = actor.generate(generate_request())
     assert await anext(stream) == ACCEPTED
     await anext(stream)
@@ -159,26 +171,36 @@ async def test_a_closed_stream_is_aborted_in_the_engine():
 
 
 async def test_health_is_the_engines():
-    actor = speculator()
+    actor = await speculator()
     await actor.check_health()
     actor._engine.close()
     with pytest.raises(EngineUnavailableError):
         await actor.check_health()
-    await target().check_health()
+    await (await target()).check_health()
 
 
 @pytest.mark.parametrize("cls", [SpeculatorActor, TargetActor])
-def test_a_replica_that_cannot_start_says_why(cls):
+async def test_a_replica_that_cannot_start_says_why(cls):
     with pytest.raises(ModelError, match="does not exist"):
-        cls("mock", str(MODELS / "nowhere"), 1, {})
+        await replica(cls, "nowhere", {})
     with pytest.raises(SkimError, match="choose vllm, transformers or mock"):
-        cls("tensorrt", str(MODELS / "target"), 1, {})
+        await cls.__new__(cls).__init__("tensorrt", str(MODELS / "target"), 1, {})
 
 
 @pytest.mark.parametrize("make", [speculator, target])
-def test_a_replica_that_goes_closes_its_engine(make):
-    actor, closed = make(), []
+async def test_a_replica_that_goes_closes_its_engine(make):
+    actor, closed = await make(), []
     actor._engine.close = lambda: closed.append(True)
     actor.__del__()
     assert closed
     actor._engine.close = lambda: None
+
+
+def test_metrics_are_flat_with_tags():
+    stats = {"rounds": 3, "fallbacks": {"timeout": 1}, "accepted_per_position": [5, 2]}
+    assert list(samples(stats)) == [
+        ("rounds", {}, 3.0),
+        ("fallbacks", {"reason": "timeout"}, 1.0),
+        ("accepted_per_position", {"position": "0"}, 5.0),
+        ("accepted_per_position", {"position": "1"}, 2.0),
+    ]
