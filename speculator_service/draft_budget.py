@@ -49,8 +49,8 @@ class AheadBudget:
 
     @property
     def pays(self) -> bool:
-        """Whether rounds with work ahead are the faster ones; true until both were seen."""
-        return len(self._ms) < 2 or self._ms[True] < self._ms[False]
+        """Whether rounds with work ahead are not the slower ones; true until both were seen."""
+        return len(self._ms) < 2 or self._ms[True] <= self._ms[False]
 
     def next_round(self) -> bool:
         """Whether to draft ahead after this round; called once a round."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SessionLostError
+from kv_transfer.messages import KeptPrompt, SelectionOptions
 from speculator_service.engine import create_engine
 
 IDS = np.array([3, 900, 17, 3], np.int32)
@@ -65,6 +65,43 @@ async def test_limits_and_close(demo_speculator):
         await engine.check_health()
     with pytest.raises(EngineUnavailableError):
         await engine.score("a", IDS, OPTIONS)
+
+
+NO_ANSWER = np.empty(0, np.int32)
+
+
+async def test_drafts_go_on_where_the_look_ahead_tokens_would(demo_speculator):
+    engine = mock(demo_speculator, max_model_len=10)
+    tokens = (await engine.score("a", IDS, OPTIONS, keep_session=True)).look_ahead_tokens
+    await engine.open_session("b", KeptPrompt.dense(IDS))
+    for session in ("a", "b"):
+        drafted = await engine.draft(session, NO_ANSWER, 4, alternatives=2)
+        assert drafted.tokens.tolist() == tokens
+        assert drafted.alternative_ids[::2].tolist() == tokens
+        assert drafted.alternative_probs.tolist() == [0.5, 0.25] * 4
+    assert (await engine.draft("a", np.array(tokens[:2], np.int32), 9)).tokens.size == 4  # the model's last position
+    many = await engine.draft_many("a", [NO_ANSWER, np.array(tokens[:1], np.int32)], 2)
+    assert [d.tokens.tolist() for d in many] == [tokens[:2], tokens[1:3]]
+
+
+async def test_sampled_drafts_are_in_q(demo_speculator):
+    engine = mock(demo_speculator, seed=0)
+    await engine.score("a", IDS, OPTIONS, keep_session=True)
+    drafted = await engine.draft("a", NO_ANSWER, 5, temperature=0.5, top_m=3)
+    ids, probs = drafted.q_ids.reshape(5, 3), drafted.q_probs.reshape(5, 3)
+    assert all(token in row for token, row in zip(drafted.tokens, ids, strict=True))
+    assert probs[0] == pytest.approx(np.array([16, 4, 1]) / 21)  # halves, sharpened by the temperature
+
+
+async def test_sessions_only_where_they_were_kept(demo_speculator):
+    engine = mock(demo_speculator)
+    await engine.score("a", IDS, OPTIONS)
+    await engine.score("b", IDS, OPTIONS, keep_session=True)
+    await engine.close_session("b")
+    await engine.close_session("b")
+    for session in ("a", "b"):
+        with pytest.raises(SessionLostError):
+            await engine.draft(session, NO_ANSWER, 1)
 
 
 def test_no_model(tmp_path):

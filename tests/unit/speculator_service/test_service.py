@@ -1,12 +1,13 @@
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import ModelInfo
+from kv_transfer.messages import DecodeOptions, ModelInfo
 from speculator_service.engine import Scores
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
@@ -22,10 +23,16 @@ class ScriptedEngine:
     def __init__(self, importance, look_ahead_tokens=()):
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
         self.calls = 0
+        self.asked = {}
+        self.opened = []
 
-    async def score(self, request_id, token_ids, options, *, cache_salt=None, keep_session=False):
+    async def score(self, request_id, token_ids, options, **asked):
         self.calls += 1
+        self.asked = asked
         return self.scores
+
+    async def open_session(self, session, prompt):
+        self.opened.append((session, prompt))
 
 
 async def test_selection_of_a_scored_prompt(make_request):
@@ -67,6 +74,33 @@ async def test_protected_spans_are_kept(make_request):
 async def test_keeping_everything_is_dense(make_request):
     selection = await SpeculatorService(ScriptedEngine([0.1, 0.2, 0.3])).select(make_request([1, 2, 3], keep_rate=1.0))
     assert selection.kept.is_dense
+
+
+@pytest.mark.parametrize(
+    ("address", "decode", "kept_by"),
+    [
+        (None, DecodeOptions(), None),
+        ("h:1", None, None),
+        ("h:1", DecodeOptions(), "score"),
+        ("h:1", DecodeOptions(draft_context="kept"), "open_session"),
+    ],
+)
+async def test_a_session_stays_where_it_is_wanted(make_request, address, decode, kept_by):
+    engine = ScriptedEngine([1.0, 0, 0.5])
+    request = replace(make_request([7, 8, 9], granularity="token", keep_rate=0.5, protect_last=1), decode=decode)
+    selection = await SpeculatorService(engine, address).select(request)
+    session = selection.kept.session
+    assert (session and (session.address, session.id)) == (kept_by and ("h:1", "r"))
+    assert engine.asked["keep_session"] == (kept_by == "score")
+    assert [(name, p.positions.tolist()) for name, p in engine.opened] == (
+        [("r", [0, 2])] * (kept_by == "open_session")
+    )
+
+
+async def test_the_cache_salt_reaches_the_engine(make_request):
+    engine = ScriptedEngine([0.1, 0.2])
+    await SpeculatorService(engine).select(replace(make_request([7, 8]), cache_salt="tenant"))
+    assert engine.asked["cache_salt"] == "tenant"
 
 
 @pytest.mark.parametrize(

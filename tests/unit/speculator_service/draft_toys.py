@@ -1,0 +1,184 @@
+"""A drafter and a target without models: every distribution is a row of a table, so that answers can be enumerated."""
+
+import asyncio
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
+from kv_transfer.errors import SessionLostError
+from kv_transfer.messages import KeptPrompt, ModelInfo
+from speculator_service.engine import Drafted
+
+PROMPT = KeptPrompt.dense([1, 2, 3])
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+class ToyEngine:
+    """Drafts by table [V, V]: row t is the distribution after token t (token 0 before the first).
+
+    steps: how often each call gives way to others before it answers. overlaps: calls for a session that was busy.
+    """
+
+    def __init__(self, table, *, branching=True, seed=0, steps=1):
+        self.table = np.asarray(table)
+        self.supports_branches = branching
+        self.info = ModelInfo("toy", "Toy", len(table), "f", max_model_len=10**9, max_position=10**9, engine="toy")
+        self.sessions = set()
+        self.calls = defaultdict(int)
+        self.drafted = []  # (session, answer) of each call of draft
+        self.steps = steps
+        self._random = np.random.default_rng(seed)
+        self._busy = set()
+        self.overlaps = 0
+
+    async def open_session(self, session, prompt):
+        await self._work("open", session)
+        self.sessions.add(session)
+
+    async def close_session(self, session):
+        self.overlaps += session in self._busy
+        self.sessions.discard(session)
+
+    async def draft(self, session, answer, count, *, temperature=0.0, top_m=0, **options):
+        self.drafted.append((session, answer.tolist()))
+        await self._work("draft", session)
+        return self.next(answer, count, temperature, top_m, **options)
+
+    async def draft_many(self, session, answers, count, *, temperature=0.0, top_m=0, **options):
+        assert self.supports_branches
+        await self._work("draft_many", session)
+        return [self.next(a, count, temperature, top_m, **options) for a in answers]
+
+    async def _work(self, call, session):
+        if call != "open" and session not in self.sessions:
+            raise SessionLostError(f"{session} is not here")
+        self.overlaps += session in self._busy
+        self._busy.add(session)
+        self.calls[call] += 1
+        try:
+            for _ in range(self.steps):
+                await asyncio.sleep(0)
+        finally:
+            self._busy.discard(session)
+
+    def distribution(self, tokens):
+        return self.table[tokens[-1] if tokens else 0]
+
+    def next(self, answer, count, temperature, top_m, alternatives=0):
+        tokens, q_ids, q_probs, others = answer.tolist(), [], [], []
+        for _ in range(count):
+            p = self.distribution(tokens)
+            order = np.argsort(-p, kind="stable")
+            top = order[:top_m] if temperature else order[:1]
+            q = (p[top] / p[top].sum()).astype(np.float32)
+            tokens.append(int(self._random.choice(top, p=q / q.sum(dtype=np.float64))))
+            others.append(order[:alternatives])
+            if top_m:
+                q_ids.append(top)
+                q_probs.append(q)
+        flat = np.concatenate(others) if others else ids()
+        rows = [self.distribution(tokens[: answer.size + i])[o] for i, o in enumerate(others)]
+        return Drafted(
+            np.array(tokens[answer.size :], np.int32),
+            np.concatenate(q_ids).astype(np.int32) if q_ids else ids(),
+            np.concatenate(q_probs) if q_probs else np.empty(0, np.float32),
+            flat.astype(np.int32),
+            np.concatenate(rows).astype(np.float32) if rows else np.empty(0, np.float32),
+        )
+
+
+class ToyTarget:
+    """Decodes one answer by table [V, V] and verifies drafts by rejection sampling (arXiv 2211.17192, algorithm 1)."""
+
+    def __init__(self, session, table, seed, *, max_drafts, temperature=1.0):
+        self.session, self.table, self.max_drafts, self.temperature = (
+            session,
+            np.asarray(table),
+            max_drafts,
+            temperature,
+        )
+        self.random = np.random.default_rng(seed)
+        self.answer = []
+        self.told = 0
+        self.verify(None)
+
+    def row(self):
+        new = np.array(self.answer[self.told :], np.int32)
+        top_m = len(self.table) if self.temperature else 0
+        row = DraftRow(self.session, self.told, new, self.max_drafts, self.temperature, top_m)
+        self.told = len(self.answer)
+        return row
+
+    def state(self):
+        return SessionState(self.session, PROMPT, np.array(self.answer, np.int32))
+
+    def verify(self, draft):
+        """One step: the drafts that are accepted, and one token of the target's own."""
+        if draft is not None:
+            assert draft.position == len(self.answer)
+            q_rows = self._q(draft)
+            for token, q in zip(draft.tokens.tolist(), q_rows, strict=True):
+                p = self.distribution()
+                if self.random.random() >= p[token] / q[token]:
+                    rest = np.maximum(p - q, 0)
+                    self.answer.append(self.choose(rest / rest.sum()))
+                    return
+                self.answer.append(token)
+        self.answer.append(self.choose(self.distribution()))
+
+    def distribution(self):
+        p = self.table[self.answer[-1] if self.answer else 0]
+        return p if self.temperature else np.eye(len(p))[p.argmax()]
+
+    def choose(self, p):
+        return int(self.random.choice(len(p), p=p))
+
+    def _q(self, draft):
+        count, size = len(draft.tokens), len(self.table)
+        q = np.zeros((count, size))
+        if draft.q_ids.size:
+            m = draft.q_ids.size // count
+            np.put_along_axis(q, draft.q_ids.reshape(count, m), draft.q_probs.reshape(count, m), axis=1)
+        else:
+            q[np.arange(count), draft.tokens] = 1
+        return q
+
+
+async def decode(service, targets, tokens, patience=lambda: 20):
+    """Let all targets decode `tokens` each, one message a step. patience: turns that one verification takes."""
+    sequence = 0
+    while min(len(t.answer) for t in targets) < tokens:
+        reply = await service.handle(DraftRequest(sequence, [t.row() for t in targets]))
+        assert reply.sequence == sequence
+        assert not reply.lost
+        drafts = {d.session: d for d in reply.drafts}
+        for _ in range(patience()):
+            await asyncio.sleep(0)
+        for target in targets:
+            target.verify(drafts.get(target.session))
+        sequence += 1
+
+
+def chi_square_p(answers, table, block=3):
+    """p value of the answers' blocks, given the token before each, against their enumerated probabilities."""
+    table = np.asarray(table)
+    size = len(table)
+    counts = np.zeros((size, *[size] * block))
+    for answer in answers:
+        for i in range(0, len(answer) - block, block):
+            counts[tuple(answer[i : i + block + 1])] += 1
+    statistic, freedom = 0.0, 0
+    for before in range(size):
+        expected = table[before]
+        for _ in range(block - 1):
+            expected = expected[..., None] * table
+        expected = expected * counts[before].sum()
+        assert expected.min() >= 5, "too few samples for a chi-square test"
+        statistic += ((counts[before] - expected) ** 2 / expected).sum()
+        freedom += size**block - 1
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2.0)))
