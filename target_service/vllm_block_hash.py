@@ -6,7 +6,7 @@ the extra keys; blocks without offsets keep their plain key, so a lead-in that w
 
 from typing import Any
 
-from target_service.positions import position_map
+from kv_transfer.position_map import position_map
 from target_service.vllm_symbols import vllm_symbol
 
 PARAMETERS = ["request", "start_token_idx", "end_token_idx", "start_mm_idx"]

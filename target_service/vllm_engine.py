@@ -18,7 +18,7 @@ from kv_transfer.model_info import inspect_model
 from kv_transfer.positions import encode_positions
 from target_service.draft_settings import DRAFTING, encode_settings
 from target_service.limits import check_request
-from target_service.positions import KEPT_POSITIONS
+from kv_transfer.position_map import KEPT_POSITIONS
 from target_service.vllm_decode_stats import DecodeCounts
 from target_service.vllm_outputs import generate_output
 from target_service.vllm_speculation import TargetSamplingParams, read_decode, speculation_options, verifiable

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from target_service.positions import Int64Array, position_map
+from kv_transfer.position_map import Int64Array, position_map
 from target_service.vllm_symbols import vllm_symbol
 
 

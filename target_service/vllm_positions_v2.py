@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from target_service.positions import PositionMap, position_map
+from kv_transfer.position_map import PositionMap, position_map
 from target_service.vllm_symbols import vllm_symbol
 
 MODEL_STATES = "vllm.v1.worker.gpu.model_states"

@@ -18,7 +18,7 @@ from target_service.draft_exchange import DraftExchange, Question
 from target_service.draft_requests import DraftedRequests
 from target_service.draft_session import Proposal
 from target_service.draft_settings import draft_settings
-from target_service.positions import KEPT_POSITIONS
+from kv_transfer.position_map import KEPT_POSITIONS
 from target_service.verification import StepCosts
 from target_service.vllm_draft_probs import DraftDistributions
 

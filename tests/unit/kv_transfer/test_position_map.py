@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.positions import encode_positions
-from target_service.positions import KEPT_POSITIONS, PositionMap, position_map
+from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, position_map
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """Where each slot of a compact KV cache sits in the original prompt.
 
-A target that prefills K of M tokens stores them in slots 0..K-1, but rotates each at the position it came from. The
+An engine that prefills K of M tokens stores them in slots 0..K-1, but rotates each at the position it came from. The
 difference is all a model runner needs: `offset[i] = kept[i] - i` inside the prompt and the constant `M - K` after it,
 which covers decoding, the verification of drafts, and resuming after preemption (Speculative Prefill, arXiv 2502.02789,
 section 3.3). Imports numpy alone.
