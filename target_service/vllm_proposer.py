@@ -13,12 +13,12 @@ from vllm.distributed.parallel_state import get_tp_group
 from kv_transfer.channel import Tls
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.messages import KeptPrompt
+from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import decode_positions
 from target_service.draft_exchange import DraftExchange, Question
 from target_service.draft_requests import DraftedRequests
 from target_service.draft_session import Proposal
 from target_service.draft_settings import draft_settings
-from kv_transfer.position_map import KEPT_POSITIONS
 from target_service.verification import StepCosts
 from target_service.vllm_draft_probs import DraftDistributions
 

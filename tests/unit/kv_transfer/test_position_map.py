@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.positions import encode_positions
 from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, position_map
+from kv_transfer.positions import encode_positions
 
 
 @st.composite
