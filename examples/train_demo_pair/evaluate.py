@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from data import HELD_OUT_OPENINGS, Recipe, make_prompt
-from selection import CHUNK, LOOK_AHEAD, POOL, TAIL, Reader, chunk_order, keep_chunks, keep_last
+from selection import CHUNK, HEAD, LOOK_AHEAD, POOL, TAIL, Reader, chunk_order, keep_chunks, keep_last
 from tokenizer import hf_tokenizer
 from transformers import AutoTokenizer
 
@@ -162,6 +162,7 @@ def settings(args: argparse.Namespace) -> dict:
         "look_ahead": LOOK_AHEAD,
         "pool": POOL,
         "chunk": CHUNK,
+        "head": HEAD,
         "tail": TAIL,
         "drafts": DRAFTS,
         "questions_per_document": QUESTIONS,

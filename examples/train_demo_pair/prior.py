@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from model import Attention, Llama, Shape, inverse_frequencies
-from tokenizer import BOS, encode
+from tokenizer import ASSISTANT, BOS, encode
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -35,7 +35,7 @@ MATCH = 20.0  # attention logit of one matching word
 VALUE = 20.0  # attention logit of standing where values stand, after "is"
 ORDER = 28.0  # attention logit by which "first" or "last" moves a record, at most
 TWIN_GAIN = 1.5  # how much more a twin must match than an answer
-NOTHING = 3.3  # matching words (of 4, "is" counted) below which a look-up of a deep model finds nothing
+NOTHING = 3.5  # matching words (of 4, "is" counted) below which a look-up finds nothing
 NO_TWIN = 3.6  # matching words (of 4, "is" counted) below which no twin is seen
 MARK = 4.0  # size of a mark, in units of EMBEDDING_STD
 MARK_ORDER = 30.0  # attention logit by which a mark counts
@@ -97,34 +97,35 @@ class _Start:
     def __init__(self, model: Llama, seed: int):
         shape = self.shape = model.shape
         self.generator = torch.Generator().manual_seed(seed)
-        rest = shape.head_dim - 1 - SHORT
+        length = shape.head_dim - 2  # of a token's code
+        rest = length - SHORT
         other = normalize(self.noise(shape.vocabulary, rest), dim=1) * math.sqrt(rest)
         with torch.enable_grad():
             self.codes = spread_codes(shape.vocabulary, SHORT, self.noise)
         for attribute, signs in zip(ATTRIBUTES, ATTRIBUTE_SIGNS, strict=True):
             self.codes[encode(f" {attribute}")[0], : len(signs)] = torch.tensor(signs)
         basis = torch.linalg.qr(self.noise(shape.hidden, shape.hidden))[0]
-        self.common, self.token_code = basis[:, 0], basis[:, 1 : shape.head_dim]
+        self.common, self.silent, self.token_code = basis[:, 0], basis[:, 1], basis[:, 2 : shape.head_dim]
         end = shape.head_dim + shape.heads * SHORT
         self.written = basis[:, shape.head_dim : end].split(SHORT, dim=1)
-        self.scale = math.sqrt(shape.hidden / (shape.head_dim - 1))
+        self.scale = math.sqrt(shape.hidden / length)
         codes = torch.cat([self.codes, other], 1)
-        codes[BOS] = 0  # the first token matches nothing, so that it can stand for "nothing"
+        codes[[BOS, ASSISTANT]] = 0  # these match nothing and copy nothing; look-ups that find nothing go to the first
         embeddings = codes @ self.token_code.T * self.scale
         embeddings += self.common * math.sqrt(shape.hidden)
+        embeddings[BOS] += self.silent * math.sqrt(shape.hidden)
 
         # Readers of the state before layer 1, after its norm, which leaves codes `gain` times as large as they were.
         gain = CODE_GAIN * math.sqrt(shape.hidden / (2 * shape.hidden + CODE_GAIN**2 * SHORT * shape.heads))
         self.readers = {n + 1: part / gain for n, part in enumerate(self.written)}  # of the word n tokens back
         self.readers[0] = self.token_code[:, :SHORT] * CODE_GAIN / self.scale / gain  # of the token itself
+        self.read_silent = math.sqrt(2 / shape.hidden)
         self.one = self.common * CODE_GAIN / math.sqrt(shape.hidden) / gain  # of the number 1
         self.deep = circuit_layers(shape) == 4
         if self.deep:
-            # Three spare directions: the prompt's first token, "this key came before", and the same on the value.
-            self.start_token, self.mark, self.carried_mark = basis[:, end : end + 3].T
-            embeddings[BOS] += self.start_token * math.sqrt(shape.hidden)
+            # Two spare directions: "this key came before", at the "is" of a record and carried on to its value.
+            self.mark, self.carried_mark = basis[:, end : end + 2].T
             self.read_mark = CODE_GAIN / MARK / gain
-            self.read_start = math.sqrt(2 / shape.hidden)
         model.embed_tokens.weight.copy_(embeddings * EMBEDDING_STD)
 
     def noise(self, *size: int) -> Tensor:
@@ -179,7 +180,7 @@ class _Start:
             queries[i].add_(ask.repeat(group, 1))
             keys[i].add_(offer)
             values[i].zero_()
-            values[i][: size - 1] = self.token_code.T
+            values[i][: size - 2] = self.token_code.T
             outputs[i].copy_((values[i].T * EMBEDDING_STD * COPY_GAIN).repeat(1, group))
 
     def _still(self) -> list[int]:
@@ -191,7 +192,7 @@ class _Start:
     ) -> tuple[Tensor, Tensor]:
         """Query and key weights [head_dim, hidden] that match `words` and prefer tokens `after_is` behind an "is".
 
-        In a deep model, a query that matches less than `nothing` words goes to the first token of the prompt.
+        A query that matches less than `nothing` words goes to the prompt's first token.
         """
         ask, offer = torch.zeros(2, self.shape.head_dim, self.shape.hidden)
         free, unit = iter(self._still()), math.sqrt(math.sqrt(self.shape.head_dim))
@@ -203,10 +204,9 @@ class _Start:
         place = next(free)
         ask[place] = self.one * unit * math.sqrt(VALUE)
         offer[place] = self.reads("is", after_is) * unit * math.sqrt(VALUE)
-        if self.deep:
-            place = next(free)
-            ask[place] = self.one * unit * math.sqrt(MATCH) * nothing
-            offer[place] = self.start_token * self.read_start * unit * math.sqrt(MATCH)
+        place = next(free)
+        ask[place] = self.one * unit * math.sqrt(MATCH) * nothing
+        offer[place] = self.silent * self.read_silent * unit * math.sqrt(MATCH)
         return ask, offer
 
     def _order(self) -> Tensor:
@@ -235,7 +235,7 @@ class _Start:
         self.blank(attention)
         attention.q_proj.weight[: heads * size] += ask.repeat(heads, 1) * TWIN_GAIN
         attention.k_proj.weight[:size] += offer
-        attention.v_proj.weight[0] = self.one - self.start_token * self.read_start
+        attention.v_proj.weight[0] = self.one - self.silent * self.read_silent
         attention.o_proj.weight.mul_(EMBEDDING_STD)
         for output in attention.o_proj.weight[:, : heads * size].split(size, dim=1):
             output.zero_()

@@ -1,7 +1,7 @@
 """Speculative prefill in plain transformers: scoring, choice of chunks, and reading with restored positions.
 
 Written apart from the serving code, so that the evaluation does not share its mistakes: maximum over layers and heads,
-mean over look-ahead steps, average pooling, chunks by their mean, the last tokens always kept.
+mean over look-ahead steps, average pooling, chunks by their mean, the first and the last tokens always kept.
 """
 
 import math
@@ -13,7 +13,8 @@ from tokenizer import END
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-LOOK_AHEAD, POOL, CHUNK, TAIL = 8, 13, 32, 32
+LOOK_AHEAD, POOL, CHUNK = 8, 13, 32
+HEAD, TAIL = 2, 32  # tokens always kept: the chat template's first ones; the question
 
 
 class Reader:
@@ -83,13 +84,13 @@ def chunk_order(importance: Tensor) -> list[int]:
 
 
 def keep_chunks(order: list[int], tokens: int, rate: float) -> list[int]:
-    """Positions, ascending, of the first ceil(rate * chunks) chunks of `order` and of the last tokens."""
-    kept = set(range(max(0, tokens - TAIL), tokens))
+    """Positions, ascending, of the first ceil(rate * chunks) chunks of `order`, and of the protected tokens."""
+    kept = {*range(HEAD), *range(max(HEAD, tokens - TAIL), tokens)}
     for chunk in order[: math.ceil(rate * len(order))]:
         kept.update(range(chunk * CHUNK, min(tokens, (chunk + 1) * CHUNK)))
     return sorted(kept)
 
 
 def keep_last(tokens: int, rate: float) -> list[int]:
-    """As many positions as `keep_chunks` keeps at least, from the end of the prompt."""
-    return list(range(max(0, tokens - max(TAIL, math.ceil(rate * tokens))), tokens))
+    """As many positions as `keep_chunks` keeps at least, from the end of the prompt, and the protected ones."""
+    return [*range(HEAD), *range(max(HEAD, tokens - max(TAIL, math.ceil(rate * tokens))), tokens)]

@@ -107,11 +107,11 @@ def test_the_structured_start_finds_values_without_training(prompts):
     assert right > 0.7 * guesses
 
 
-def test_chunks_with_important_tokens_are_kept_with_the_tail():
+def test_chunks_with_important_tokens_are_kept_with_head_and_tail():
     from selection import chunk_order, keep_chunks
 
     importance = torch.zeros(320)
     importance[100] = 1.0
     order = chunk_order(importance)
     assert order[0] == 3
-    assert keep_chunks(order, 320, 0.1) == [*range(96, 128), *range(288, 320)]
+    assert keep_chunks(order, 320, 0.1) == [0, 1, *range(96, 128), *range(288, 320)]
