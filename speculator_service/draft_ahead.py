@@ -108,6 +108,11 @@ class Ahead:
         drafted = None if self._task.cancelled() else self._task.result()
         return _first(drafted[index], ask.count) if drafted and drafted[index].tokens.size else None
 
+    @property
+    def busy(self) -> bool:
+        """Whether the engine is still at it."""
+        return not self._task.done()
+
     async def stop(self) -> None:
         """Cancel what is under way and wait until the engine has let go of the session."""
         self._task.cancel()

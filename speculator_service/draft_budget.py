@@ -2,16 +2,16 @@
 
 from speculator_service.draft_ahead import Guess
 
-EPOCH = 8
-"""Rounds in a row with, or without, drafting ahead."""
+PROBE = 8
+"""Rounds timed of the way that seems the slower one, with or without drafting ahead, to see whether it still is."""
 
-PROBE = 32
-"""One epoch in so many does what seems not to pay, to see whether it does now."""
+STRETCH = 256
+"""Rounds of the faster way between two probes."""
 
 FLOOR = 0.02
 """A guess less likely than this is not worth a row of the drafter's batch."""
 
-_ROUND_MEMORY = 0.95
+_ROUND_MEMORY = 0.97
 _GUESS_MEMORY = 0.99
 _DRAFT_MEMORY = 0.9
 
@@ -42,26 +42,28 @@ class AheadBudget:
 
     def __init__(self, max_branches: int) -> None:
         """max_branches: guesses drafted at once, over all sessions."""
+        self.on = True
+        """Whether to draft ahead after this round."""
         self._max_branches = max_branches
-        self._rounds = 0
-        self._ms: dict[bool, float] = {}
+        self._left = PROBE  # rounds to time before the way may change
+        self._times = {True: _Mean(), False: _Mean()}
         self._hits = self._expected = 4.0
 
     @property
     def pays(self) -> bool:
         """Whether rounds with work ahead are not the slower ones; true until both were seen."""
-        return len(self._ms) < 2 or self._ms[True] <= self._ms[False]
-
-    def next_round(self) -> bool:
-        """Whether to draft ahead after this round; called once a round."""
-        epoch = self._rounds // EPOCH
-        self._rounds += 1
-        return self.pays != (epoch % PROBE == 1)
+        return self._times[True].value <= self._times[False].value or not self._times[False].count
 
     def timed(self, ms: float, *, ahead: bool) -> None:
-        """A round took so long, with or without work ahead of its rows."""
-        before = self._ms.get(ahead, ms)
-        self._ms[ahead] = before * _ROUND_MEMORY + ms * (1 - _ROUND_MEMORY)
+        """A round took so long, after work ahead of its rows, or with no work ahead of any row about."""
+        if ahead != self.on:
+            return  # left from before the way changed
+        self._times[ahead].add(ms)
+        self._left -= 1
+        if self._left == 0:
+            probe = self.on == self.pays
+            self.on = self.pays != probe
+            self._left = PROBE if probe else STRETCH
 
     def resolved(self, guesses: list[Guess], hit: bool) -> None:
         """The target answered: one of the guesses was right, or none."""
@@ -74,3 +76,18 @@ class AheadBudget:
         most = max(1, self._max_branches // max(1, rows))
         worth = [g for g in guesses if g.probability * trust >= FLOOR]
         return (worth or guesses[:1])[:most]
+
+
+class _Mean:
+    """A mean in which the recent values count most."""
+
+    def __init__(self) -> None:
+        self._sum = self.count = 0.0
+
+    @property
+    def value(self) -> float:
+        return self._sum / self.count if self.count else 0.0
+
+    def add(self, value: float) -> None:
+        self._sum = self._sum * _ROUND_MEMORY + value
+        self.count = self.count * _ROUND_MEMORY + 1

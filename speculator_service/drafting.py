@@ -55,7 +55,7 @@ class DraftService:
         mode: Mode = "chain",
         idle_s: float = 300.0,
         max_sessions: int = 256,
-        max_branches: int = 32,
+        max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """mode: how sessions draft ahead (`branches` is `chain` on an engine that cannot). clock: seconds."""
@@ -92,7 +92,7 @@ class DraftService:
             self._restore(state)
         if not request.rows:
             return DraftReply(request.sequence)
-        worked_ahead = any(r.session in self._sessions and self._sessions[r.session].ahead for r in request.rows)
+        worked_ahead = self._worked_ahead(request.rows)
         self._rows_in_flight += len(request.rows)
         try:
             answers = await asyncio.gather(*(self._row(row) for row in request.rows))
@@ -104,10 +104,10 @@ class DraftService:
         self.counters.rows += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
         self.counters.lost += len(lost)
-        if drafts:
+        if drafts and worked_ahead is not None:
             self.budget.timed((self._clock() - start) * 1e3, ahead=worked_ahead)
         # Only now: work ahead must not slow the rows of its own round.
-        if self.budget.next_round():
+        if self.budget.on:
             self._draft_ahead(drafts)
         self.evict()
         return DraftReply(request.sequence, drafts, lost)
@@ -229,6 +229,12 @@ class DraftService:
         self.counters.ahead_hits += hit
         self.counters.ahead_misses += not hit
         return drafted
+
+    def _worked_ahead(self, rows: list[DraftRow]) -> bool | None:
+        """Whether there is work ahead of these rows; None if there is none, but other rows' work is in their way."""
+        if any(row.session in self._sessions and self._sessions[row.session].ahead for row in rows):
+            return True
+        return None if any(s.ahead and s.ahead.busy for s in self._sessions.values()) else False
 
     def _draft_ahead(self, drafts: list[Draft]) -> None:
         """Start drafting on from what was just sent, for the same ask."""

@@ -20,7 +20,7 @@ from kv_transfer.model_info import check_speculator, inspect_model
 from speculator_service.engine import Drafted, Scores
 from speculator_service.limits import check_length
 from speculator_service.scoring import Aggregate, layer_scores, scored_layers
-from speculator_service.transformers_sessions import DraftSession, SessionTable, check_tokens
+from speculator_service.transformers_sessions import CacheSession, SessionTable, check_tokens
 
 PREFILL_TOKENS = 2048
 """Prompt tokens a forward; between two forwards a cancelled request stops."""
@@ -212,7 +212,7 @@ class TransformersSpeculator:
 
     def _keep(self, session: str, cache: DynamicCache, tail: list[int], position: int, context_length: int) -> None:
         seed = self._seeds.getrandbits(62)
-        self._sessions.add(session, DraftSession(cache, tail, position, context_length, seed))
+        self._sessions.add(session, CacheSession(cache, tail, position, context_length, seed))
 
     def _draft(
         self,

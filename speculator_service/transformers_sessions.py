@@ -13,7 +13,7 @@ from kv_transfer.messages import Int32Array
 from speculator_service.engine import Drafted
 
 
-class DraftSession:
+class CacheSession:
     """A KV cache that holds a prompt up to its last token, and then a tail: that token and some answer.
 
     Several answers are read and continued in one forward each step: their tokens lie side by side behind the cache, and
@@ -165,15 +165,15 @@ class SessionTable:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._sessions: OrderedDict[str, DraftSession] = OrderedDict()
+        self._sessions: OrderedDict[str, CacheSession] = OrderedDict()
 
-    def add(self, name: str, session: DraftSession) -> None:
+    def add(self, name: str, session: CacheSession) -> None:
         self._sessions[name] = session
         self._sessions.move_to_end(name)
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
 
-    def get(self, name: str) -> DraftSession:
+    def get(self, name: str) -> CacheSession:
         """Raises SessionLostError if it is not here."""
         if name not in self._sessions:
             raise SessionLostError(f"session {name} is not on this speculator: it was evicted or never opened")

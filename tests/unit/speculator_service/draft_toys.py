@@ -63,6 +63,9 @@ class ToyEngine:
         try:
             for _ in range(self.steps):
                 await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # a step that is under way ends first
+            raise
         finally:
             self._busy.discard(session)
 

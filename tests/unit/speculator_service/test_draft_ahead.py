@@ -7,7 +7,7 @@ import pytest
 
 from kv_transfer.errors import EngineUnavailableError
 from speculator_service.draft_ahead import Ahead, Ask, Guess, guess_branches, guess_chain
-from speculator_service.draft_budget import EPOCH, FLOOR, PROBE, Acceptance, AheadBudget
+from speculator_service.draft_budget import FLOOR, PROBE, STRETCH, Acceptance, AheadBudget
 from speculator_service.engine import Drafted, supports_branches
 from tests.unit.speculator_service.draft_toys import ToyEngine, ids
 
@@ -80,22 +80,22 @@ def rounds(budget, count, ms):
     """Each round takes ms(ahead) milliseconds; how many were drafted ahead."""
     ahead = []
     for _ in range(count):
-        ahead.append(budget.next_round())
-        budget.timed(ms(ahead[-1]), ahead=ahead[-1])
+        ahead.append(budget.on)
+        budget.timed(ms(budget.on), ahead=budget.on)
     return sum(ahead)
 
 
 def test_off_when_it_does_not_pay_and_on_again_when_it_does():
-    budget, cycle = AheadBudget(32), EPOCH * PROBE
-    assert rounds(budget, cycle, lambda ahead: 3 if ahead else 8) == cycle - EPOCH
-    # The other rows now wait longer for the work ahead than its hits save: found out within two probes.
+    budget, cycle = AheadBudget(32), STRETCH + PROBE
+    assert rounds(budget, 2 * PROBE + cycle, lambda ahead: 3 if ahead else 8) == PROBE + STRETCH
+    # The other rows now wait longer for the work ahead than its hits save.
     rounds(budget, 2 * cycle, lambda ahead: 12 if ahead else 8)
     assert not budget.pays
-    assert rounds(budget, cycle, lambda ahead: 12 if ahead else 8) == EPOCH
+    assert rounds(budget, cycle, lambda ahead: 12 if ahead else 8) == PROBE
     # Probes go on: enough of them, and it is found to pay again.
     rounds(budget, 10 * cycle, lambda ahead: 3 if ahead else 8)
     assert budget.pays
-    assert rounds(budget, cycle, lambda ahead: 3 if ahead else 8) == cycle - EPOCH
+    assert rounds(budget, cycle, lambda ahead: 3 if ahead else 8) == STRETCH
 
 
 def ahead(engine, *, answer=(1,), sent=(2, 3), guess=((2, 3, 4), (2, 5)), ask=GREEDY):

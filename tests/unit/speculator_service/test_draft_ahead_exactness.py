@@ -13,7 +13,8 @@ DRAFTER = [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.25, 0.15, 0.6]]
 
 async def sample(engine, mode, *, max_drafts, tokens=1500, sessions=6, seed=1):
     """(answers, metrics) of `sessions` sampled answers; the verification is sometimes faster than the work ahead."""
-    service = DraftService(engine, mode=mode, clock=lambda: 0.0)
+    # Three guesses a row of the seven that there are, so that some answers are not among them.
+    service = DraftService(engine, mode=mode, max_branches=3 * sessions, clock=lambda: 0.0)
     targets = [ToyTarget(f"s{i}", TARGET, seed * 100 + i, max_drafts=max_drafts) for i in range(sessions)]
     for target in targets:
         engine.sessions.add(target.session)

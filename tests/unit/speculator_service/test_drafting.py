@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from speculator_service.draft_session import DraftSession
 from speculator_service.drafting import DraftService
+from speculator_service.engine import Drafted
 from tests.unit.speculator_service.draft_toys import PROMPT, ToyEngine, ToyTarget, decode, ids
 
 TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
@@ -206,15 +208,50 @@ async def test_idle_sessions_and_too_many_are_evicted():
 
 async def test_a_newer_row_stops_the_older_one():
     """A target that gave up waiting asks again: one call at a time, and only the newest is answered."""
-    engine = ToyEngine(TABLE, steps=5)
+    engine = ToyEngine(TABLE, steps=10**9)
     service = opened(engine, "a")
     older = asyncio.create_task(ask(service, row("a", 0, 5)))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await settle()
+    assert engine.calls["draft"] == 1
+    engine.steps = 5
     drafts, _ = await ask(service, row("a", 1, 6))
     assert drafts["a"].position == 2
     assert await older == ({}, [])
     assert not engine.overlaps
+
+
+async def test_each_work_ahead_is_a_hit_or_a_miss_once():
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a")
+    drafts, _ = await ask(service, row("a", 0, 5))
+    service.budget.on = False
+    await settle()
+    own = engine.next(np.append(ids(5), drafts["a"].tokens), 1, 0, 0).tokens
+    drafts, _ = await ask(service, row("a", 1, *drafts["a"].tokens, *own))
+    assert drafts["a"].ahead
+    for position in range(5, 8):
+        drafts, _ = await ask(service, row("a", position, 1))
+        assert not drafts["a"].ahead
+    assert (service.counters.ahead_hits, service.counters.ahead_misses) == (1, 0)
+
+
+def test_acceptance_counts_the_drafts_that_were_sent_once():
+    session = DraftSession("a", "off", 0.0)
+    before = session.acceptance.rate
+    session.extend(row("a", 0, 5))
+    assert session.acceptance.rate == before
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 1, 1, 2, 3, 4))
+    accepted = session.acceptance.rate
+    assert accepted > before
+    session.extend(row("a", 1, 1, 2, 3, 4))
+    session.extend(row("a", 5, 1, 2))
+    assert session.acceptance.rate == accepted
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 7))
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 7, 2))
+    assert session.acceptance.rate < accepted
 
 
 @pytest.mark.parametrize("mode", ["off", "chain", "branches"])
