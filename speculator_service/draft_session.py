@@ -19,6 +19,9 @@ Mode = Literal["off", "chain", "branches"]
 MAX_DRAFTS = 64
 MAX_TOP = 512
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy, as they are in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
+
 NOTHING = Drafted(np.empty(0, np.int32))
 NO_ASK = Ask(0, 0.0, 0)
 
@@ -76,6 +79,6 @@ def _ask(row: DraftRow) -> Ask:
     """What a row asks for, nothing if its numbers make no sense; one-hot drafts are greedy, so that q is their own."""
     if row.top_m < 0 or not 0 <= row.temperature < math.inf:
         return NO_ASK
-    sampled = row.temperature > 0 and row.top_m > 0
+    sampled = row.temperature >= GREEDY_BELOW and row.top_m > 0
     count = max(0, min(row.max_drafts, MAX_DRAFTS))
     return Ask(count, row.temperature, min(row.top_m, MAX_TOP)) if sampled else Ask(count, 0.0, 0)

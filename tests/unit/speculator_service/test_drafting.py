@@ -124,10 +124,11 @@ async def test_an_ask_without_sense_gets_no_drafts(options):
     assert (await ask(service, row("a", 1, 5)))[0]
 
 
-async def test_one_hot_drafts_of_a_sampled_answer_are_greedy():
+@pytest.mark.parametrize("options", [{"temperature": 1.0, "top_m": 0}, {"temperature": 1e-9, "top_m": 4}])
+async def test_one_hot_drafts_of_a_sampled_answer_are_greedy(options):
     engine = ToyEngine(TABLE)
     service = opened(engine, "a")
-    drafts, _ = await ask(service, row("a", 0, 5, temperature=1.0, top_m=0))
+    drafts, _ = await ask(service, row("a", 0, 5, **options))
     assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
     assert not drafts["a"].q_ids.size
 
@@ -233,6 +234,22 @@ async def test_each_work_ahead_is_a_hit_or_a_miss_once():
         drafts, _ = await ask(service, row("a", position, 1))
         assert not drafts["a"].ahead
     assert (service.counters.ahead_hits, service.counters.ahead_misses) == (1, 0)
+
+
+async def test_rounds_are_timed_with_their_own_work_ahead_or_with_none_about(monkeypatch):
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a", "b")
+    timed = []
+    monkeypatch.setattr(service.budget, "timed", lambda ms, ahead: timed.append(ahead))
+    await ask(service, row("a", 0, 5))
+    engine.steps = 10**9
+    await settle()
+    engine.steps, service.budget.on = 1, False
+    await ask(service, row("b", 0, 5))  # while the work ahead of a goes on
+    await ask(service, row("a", 1, 5))
+    await ask(service, row("b", 1, 5))
+    await ask(service, row("b", 2, 5, max_drafts=0))
+    assert timed == [False, True, False]
 
 
 def test_acceptance_counts_the_drafts_that_were_sent_once():
