@@ -1,10 +1,12 @@
-"""The speculator engine on vLLM: one request in, importance and look-ahead tokens out, batched with others.
+"""The speculator engine on vLLM: scores and drafts are requests to one AsyncLLM, batched with each other.
 
-The request's options travel in `SamplingParams.extra_args` to `vllm_worker`, the scores come back as bytes in
-`RequestOutput.kv_transfer_params` (put there by `vllm_scheduler`). Tested on CPU; `--device cuda` runs the same tests
-on a GPU.
+A scoring request's options travel in `SamplingParams.extra_args` to `vllm_worker`, the scores come back as bytes in
+`RequestOutput.kv_transfer_params` (put there by `vllm_scheduler`). Drafts are plain requests (`vllm_sessions`). Tested
+on CPU; `--device cuda` runs the same tests on a GPU.
 """
 
+import asyncio
+import itertools
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,10 +22,12 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
-from kv_transfer.messages import Int32Array, ModelInfo, SelectionOptions
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
-from speculator_service.engine import Scores
+from speculator_service.engine import Drafted, Scores
+from speculator_service.vllm_positions import kept_session
 from speculator_service.vllm_requests import SCORE_ARG
+from speculator_service.vllm_sessions import DraftOptions, Session, SessionTable
 from speculator_service.vllm_start import start_engine
 
 
@@ -35,6 +39,7 @@ class VllmSpeculator:
     """
 
     info: ModelInfo
+    supports_branches = True
 
     def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
@@ -52,20 +57,95 @@ class VllmSpeculator:
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
+        self._sessions = SessionTable(self._engine.vllm_config.cache_config.block_size)
+        self._rounds = itertools.count()
         self._closed = False
 
-    async def score(self, request_id: str, token_ids: Int32Array, options: SelectionOptions) -> Scores:
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
         self._check(token_ids, options)
         began = time.perf_counter()
-        output = await self._generate(request_id, token_ids, options)
+        output = await self._generate(request_id, token_ids, self._score_sampling(options), cache_salt)
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
             raise SkimError(f"speculator {self.info.path} gave no scores for request {request_id}")
         total = 1e3 * (time.perf_counter() - began)
         speculate = min(payload["speculate_ms"], total)
         importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
+        if keep_session:
+            self._sessions.add(request_id, Session(np.array(token_ids, np.int32), len(token_ids), cache_salt))
         return Scores(importance, payload["tokens"], {"queue": total - speculate, "speculate": speculate})
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        """See `SpeculatorEngine.open_session`."""
+        self._check_length(prompt.context_length, 0)
+        self._check_ids(prompt.token_ids)
+        opened = kept_session(prompt)
+        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args)
+        await self._generate(session, prompt.token_ids, read, opened.cache_salt)
+        self._sessions.add(session, opened)
+
+    async def draft(
+        self,
+        session: str,
+        answer: Int32Array,
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> Drafted:
+        """See `BranchingEngine.draft`. Sampled drafts have at most vllm_sessions.MAX_TOP pairs of q each.
+
+        Their alternatives' probabilities are those among the top_m tokens; greedy drafts' are of the vocabulary.
+        """
+        kept = self._sessions.get(session)
+        if answer.size:
+            self._check_ids(answer)
+        count = min(count, self.info.max_model_len - kept.context_length - answer.size)
+        if count <= 0:
+            await self.check_health()
+            return Drafted(np.empty(0, np.int32))
+        options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
+        asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
+        output = await self._generate(
+            f"{session}.{next(self._rounds)}", asked, options.sampling(kept.extra_args), kept.cache_salt
+        )
+        self._sessions.note_round(kept, before, asked, output)
+        return options.drafted(output)
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them."""
+        drafts = (
+            self.draft(session, answer, count, temperature=temperature, top_m=top_m, alternatives=alternatives)
+            for answer in answers
+        )
+        return list(await asyncio.gather(*drafts))
+
+    async def close_session(self, session: str) -> None:
+        """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until something needs the place."""
+        self._sessions.remove(session)
+
+    def session_stats(self) -> dict[str, int]:
+        """`vllm_sessions.SessionTable.stats`."""
+        return self._sessions.stats()
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine is closed or dead."""
@@ -88,14 +168,19 @@ class VllmSpeculator:
 
     def _check(self, token_ids: Int32Array, options: SelectionOptions) -> None:
         """Refuse here what the engine would refuse late or die of."""
-        length, limit = len(token_ids), self.info.max_model_len
-        if not length:
+        if not len(token_ids):
             raise InvalidRequestError("an empty prompt cannot be scored")
-        if length + options.look_ahead > limit:
+        self._check_length(len(token_ids), options.look_ahead)
+        self._check_ids(token_ids)
+
+    def _check_length(self, length: int, look_ahead: int) -> None:
+        if length + look_ahead > self.info.max_model_len:
             raise InvalidRequestError(
-                f"a prompt of {length} tokens with {options.look_ahead} look-ahead tokens is too long for the"
-                f" speculator, which takes {limit}; shorten it or lower look_ahead"
+                f"a prompt of {length} tokens with {look_ahead} look-ahead tokens is too long for the"
+                f" speculator, which takes {self.info.max_model_len}; shorten it or lower look_ahead"
             )
+
+    def _check_ids(self, token_ids: Int32Array) -> None:
         lowest, highest = int(np.min(token_ids)), int(np.max(token_ids))
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
@@ -103,9 +188,8 @@ class VllmSpeculator:
                 f"token id {wrong} is outside the speculator's vocabulary of {self._vocab_size} tokens"
             )
 
-    async def _generate(self, request_id: str, token_ids: Int32Array, options: SelectionOptions) -> RequestOutput:
-        await self.check_health()
-        sampling = SamplingParams(
+    def _score_sampling(self, options: SelectionOptions) -> SamplingParams:
+        return SamplingParams(
             temperature=0,
             # One more than the look-ahead: the last look-ahead token must be read back in, for its query.
             max_tokens=options.look_ahead + 1,
@@ -119,7 +203,12 @@ class VllmSpeculator:
                 }
             },
         )
-        prompt = tokens_input(np.asarray(token_ids).tolist())
+
+    async def _generate(
+        self, request_id: str, token_ids: Int32Array, sampling: SamplingParams, cache_salt: str | None
+    ) -> RequestOutput:
+        await self.check_health()
+        prompt = tokens_input(np.asarray(token_ids).tolist(), cache_salt=cache_salt)
         try:
             async with aclosing(self._engine.generate(prompt, sampling, request_id)) as outputs:
                 async for output in outputs:

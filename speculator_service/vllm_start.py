@@ -1,6 +1,7 @@
 """Start vLLM's AsyncLLM as a speculator engine: its options, its environment, and its failures in a person's words."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +17,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import ModelError, SkimError
 from speculator_service.vllm_plugin import START_UP_FILE, first_exception
+from speculator_service.vllm_sessions import MAX_TOP
 
 WORKER = "speculator_service.vllm_worker.SpeculatorWorker"
 SCHEDULER = "speculator_service.vllm_scheduler.SpeculatorScheduler"
 ASYNC_SCHEDULER = "speculator_service.vllm_scheduler.AsyncSpeculatorScheduler"
-OWN_OPTIONS = ("model", "tokenizer", "skip_tokenizer_init", "tensor_parallel_size", "worker_cls", "scheduler_cls")
+# The probabilities that come back are those that a draft was sampled from.
+OWN_SETTINGS = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "max_logprobs": MAX_TOP}
+OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls", *OWN_SETTINGS)
 
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
@@ -47,6 +51,8 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
 
 def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
     settings = {"enable_prefix_caching": True, "enable_chunked_prefill": True, **options}
+    # vLLM's own default is one for all engines: a target's would then draw what its drafter drew.
+    settings.setdefault("seed", secrets.randbits(31))
     if current_platform.is_cpu():
         # vLLM's CPU attention takes multiples of 32; small blocks let more of a prompt come from the prefix cache.
         settings.setdefault("block_size", 32)
@@ -55,10 +61,10 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
     config = AsyncEngineArgs(
         **settings,
+        **OWN_SETTINGS,
         model=model,
         max_model_len=max_model_len,
         tensor_parallel_size=tensor_parallel,
-        skip_tokenizer_init=True,
         worker_cls=WORKER,
     ).create_engine_config()
     # Known only now: vLLM schedules ahead unless something in the configuration speaks against it.

@@ -25,7 +25,9 @@ from kv_transfer.errors import ModelError
 from speculator_service.scoring import Aggregate, layer_scores, scored_layers, valid_steps
 from speculator_service.vllm_attention import QueryCapture, scorable_layers
 from speculator_service.vllm_keys import KeyReader
+from speculator_service.vllm_positions import RestoredPositions
 from speculator_service.vllm_requests import RequestLedger, ScoredRequest, Wanted
+from speculator_service.vllm_sampling import sample_exactly
 from speculator_service.vllm_scheduler import SCORES
 
 if current_platform.is_cpu():
@@ -39,6 +41,7 @@ class SpeculatorWorker(PlatformWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
+        sample_exactly(self.use_v2_model_runner)
         self._layers = scorable_layers(self.vllm_config)
         self._capture = QueryCapture(
             self._layers, self.scheduler_config.max_num_seqs, self.model_config.dtype, self.device
@@ -57,11 +60,19 @@ class SpeculatorWorker(PlatformWorker):
         block_size = groups[0].kv_cache_spec.block_size
         self._ledger = RequestLedger(block_size)
         self._keys = KeyReader(self._layers[0], block_size)
+        self._positions = RestoredPositions(
+            self.model_runner.get_model(),
+            kv_cache_config.num_blocks * block_size,
+            block_size,
+            self._layers[0].layer_name,
+            self.device,
+        )
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         self._wanted = self._ledger.update(scheduler_output)
         self._capture.expect([wanted.slot for wanted in self._wanted])
+        self._positions.expect(scheduler_output)
         output = super().execute_model(scheduler_output)
         if self._wanted:
             queries = self._capture.collect()
