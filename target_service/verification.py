@@ -33,7 +33,7 @@ class Acceptance:
     rate: float = FIRST_ACCEPTANCE
 
     def observe(self, drafts: int, accepted: int) -> None:
-        """A verification of `drafts` > 0 of which the first `accepted` held; those after a rejected one tell nothing."""
+        """A verification of `drafts` > 0 of which the first `accepted` held; what follows a rejected one is unknown."""
         for _ in range(accepted):
             self.rate += ACCEPTANCE_WEIGHT * (1 - self.rate)
         if accepted < drafts:

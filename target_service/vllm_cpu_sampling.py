@@ -1,8 +1,11 @@
-"""Repairs a fault of vLLM 0.29 on CPU: temperature, top-k and top-p of drafted requests were uninitialised memory.
+"""Repairs two faults of vLLM 0.29 on CPU. Whether a vLLM has them is tried, not read from its version.
 
-`expand_kernel` of vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy, so
-`expand_batch_to_tokens` (vllm.v1.sample.rejection_sampler) returns what `new_empty` held. Whether a vLLM has the fault
-is tried, not read from its version.
+Temperature, top-k and top-p of drafted requests were uninitialised memory: `expand_kernel` of
+vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy, so `expand_batch_to_tokens`
+(vllm.v1.sample.rejection_sampler) returns what `new_empty` held.
+
+A request with a seed whose prompt is prefilled in chunks ended the engine: GPUModelRunner._bookkeeping_sync rewinds its
+generator by `set_offset`, which CPU generators do not have.
 """
 
 from typing import Any
@@ -46,3 +49,48 @@ def repair_expand_kernel(sampler: Any) -> bool:
         return False
     sampler.expand_kernel = ExpandKernel()
     return True
+
+
+def repair_rewinding(runner: Any) -> bool:
+    """Have the V1 `runner` rewind the generators of requests that are still prefilling as CPU generators can be.
+
+    Returns whether there was need.
+    """
+    try:
+        torch.Generator().get_offset()
+    except RuntimeError:
+        runner._sample = _rewinding(runner, runner._sample)
+        runner._bookkeeping_sync = _without_rewinding(runner, runner._bookkeeping_sync)
+        return True
+    return False
+
+
+def _prefilling(runner: Any) -> dict[int, torch.Generator]:
+    """The generators of the rows whose samples will be thrown away."""
+    batch = runner.input_batch
+    rows = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+    return {row: batch.generators[row] for row in rows if row in batch.generators}
+
+
+def _rewinding(runner: Any, sample: Any) -> Any:
+    def sample_and_rewind(*args: Any, **kwargs: Any) -> Any:
+        states = [(generator, generator.get_state()) for generator in _prefilling(runner).values()]
+        output = sample(*args, **kwargs)
+        for generator, state in states:
+            generator.set_state(state)
+        return output
+
+    return sample_and_rewind
+
+
+def _without_rewinding(runner: Any, bookkeeping: Any) -> Any:
+    def bookkeeping_sync(*args: Any, **kwargs: Any) -> Any:
+        rewound = _prefilling(runner)
+        for row in rewound:
+            del runner.input_batch.generators[row]
+        try:
+            return bookkeeping(*args, **kwargs)
+        finally:
+            runner.input_batch.generators.update(rewound)
+
+    return bookkeeping_sync

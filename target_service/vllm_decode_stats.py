@@ -1,5 +1,6 @@
 """Counts what vLLM's scheduler says of speculation, for every method, runner and rank alike."""
 
+import copy
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -24,6 +25,10 @@ class DecodeCounts(StatLoggerBase):
             self.drafts_per_position[position] += count
         for position, count in enumerate(step.num_accepted_tokens_per_pos):
             self.accepted_per_position[position] += count
+
+    def counts(self) -> dict[str, Any]:
+        """The counts by name, as they are now."""
+        return copy.deepcopy(vars(self))
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -15,10 +15,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.model_info import inspect_model
+from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
 from target_service.draft_settings import DRAFTING, encode_settings
 from target_service.limits import check_request
-from kv_transfer.position_map import KEPT_POSITIONS
 from target_service.vllm_decode_stats import DecodeCounts
 from target_service.vllm_outputs import generate_output
 from target_service.vllm_speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
@@ -127,9 +127,8 @@ class VllmTarget:
         """
         if self.decode.method == "none":
             return {}
-        counts = vars(self._decode_counts)
         [told, *_] = await self._engine.collective_rpc("draft_stats")
-        return {**(told or {}), **counts}
+        return {**(told or {}), **self._decode_counts.counts()}
 
     async def check_health(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Drafters without a model, for trying a target: they know the answers, or draw from a table, and can lie on purpose."""
+"""Drafters without a model, for trying a target: they know the answers, or draw from a table, and can lie."""
 
 import asyncio
 import zlib

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from target_service import vllm_positions_v1, vllm_positions_v2
 from kv_transfer.position_map import PositionMap
+from target_service import vllm_positions_v1, vllm_positions_v2
 from target_service.vllm_engine import VllmTarget
 from target_service.vllm_worker import TargetWorker
 
