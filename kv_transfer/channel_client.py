@@ -29,7 +29,7 @@ _OPTIONS = [
 
 
 class DraftClient:
-    """Asks one speculator replica for drafts. One thread uses it; it keeps three of its own while connected.
+    """Asks one speculator replica for drafts. One exchange at a time; it keeps three threads while connected.
 
     counters: exchanges (answered), timeouts, breaker_opened, reconnects (streams that answered after an earlier one
     had), stale (replies that came too late), broken (messages that cannot be sent or read, or that do not answer what

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
 
@@ -36,6 +37,13 @@ class Held:
             self.cancelled += 1
             raise
         return answer(request)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    it = Held()
+    yield it
+    it.let_go.set()
 
 
 def test_replies_come_back_with_the_caller_s_number():
@@ -73,8 +81,7 @@ def test_the_handler_sees_the_request_numbered_by_the_client():
     assert same(replace(seen[0], sequence=70), REQUEST)
 
 
-def test_a_late_reply_is_discarded():
-    held = Held()
+def test_a_late_reply_is_discarded(held):
     with serving(held) as address, client(address, deadline_s=0.01) as it:
         assert it.exchange(REQUEST) is None
         assert it.exchange(REQUEST) is None
@@ -86,8 +93,7 @@ def test_a_late_reply_is_discarded():
         assert (it.counters["breaker_opened"], it.counters["reconnects"]) == (0, 0)
 
 
-def test_one_held_stream_holds_no_other():
-    held = Held()
+def test_one_held_stream_holds_no_other(held):
 
     async def handler(request: DraftRequest) -> DraftReply:
         return await (held if request.closed else honest)(request)
@@ -96,12 +102,10 @@ def test_one_held_stream_holds_no_other():
         slow.exchange(replace(REQUEST, closed=["x"]))
         until(lambda: held.begun)
         assert quick.exchange(REQUEST)
-        held.let_go.set()
 
 
-def test_the_breaker_opens_and_closes(caplog):
+def test_the_breaker_opens_and_closes(held, caplog):
     now = [0.0]
-    held = Held()
     breaker = CircuitBreaker(failures=3, first_pause_s=1, clock=lambda: now[0])
     with serving(held) as address, client(address, deadline_s=0.01, breaker=breaker) as it:
         for _ in range(5):
@@ -120,8 +124,7 @@ def test_the_breaker_opens_and_closes(caplog):
         assert (it.counters["exchanges"], it.counters["breaker_opened"]) == (2, 2)
 
 
-def test_a_silent_stream_is_given_up_and_its_handler_cancelled():
-    held = Held()
+def test_a_silent_stream_is_given_up_and_its_handler_cancelled(held):
     with serving(held) as address, client(address) as it:
         held.let_go.set()
         assert it.exchange(REQUEST)
