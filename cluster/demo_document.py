@@ -94,9 +94,9 @@ class Record:
     def sentence(self) -> str:
         return f"The {self.attribute} of the {self.adjective} {self.noun} is {self.value}."
 
-    def question(self, opening: str = OPENING, order: str = "") -> str:
+    def question(self, opening: str = OPENING, order: str = "", wording: str = QUESTION) -> str:
         """The question that this record answers. order: "", "first" or "last" (of two records for one key)."""
-        return QUESTION.format(
+        return wording.format(
             opening=opening,
             order=f"{order} " if order else "",
             attribute=self.attribute,

@@ -77,6 +77,7 @@ class Recipe:
     duplicates: float = 0.0
     ask_duplicates: bool | None = None
     openings: tuple[str, ...] = OPENINGS
+    wording: str = demo.QUESTION
     gap_probability: float = 0.0
     longest: int = 0
 
@@ -215,7 +216,7 @@ def _ask(
         starts = [spans[i][0] for i in spans if records[i].sentence()[:-6] == record.sentence()[:-6]]
         if len(starts) > 1:
             order = "first" if spans[index][0] == min(starts) else "last"
-        question = record.question(rng.choice(recipe.openings), order)
+        question = record.question(rng.choice(recipe.openings), order, recipe.wording)
         answer = encode(f" {record.value}.")
         turn_ids = [*([USER] if turn else []), *encode(f"{' ' if turn else chr(10)}{question}"), END, ASSISTANT]
         if len(prompt.ids) + len(turn_ids) + len(answer) + 1 > length:

@@ -34,6 +34,7 @@ KINDS = {
     "unseen phrasing": Recipe(openings=HELD_OUT_OPENINGS),
     "unseen words and phrasing": Recipe(asked_words="held_out", openings=HELD_OUT_OPENINGS),
     "first or last of two": Recipe(duplicates=0.2, ask_duplicates=True),
+    "other word order": Recipe(wording="Question: For the {adjective} {noun}, what is the {attribute}?"),
 }
 
 

@@ -19,7 +19,7 @@ class Shape:
     head_dim: int
     intermediate: int
     vocabulary: int = 1024
-    rope_theta: float = 1e10
+    rope_theta: float = 1e12
 
 
 SHAPES = {

@@ -39,7 +39,8 @@ NOTHING = 3.5  # matching words (of 4, "is" counted) below which a look-up finds
 NO_TWIN = 3.6  # matching words (of 4, "is" counted) below which no twin is seen
 MARK = 4.0  # size of a mark, in units of EMBEDDING_STD
 MARK_ORDER = 30.0  # attention logit by which a mark counts
-LONGEST = 16384
+STILL = 3.05e-5  # radians a token, at most, of pairs that hardly turn: a quarter of a radian over 8192 tokens
+SLOW = 2e-4  # and of the pair that tells near from far
 # Tokens back as the question's last token sees it, as the record's value sees it, dimensions to match in: noun,
 # adjective, attribute.
 FIRST_VALUE = ((3, 2, 16), (4, 3, 16), (7, 6, 3))
@@ -185,7 +186,7 @@ class _Start:
 
     def _still(self) -> list[int]:
         """The dimensions of a head that RoPE hardly turns."""
-        return torch.cat([inverse_frequencies(self.shape) * LONGEST < 1.5] * 2).nonzero()[:, 0].tolist()
+        return torch.cat([inverse_frequencies(self.shape) < STILL] * 2).nonzero()[:, 0].tolist()
 
     def _match(
         self, words: Sequence[tuple[int, int, int]], after_is: int, nothing: float = NOTHING
@@ -214,7 +215,7 @@ class _Start:
         return self.reads("last", ORDER_WORD) - self.reads("first", ORDER_WORD)
 
     def _order_by_distance(self, ask: Tensor, offer: Tensor) -> None:
-        slow = int((inverse_frequencies(self.shape) * LONGEST >= 1.5).nonzero().max())
+        slow = int((inverse_frequencies(self.shape) < SLOW).nonzero().min())
         strength = math.sqrt(ORDER * math.sqrt(self.shape.head_dim))
         ask[self.shape.head_dim // 2 + slow] = self._order() * strength
         offer[slow] = self.one * strength
