@@ -28,7 +28,7 @@ class DecodeCounts(StatLoggerBase):
 
     def counts(self) -> dict[str, Any]:
         """The counts by name, as they are now."""
-        return copy.deepcopy(vars(self))
+        return copy.deepcopy(dict(vars(self)))
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
