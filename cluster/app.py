@@ -54,7 +54,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Depl
             "num_cpus": pool.cpus_per_replica,
             "num_gpus": pool.gpus_per_replica,
             "resources": {resource: 1},
-            "runtime_env": {"env_vars": dict(pool.env)},
+            "runtime_env": {"env_vars": pool.environment},
         },
     )
 

@@ -1,5 +1,6 @@
 """The `skim bench` commands: run a measurement of `benchmarks/`, show it as a table, write it as JSON."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,7 @@ def decode(
     """Tokens per second of decoding: plain, remote drafts, drafting ahead, and vLLM's draft_model."""
     from benchmarks.decode import Settings, run
 
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = Settings(
         str(target), str(speculator), prompts, batch, prompt_tokens, answer_tokens, keep_rate, drafts, rounds
     )

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions, SelectionOptions
 
+CPU_KV_CACHE_GIB = "4"
+
 
 def _absolute(model: str, info: ValidationInfo) -> str:
     folder: Path = (info.context or {}).get("folder", Path())
@@ -39,6 +41,11 @@ class PoolConfig(BaseModel):
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica works on at a time")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed on to the engine as they are")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """`env`, with what a replica on CPU needs: vLLM alone would take nearly all memory, and there are two pools."""
+        return self.env if self.gpus_per_replica else {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB, **self.env}
 
 
 class RouterConfig(BaseModel):

@@ -12,7 +12,6 @@ from kv_transfer.model_info import check_pair, check_speculator, inspect_model
 GIB = 2**30
 # Measured with the demo pair on CPU: one engine's processes before weights and KV cache.
 ENGINE_BASE_BYTES = int(1.2 * GIB)
-DEFAULT_CPU_KV_CACHE_GIB = 4.0
 
 
 def check_models(config: DeploymentConfig) -> None:
@@ -70,5 +69,5 @@ def _replica_bytes(pool: PoolConfig) -> int:
     weights = sum(file.stat().st_size for file in Path(pool.model).glob("*.safetensors"))
     if pool.engine == "transformers":
         return 2 * weights + ENGINE_BASE_BYTES
-    kv_cache = float(pool.env.get("VLLM_CPU_KVCACHE_SPACE") or DEFAULT_CPU_KV_CACHE_GIB) * GIB
+    kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB
     return 2 * weights + int(kv_cache) + ENGINE_BASE_BYTES * pool.tensor_parallel

@@ -1,0 +1,106 @@
+"""The speculator that read the prompt drafts for the target, through Ray Serve; the answers stay what they were."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+
+from cluster.app import APP_NAME
+from cluster.config import config_from_flags
+from cluster.demo_document import make_document
+from cluster.deployment import deployed
+from cluster.preflight import free_port
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DRAFTED = {"method": "remote", "adaptive": False}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    config = config_from_flags(ROOT / "examples" / "demo.yaml", {"router.port": free_port()})
+    with deployed(config, progress=lambda line: None) as url, httpx.Client(base_url=url, timeout=120) as http:
+        yield http
+
+
+def stats(pool: str) -> dict[str, Any]:
+    counts: dict[str, Any] = serve.get_deployment_handle(pool, APP_NAME).stats.remote().result(timeout_s=60)
+    return counts
+
+
+def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48) -> str:
+    """Greedy and past the end token, so that there is something to draft."""
+    body = {
+        "model": "skim-demo",
+        "messages": make_document(2000, seed).messages,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "speculative_prefill": {"keep_rate": 0.2},
+        "speculative_decode": decode,
+    }
+    text: str = (
+        client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]["message"]["content"]
+    )
+    return text
+
+
+@pytest.mark.parametrize("ahead", ["off", "chain", "branches"])
+def test_drafted_answers_are_the_plain_ones(client: httpx.Client, ahead: str) -> None:
+    before = stats("target")
+    seeds = range(6)
+    plain = [answer(client, seed, False) for seed in seeds]
+    with ThreadPoolExecutor(6) as pool:
+        drafted = list(pool.map(lambda seed: answer(client, seed, {**DRAFTED, "draft_ahead": ahead}), seeds))
+    assert drafted == plain
+    after = stats("target")
+    assert after["accepted"] > before["accepted"], "nothing was drafted, so nothing was shown"
+
+
+def test_plain_requests_draft_nothing(client: httpx.Client) -> None:
+    """Control: the counters that the other tests read move by drafting alone."""
+    before = stats("target")
+    answer(client, 20, False)
+    assert stats("target")["drafts"] == before["drafts"]
+
+
+def test_drafting_resumes_after_the_speculator_died(client: httpx.Client) -> None:
+    plain = answer(client, 30, False, tokens=400)
+    before = stats("target")
+    with ThreadPoolExecutor(1) as pool:
+        streaming = pool.submit(answer, client, 30, DRAFTED, 400)
+        _await(lambda: stats("target")["accepted"] > before["accepted"])
+        for name in _replicas("speculator"):
+            ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+        assert streaming.result() == plain
+    # The new replica is another process at another address: the next request drafts again.
+    _await(lambda: bool(_replicas("speculator")))
+    before = stats("target")
+    assert answer(client, 31, DRAFTED) == answer(client, 31, False)
+    assert stats("target")["accepted"] > before["accepted"]
+
+
+def test_an_ended_request_leaves_no_session(client: httpx.Client) -> None:
+    answer(client, 40, DRAFTED)
+    # Closed sessions are told with the target's next message.
+    answer(client, 41, DRAFTED)
+    assert stats("speculator")["sessions"] <= 1
+
+
+def _replicas(pool: str) -> list[str]:
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if f"#{pool}#" in a["name"]]
+
+
+def _await(condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
