@@ -8,7 +8,7 @@ PROBE = 8
 STRETCH = 256
 """Rounds of the faster way between two probes."""
 
-FLOOR = 0.02
+FLOOR = 0.01
 """A guess less likely than this is not worth a row of the drafter's batch."""
 
 _ROUND_MEMORY = 0.97

@@ -11,7 +11,7 @@ TARGET = [[0.5, 0.3, 0.2], [0.25, 0.45, 0.3], [0.3, 0.2, 0.5]]
 DRAFTER = [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.25, 0.15, 0.6]]
 
 
-async def sample(engine, mode, *, max_drafts, tokens=1500, sessions=6, seed=1):
+async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1):
     """(answers, metrics) of `sessions` sampled answers; the verification is sometimes faster than the work ahead."""
     # Three guesses a row of the seven that there are, so that some answers are not among them.
     service = DraftService(engine, mode=mode, max_branches=3 * sessions, clock=lambda: 0.0)
