@@ -273,15 +273,16 @@ def test_acceptance_counts_the_drafts_that_were_sent_once():
 
 async def test_drafts_of_an_answer_that_was_replaced_meanwhile_are_dropped():
     engine = ToyEngine(TABLE, steps=5)
-    service = opened(engine, "a")
-    older = asyncio.create_task(ask(service, row("a", 0, 5, 6)))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    service = opened(engine, "s")
+    older = asyncio.create_task(ask(service, row("s", 0, 5, 6)))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert engine.calls["draft"] == 1
     await ask(service, restored=[_state([1, 2, 3])])
     assert await older == ({}, [])
-    drafts, _ = await ask(service, row("a", 3, 4))
-    assert engine.drafted[-1] == ("a", [1, 2, 3, 4])
-    assert drafts["a"].position == 4
+    drafts, _ = await ask(service, row("s", 3, 4))
+    assert engine.drafted[-1] == ("s", [1, 2, 3, 4])
+    assert drafts["s"].position == 4
 
 
 @pytest.mark.parametrize("mode", ["off", "chain", "branches"])
