@@ -72,7 +72,6 @@ class DraftClient:
             self._count_unanswered()
             self._failed(f"no answer within {self._deadline_s} s")
         except _StreamEndedError as e:
-            self.close()
             self._failed(str(e), for_sure=True)
         except SkimError as e:
             self.counters["broken"] += 1
@@ -103,7 +102,7 @@ class DraftClient:
             self.counters["stale"] += 1
 
     def _open_stream(self) -> "_Stream":
-        """The stream in use, or a new one if there is none or it has ended between two exchanges."""
+        """The stream in use, or a new one if there is none or it has ended."""
         if self._stream and self._stream.has_ended:
             self.close()
         if not self._stream:

@@ -5,7 +5,6 @@ columns are checked as a whole: a peer that lies is refused here, so that nobody
 """
 
 from itertools import accumulate
-from operator import mul
 from typing import Annotated, Any
 
 import msgspec
@@ -55,12 +54,11 @@ class RequestColumns(msgspec.Struct, frozen=True):
 
     def message(self) -> DraftRequest:
         """The rows again; WireError if the columns do not fit each other."""
-        rows = (self.positions, self.counts, self.max_drafts, self.temperatures, self.top_ms)
-        _check_rows(self.sessions, *rows)
+        _check_sessions(self.sessions)
         tokens = _split(_ids(self.tokens), self.counts)
-        columns = zip(
-            self.sessions, self.positions, tokens, self.max_drafts, self.temperatures, self.top_ms, strict=True
-        )
+        wanted = (self.max_drafts, self.temperatures, self.top_ms)
+        # A column that is longer or shorter than the others ends here too.
+        columns = zip(self.sessions, self.positions, tokens, *wanted, strict=True)
         return DraftRequest(self.sequence, [DraftRow(*row) for row in columns], self.restored, self.closed)
 
 
@@ -99,8 +97,8 @@ class ReplyColumns(msgspec.Struct, frozen=True):
 
     def message(self) -> DraftReply:
         """The drafts again; WireError if the columns do not fit each other or a row of q is no distribution."""
-        _check_rows(self.sessions, self.positions, self.counts, self.widths, self.ahead)
-        sizes = list(map(mul, self.counts, self.widths))
+        _check_sessions(self.sessions)
+        sizes = [count * width for count, width in zip(self.counts, self.widths, strict=True)]
         tokens, q_ids, q_probs = _ids(self.tokens), _ids(self.q_ids), _unpack(self.q_probs, np.float32)
         rows = _split(tokens, self.counts), _split(q_ids, sizes), _split(q_probs, sizes)
         if q_ids.size:
@@ -149,9 +147,7 @@ def _split(flat: Any, sizes: list[int]) -> list[Any]:
     return [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def _check_rows(sessions: list[str], *columns: list[Any]) -> None:
-    if any(len(column) != len(sessions) for column in columns):
-        raise WireError(f"columns of {[len(c) for c in columns]} rows do not fit {len(sessions)} sessions")
+def _check_sessions(sessions: list[str]) -> None:
     if len(set(sessions)) != len(sessions):
         raise WireError("a session has two rows in one message")
 

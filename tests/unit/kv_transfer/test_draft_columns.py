@@ -1,5 +1,7 @@
 """A draft message that does not hold together is one WireError, whoever wrote it."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -45,6 +47,12 @@ def test_rows_of_different_widths_come_back():
     assert same(decode(encode(reply()), DraftReply), reply())
     assert same(decode(changed(reply()), DraftReply), reply())
     assert same(decode(changed(request()), DraftRequest), request())
+
+
+def test_one_hot_rows_before_and_after_others_come_back():
+    one_hot, wide, narrow = Draft("0", 0, int32(3, 4)), *reply().drafts[::2]
+    message = DraftReply(5, [one_hot, wide, narrow, replace(one_hot, session="1")])
+    assert same(decode(encode(message), DraftReply), message)
 
 
 def test_decoded_rows_do_not_share_memory():
