@@ -52,7 +52,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Depl
         max_constructor_retry_count=1,
         ray_actor_options={
             "num_cpus": pool.cpus_per_replica,
-            "num_gpus": pool.gpus_per_replica,
+            "num_gpus": pool.gpus_per_replica or 0,
             "resources": {resource: 1},
             "runtime_env": {"env_vars": pool.environment},
         },
@@ -86,7 +86,7 @@ def needed_resources(config: DeploymentConfig) -> dict[str, float]:
     cpus = sum(p.replicas * p.cpus_per_replica for p in pools) + config.router.replicas * config.router.cpus
     needed: dict[str, Any] = {
         "CPU": cpus,
-        "GPU": float(sum(p.replicas * p.gpus_per_replica for p in pools)),
+        "GPU": float(sum(p.replicas * (p.gpus_per_replica or 0) for p in pools)),
         SPECULATOR_RESOURCE: float(config.speculator.replicas),
         TARGET_RESOURCE: float(config.target.replicas),
     }

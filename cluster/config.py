@@ -35,8 +35,11 @@ class PoolConfig(BaseModel):
     replicas: int = Field(1, ge=1)
     tensor_parallel: int = Field(1, ge=1, description="ranks that one replica is split over")
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray sets aside")
-    gpus_per_replica: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="GPUs that Ray gives a replica: tensor_parallel of them, 0 on CPU"
+    gpus_per_replica: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GPUs of a replica; null: tensor_parallel of them where Ray has any",
     )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica works on at a time")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed on to the engine as they are")
@@ -71,6 +74,14 @@ class RouterConfig(BaseModel):
     )
 
 
+def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
+    """`pool` with its GPUs decided: as it says, else one per rank if `on_gpus`."""
+    if pool.gpus_per_replica is not None:
+        return pool
+    gpus = pool.tensor_parallel if on_gpus and pool.engine != "mock" else 0
+    return pool.model_copy(update={"gpus_per_replica": float(gpus)})
+
+
 class ChannelConfig(BaseModel):
     """The draft channel between target workers and speculators (gRPC). Without token and TLS it trusts the network."""
 
@@ -103,6 +114,11 @@ class DeploymentConfig(BaseModel):
     channel: ChannelConfig = Field(default_factory=lambda: ChannelConfig())
     router: RouterConfig = Field(default_factory=lambda: RouterConfig())
     spans_machines: bool = Field(False, description="the model folders lie on the pools' machines, perhaps not on this")
+
+    def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
+        """With the GPUs of both pools decided."""
+        pools = {name: placed(getattr(self, name), on_gpus=on_gpus) for name in ("speculator", "target")}
+        return self.model_copy(update=pools)
 
 
 def load_config(path: str | Path) -> DeploymentConfig:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
+import torch
 from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
@@ -32,9 +33,11 @@ def deployed(config: DeploymentConfig, *, address: str | None = None, progress: 
     check_models(config)
     check_port(config.router.host, config.router.port)
     if address is None:
+        config = config.placed(on_gpus=torch.cuda.is_available())
         check_memory(config)
     _start_ray(config, address)
     try:
+        config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
         _check_resources(config)
         serve.start(
             http_options=HTTPOptions(host=config.router.host, port=config.router.port),
