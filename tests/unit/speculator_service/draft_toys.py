@@ -18,6 +18,20 @@ def ids(*tokens):
     return np.array(tokens, np.int32)
 
 
+def row(session, position, *tokens, max_drafts=3, **options):
+    return DraftRow(session, position, ids(*tokens), max_drafts, **options)
+
+
+def session_state(answer, session="s"):
+    return SessionState(session, PROMPT, np.array(answer, np.int32))
+
+
+async def settle():
+    """Let everything that can go on without this test go on."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 class ToyEngine:
     """Drafts by table [V, V]: row t is the distribution after token t (token 0 before the first).
 
@@ -95,6 +109,13 @@ class ToyEngine:
         )
 
 
+class RememberingEngine(ToyEngine):
+    """Its next token depends on the whole answer, so that a draft after any other answer is a wrong one."""
+
+    def distribution(self, tokens):
+        return self.table[sum((i + 1) * t for i, t in enumerate(tokens)) % len(self.table)]
+
+
 class ToyTarget:
     """Decodes one answer by table [V, V] and verifies drafts by rejection sampling (arXiv 2211.17192, algorithm 1)."""
 
@@ -116,9 +137,6 @@ class ToyTarget:
         row = DraftRow(self.session, self.told, new, self.max_drafts, self.temperature, top_m)
         self.told = len(self.answer)
         return row
-
-    def state(self):
-        return SessionState(self.session, PROMPT, np.array(self.answer, np.int32))
 
     def verify(self, draft):
         """One step: the drafts that are accepted, and one token of the target's own."""

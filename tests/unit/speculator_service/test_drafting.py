@@ -5,15 +5,22 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kv_transfer.drafts import DraftRequest, DraftRow
+from kv_transfer.drafts import DraftRequest
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.draft_session import DraftSession
 from speculator_service.drafting import DraftService
 from speculator_service.engine import Drafted
-from tests.unit.speculator_service.draft_toys import PROMPT, ToyEngine, ToyTarget, decode, ids
+from tests.unit.speculator_service.draft_toys import (
+    RememberingEngine,
+    ToyEngine,
+    ToyTarget,
+    decode,
+    ids,
+    row,
+    session_state,
+    settle,
+)
 
 TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
 
@@ -23,17 +30,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class RememberingEngine(ToyEngine):
-    """Its next token depends on the whole answer, so that a draft after any other answer is a wrong one."""
-
-    def distribution(self, tokens):
-        return self.table[sum((i + 1) * t for i, t in enumerate(tokens)) % len(self.table)]
-
-
-def row(session, position, *tokens, max_drafts=3, **options):
-    return DraftRow(session, position, ids(*tokens), max_drafts, **options)
 
 
 async def ask(service, *rows, **request):
@@ -48,11 +44,6 @@ def opened(engine, *sessions, **options):
         engine.sessions.add(session)
         service.adopt(session, ids())
     return service
-
-
-async def settle():
-    for _ in range(50):
-        await asyncio.sleep(0)
 
 
 async def test_rows_build_the_answer_and_drafts_continue_it():
@@ -153,10 +144,8 @@ async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes()
     await settle()
     engine.sessions.discard("a")
     assert (await ask(service, row("a", 2, 7)))[1] == ["a"]
-    target = ToyTarget("a", TABLE, 0, max_drafts=3)
-    target.answer = [5, 6, 7, 2]
     # While its prompt is read again, nobody waits for it, and what it tells is kept.
-    drafts, lost = await ask(service, row("a", 4, 1), row("b", 1, 6), restored=[target.state()])
+    drafts, lost = await ask(service, row("a", 4, 1), row("b", 1, 6), restored=[session_state([5, 6, 7, 2], "a")])
     assert (list(drafts), lost) == (["b"], [])
     await settle()
     drafts, lost = await ask(service, row("a", 5, 3))
@@ -171,8 +160,7 @@ async def test_a_prompt_that_cannot_be_read_again_is_lost():
             raise InvalidRequestError("too long")
 
     service = opened(Refusing(TABLE))
-    state = ToyTarget("a", TABLE, 0, max_drafts=3).state()
-    await ask(service, restored=[state])
+    await ask(service, restored=[session_state([1], "a")])
     await settle()
     assert (await ask(service, row("a", 1, 3)))[1] == ["a"]
     assert service.counters.restored == 0
@@ -182,8 +170,7 @@ async def test_closed_sessions_leave_the_engine_and_may_come_again():
     engine = ToyEngine(TABLE, steps=3)
     service = opened(engine, "a", "b", mode="branches")
     await ask(service, row("a", 0, 5), row("b", 0, 5))
-    target = ToyTarget("a", TABLE, 0, max_drafts=3)
-    await ask(service, closed=["a", "b", "unknown"], restored=[target.state()])
+    await ask(service, closed=["a", "b", "unknown"], restored=[session_state([5], "a")])
     await settle()
     assert engine.sessions == {"a"}
     assert (await ask(service, row("a", 1, 5)))[0]
@@ -278,7 +265,7 @@ async def test_drafts_of_an_answer_that_was_replaced_meanwhile_are_dropped():
     for _ in range(4):
         await asyncio.sleep(0)
     assert engine.calls["draft"] == 1
-    await ask(service, restored=[_state([1, 2, 3])])
+    await ask(service, restored=[session_state([1, 2, 3])])
     assert await older == ({}, [])
     drafts, _ = await ask(service, row("s", 3, 4))
     assert engine.drafted[-1] == ("s", [1, 2, 3, 4])
@@ -300,62 +287,3 @@ async def test_greedy_answers_are_the_same_in_every_mode(mode, branching):
     assert (service.counters.ahead_hits > 0) == (mode != "off")
     assert (engine.calls["draft_many"] > 0) == (mode != "off" and branching)
     await service.close()
-
-
-EVENTS = st.sampled_from(["accept", "accept", "accept", "repeat", "gap", "forget", "evict", "back", "tell", "hurry"])
-
-
-@given(
-    st.sampled_from(["off", "chain", "branches"]),
-    st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25),
-)
-def test_drafts_always_continue_the_true_answer(mode, history):
-    """Whatever is accepted, repeated, forgotten or evicted, and whenever: (event, accepted drafts, own token)."""
-    asyncio.run(_live(mode, history))
-
-
-async def _live(mode, history):
-    engine = RememberingEngine(TABLE, steps=2)
-    service = opened(engine, "s", mode=mode)
-    answer, told, drafts, restored = [0], 0, [], []
-    for event, accepted, own in history:
-        if event == "forget":
-            engine.sessions.discard("s")
-        if event == "evict":
-            service._close("s")
-        if event == "repeat":
-            told = max(0, told - accepted)
-        position = told + 5 if event == "gap" else told
-        wanted = 0 if event == "tell" else 3
-        message = DraftRequest(1, [row("s", position, *answer[told:], max_drafts=wanted)], restored)
-        reply = await service.handle(message)
-        restored = []
-        told = len(answer)
-        drafts = []
-        for draft in reply.drafts:
-            assert draft.position == len(answer)
-            drafts = draft.tokens.tolist()
-            assert drafts == engine.next(np.array(answer, np.int32), len(drafts), 0, 0).tokens.tolist()
-        if reply.lost:
-            restored = [_state(answer)]
-        if event == "back" and len(answer) > 1:
-            answer, told = answer[:-1], max(0, len(answer) - 2)
-        answer = [*answer, *drafts[:accepted], own]
-        if event != "hurry":
-            await settle()
-    reply = await service.handle(DraftRequest(2, [row("s", told, *answer[told:])], restored))
-    if reply.lost:
-        await service.handle(DraftRequest(3, restored=[_state(answer)]))
-    await settle()
-    reply = await service.handle(DraftRequest(4, [row("s", len(answer))]))
-    assert [d.position for d in reply.drafts] == [len(answer)]
-    await service.close()
-    assert not engine.sessions
-    assert not engine.overlaps
-
-
-def _state(answer):
-    target = ToyTarget("s", TABLE, 0, max_drafts=3)
-    target.answer = answer
-    assert target.state().prompt is PROMPT
-    return target.state()
