@@ -3,26 +3,32 @@
 import asyncio
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.messages import KeptPrompt, SelectionOptions
 from speculator_service.engine import Scores
 from speculator_service.selection import select
 from tests.reference import models, scoring_oracle
+from tests.reference.generation_oracle import GenerationOracle
 
 TOLERANCE = 1e-5
 
 
 @dataclass
 class Rig:
-    """An engine and the oracle of the same checkpoint."""
+    """An engine and the oracle of the same checkpoint. generation: the oracle of drafts."""
 
     engine: object
     oracle: object
+
+    @cached_property
+    def generation(self) -> GenerationOracle:
+        return GenerationOracle(self.engine.info.path)
 
     async def score(self, token_ids, options, request_id="r") -> Scores:
         return await self.engine.score(request_id, np.array(token_ids, np.int32), options)
@@ -42,6 +48,32 @@ class Rig:
         if error <= TOLERANCE:
             assert torch.equal(ours, theirs)
         return error
+
+    async def keep(self, session, token_ids, options, **salt) -> KeptPrompt:
+        """Score a prompt and keep its session."""
+        prompt = KeptPrompt.dense(token_ids)
+        await self.engine.score(session, prompt.token_ids, options, keep_session=True, **salt)
+        return prompt
+
+    def check_greedy(self, prompt, answer, drafted, count) -> None:
+        """The drafts are those of greedy decoding after the prompt and the answer, with no q."""
+        assert drafted.tokens.size == count
+        assert drafted.q_ids.size == drafted.q_probs.size == 0
+        whole = [*answer.tolist(), *drafted.tokens.tolist()]
+        likeliest = self.generation.logprobs(prompt, whole).argmax(-1)[answer.size :]
+        assert drafted.tokens.tolist() == likeliest.tolist()
+
+    def check_sampled(self, prompt, answer, drafted, count, temperature, top_m) -> None:
+        """Each draft is one of the top m, and q is their distribution at the temperature."""
+        logprobs = self.generation.logprobs(prompt, [*answer.tolist(), *drafted.tokens.tolist()])[answer.size :]
+        expected = (logprobs / temperature).softmax(-1).topk(top_m)
+        q_ids, q = drafted.q_ids.reshape(count, top_m), drafted.q_probs.reshape(count, top_m)
+        assert q.dtype == np.float32
+        np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
+        np.testing.assert_allclose(q, expected.values / expected.values.sum(-1, keepdim=True), rtol=2e-3, atol=1e-6)
+        same = torch.from_numpy(q_ids).long().sort(-1).values == expected.indices.sort(-1).values
+        assert same.float().mean() > 0.99  # the last of many may change places with one as likely
+        assert all(token in row for token, row in zip(drafted.tokens, q_ids, strict=True))
 
     async def call(self, function) -> list:
         """Run `function(worker)` on every rank of the live engine: how the negative controls break a hook."""
@@ -77,6 +109,14 @@ def ends_early(path: Path) -> list[int]:
     ).look_ahead_tokens
     # The first token that was not decoded before, from the third on, so that steps before and after it count.
     return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]
+
+
+def kept_of(token_ids, seed=0) -> KeptPrompt:
+    """About a third of the tokens, in runs of 16, with the last ones."""
+    ids = np.array(token_ids, np.int32)
+    runs = np.random.default_rng(seed).random(ids.size // 16 + 1) < 0.3
+    kept = np.flatnonzero(np.repeat(runs, 16)[: ids.size] | (np.arange(ids.size) >= ids.size - 5)).astype(np.int32)
+    return KeptPrompt(ids[kept], kept, ids.size)
 
 
 def set_eos(path: Path, eos_token_ids: list[int]) -> None:

@@ -1,5 +1,8 @@
 """A Qwen2 (QKV bias, 128-wide heads, one KV head each) whose KV cache is too small for its batch."""
 
+import asyncio
+
+import numpy as np
 import pytest
 
 from kv_transfer.messages import SelectionOptions
@@ -21,6 +24,28 @@ async def test_preempted_prompts_score_as_if_they_had_not_been(rig):
     cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=40)) for length in range(150, 222, 12)]
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert (await rig.engine.worker_stats())[0]["resumed"] > 0
+
+
+async def test_drafts_while_sessions_lose_their_kv_to_prompts_and_each_other(rig):
+    """Six sessions over a cache that holds two of their prompts, drafting while others are scored."""
+    options = SelectionOptions(look_ahead=4)
+    prompts = {f"s{n}": await rig.keep(f"s{n}", random_prompt(n, seed=n), options) for n in range(250, 310, 10)}
+    before = rig.engine.session_stats()
+
+    async def draft(name, prompt):
+        answer = np.empty(0, np.int32)
+        for _ in range(3):
+            drafted = await rig.engine.draft(name, answer, 5)
+            rig.check_greedy(prompt, answer, drafted, 5)
+            answer = np.concatenate([answer, drafted.tokens[:3], np.array([30], np.int32)])
+        await rig.engine.close_session(name)
+
+    scoring = rig.errors([(random_prompt(length, seed=length), options) for length in (300, 310, 320)])
+    *_, errors = await asyncio.gather(*(draft(*session) for session in prompts.items()), scoring)
+    assert max(errors) <= TOLERANCE
+    after = rig.engine.session_stats()
+    assert after["rebuilt"] - before["rebuilt"] >= 4
+    assert after["sessions"] == 0
 
 
 async def test_control_a_forgotten_query_is_seen(rig):

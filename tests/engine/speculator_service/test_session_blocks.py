@@ -1,0 +1,140 @@
+"""What sessions leave in vLLM's KV cache, with its real scheduler and no model (see `simulated_engine`)."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from vllm.utils.hashing import sha256
+
+from kv_transfer.messages import KeptPrompt, SelectionOptions
+from tests.engine.speculator_service.simulated_engine import SimulatedEngine, continuation, root
+from tests.reference.models import build_model
+
+pytestmark = pytest.mark.slow
+
+BLOCKS, BLOCK, SLOTS, SESSIONS = 64, 32, 4, 8
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """start(hash function) -> a speculator over a simulated engine whose KV cache is too small for all sessions."""
+    from speculator_service import vllm_engine, vllm_start
+
+    path = build_model(tmp_path_factory.mktemp("llama"), "llama")
+
+    def simulated(model, max_model_len, tensor_parallel, options):
+        return SimulatedEngine(vllm_start._engine_config(model, max_model_len, tensor_parallel, options), **hashing)
+
+    hashing = {}
+
+    def start_engine(**options):
+        hashing.update(options)
+        return vllm_engine.VllmSpeculator(
+            path,
+            max_model_len=1024,
+            block_size=BLOCK,
+            num_gpu_blocks_override=BLOCKS,
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=256,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "start_engine", simulated)
+        yield start_engine
+
+
+class Life:
+    """One session's random life, again and again under new ids until `rounds` are done by all."""
+
+    def __init__(self, engine, seed):
+        self.engine, self.rng, self.wrong, self.cancelled = engine, np.random.default_rng(seed), 0, 0
+
+    def ids(self, count):
+        return self.rng.integers(16, 1016, count).astype(np.int32)
+
+    async def run(self, name, rounds):
+        while self.engine.session_stats()["rounds"] < rounds:
+            state, prompt = await self.open(name)
+            answer = self.ids(0)
+            for _ in range(self.rng.integers(0, 60)):
+                answer = await self.round(name, state, prompt, answer)
+            await self.engine.close_session(name)
+
+    async def open(self, name):
+        """Two prompts in three begin alike, as those of one application do."""
+        shared = np.arange(16, 16 + self.rng.integers(0, 200), dtype=np.int32)
+        ids = np.concatenate([shared[: self.rng.integers(0, 2) * 200], self.ids(self.rng.integers(1, 300))])
+        salt = [None, "salt"][self.rng.integers(0, 2)]
+        if self.rng.random() < 0.3:
+            kept = np.flatnonzero(self.rng.random(ids.size) < 0.5).astype(np.int32)
+            prompt = KeptPrompt(ids[kept], kept, ids.size) if kept.size else KeptPrompt.dense(ids)
+            await self.engine.open_session(name, prompt)
+            session = self.engine._sessions.get(name)
+            return root(session.cache_salt, session.extra_args), prompt.token_ids
+        await self.engine.score(name, ids, SelectionOptions(look_ahead=4), cache_salt=salt, keep_session=True)
+        return root(salt, None), ids
+
+    async def round(self, name, state, prompt, answer):
+        count = int(self.rng.integers(1, 7))
+        if self.rng.random() < 0.1:
+            call = asyncio.create_task(self.engine.draft(name, answer, count))
+            for _ in range(self.rng.integers(0, 6)):
+                await asyncio.sleep(0)
+            self.cancelled += call.cancel()
+            await asyncio.wait({call})
+        answers = [answer, *(np.concatenate([answer, self.ids(2)]) for _ in range(self.rng.integers(0, 3)))]
+        drafts = [d.tokens.tolist() for d in await self.engine.draft_many(name, answers, count)]
+        self.wrong += drafts != [continuation(state, [*prompt.tolist(), *a.tolist()], count) for a in answers]
+        taken = drafts[0][: self.rng.integers(0, count + 1)]
+        back = self.rng.integers(0, answer.size + 1) if self.rng.random() < 0.05 else answer.size
+        return np.concatenate([answer[:back], np.array(taken, np.int32), self.ids(1)])
+
+
+async def live(engine, rounds):
+    lives = [Life(engine, seed) for seed in range(SESSIONS)]
+    await asyncio.gather(*(life.run(f"s{i}", rounds) for i, life in enumerate(lives)))
+    return lives
+
+
+async def test_ten_thousand_rounds_leave_no_block_and_never_read_another_prefix(start):
+    engine = start()
+    simulated = engine._engine
+    lives = await live(engine, 10_000)
+    stats = engine.session_stats()
+    assert simulated.wrong_reads == sum(life.wrong for life in lives) == 0
+    assert simulated.referenced_blocks == 0
+    assert stats["sessions"] == 0
+    assert simulated.scheduler.get_num_unfinished_requests() == 0
+    # It was not too easy: everything that can happen to a session did.
+    assert stats["rounds"] >= 10_000
+    assert min(stats["rollbacks"], stats["rebuilt"], sum(life.cancelled for life in lives)) > 100
+    assert simulated.most_running == SLOTS
+    engine.close()
+
+
+async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
+    """Idle sessions hold no block and no slot; a prompt takes their place, the longest unused first."""
+    engine = start()
+    prompts = {f"s{i}": np.random.default_rng(i).integers(16, 1016, 800).astype(np.int32) for i in range(SLOTS)}
+    for name, prompt in prompts.items():
+        await engine.score(name, prompt, SelectionOptions(), keep_session=True)
+        assert engine._engine.referenced_blocks == 0
+    # 4 x 25 blocks do not fit in 63: the last prompt read is whole, the first one lost blocks.
+    for name, rebuilt in (("s3", 0), ("s2", 0), ("s0", 1)):
+        drafted = await engine.draft(name, np.empty(0, np.int32), 4)
+        assert drafted.tokens.tolist() == continuation(root(None, None), prompts[name].tolist(), 4)
+        assert engine.session_stats()["rebuilt"] == rebuilt
+    engine.close()
+
+
+async def test_control_a_hash_that_misses_a_token_is_seen(start):
+    """As when a block is found under the hash of other tokens than it was made for."""
+
+    def blind(value):
+        parent, tokens, keys = value
+        return sha256((parent, tokens[:-1], keys))
+
+    engine = start(hash_function=blind)
+    await live(engine, 1_000)
+    assert engine._engine.wrong_reads > 0
+    engine.close()
