@@ -68,7 +68,10 @@ class SpeculatorActor:
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def check_health(self) -> None:
+        """Serve asks every few seconds; idle sessions go then, also where no request comes any more."""
         await self._engine.check_health()
+        if self._drafts is not None:
+            self._drafts.evict()
 
     def __del__(self) -> None:
         if engine := getattr(self, "_engine", None):
