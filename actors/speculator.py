@@ -19,7 +19,7 @@ from speculator_service.service import SpeculatorService
 class SpeculatorActor:
     """One replica: one engine, the selection on top of it, and its draft server.
 
-    channel: token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`); None serves no drafts.
+    channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`); None serves no drafts.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -41,7 +41,9 @@ class SpeculatorActor:
         assert self._drafts is not None
         host = ray.util.get_node_ip_address()
         tls = Tls(**channel["tls"]) if channel.get("tls") else None
-        self._server = DraftServer(self._drafts.handle, host, token=channel.get("token"), tls=tls)
+        self._server = DraftServer(
+            self._drafts.handle, host, channel.get("port", 0), token=channel.get("token"), tls=tls
+        )
         return f"{host}:{await self._server.start()}"
 
     async def info(self) -> bytes:

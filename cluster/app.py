@@ -19,7 +19,7 @@ TARGET_RESOURCE = "target_pool"
 
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
-    channel = _channel(config.channel) if config.decode.method == "remote" else None
+    channel = {**_channel(config.channel), "port": config.channel.port} if config.decode.method == "remote" else None
     speculator = _pool("speculator", SpeculatorActor, config.speculator, SPECULATOR_RESOURCE).bind(
         *_engine(config.speculator), channel
     )

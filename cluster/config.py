@@ -87,6 +87,13 @@ class ChannelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where a speculator replica listens; 0 takes a free port. A fixed one, with one "
+        "replica per machine, lets running answers find a replica that was started anew",
+    )
     deadline_ms: float = Field(250.0, gt=0, le=10_000, description="a draft that takes longer is done without")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must show")
     tls_cert: str | None = Field(None, description="server certificate, PEM file on the pools' machines")
