@@ -156,7 +156,8 @@ class DraftExchange:
                 self.counters["resumed"] += session.drafted()
 
     def _fall_back(self, session: DraftSession, reason: str) -> None:
-        session.interrupted = True
+        # A drafter that has nothing to say this time is there all the same.
+        session.interrupted |= reason != "no_draft"
         self.counters[reason] += 1
 
 
