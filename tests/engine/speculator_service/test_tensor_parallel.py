@@ -1,9 +1,12 @@
 """A Qwen3 (QK norm, 128-wide heads, grouped) split over two ranks: each sees half of the heads."""
 
+import asyncio
+
+import numpy as np
 import pytest
 
 from kv_transfer.messages import SelectionOptions
-from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE
+from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE, kept_of
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
@@ -28,6 +31,21 @@ async def test_two_ranks_score_as_one(rig):
     cases.append((EARLY_PROMPT, SelectionOptions(look_ahead=8)))
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert [stats["scored"] for stats in await rig.engine.worker_stats()] == [len(cases)] * 2
+
+
+async def test_two_ranks_draft_as_one(rig):
+    """Greedy and sampled drafts in one batch, of a full and of a kept session, with a rejected draft before."""
+    options, answer = SelectionOptions(look_ahead=2), np.array([30, 40, 50], np.int32)
+    prompts = {"full": await rig.keep("full", random_prompt(300, seed=5), options), "kept": kept_of(random_prompt(300))}
+    await rig.engine.open_session("kept", prompts["kept"])
+    for name, prompt in prompts.items():
+        rig.check_greedy(prompt, answer[:1], await rig.engine.draft(name, answer[:1], 4), 4)
+    greedy = (rig.engine.draft(name, answer, 4) for name in prompts)
+    sampled = (rig.engine.draft(name, answer, 4, temperature=0.9, top_m=16) for name in prompts)
+    drafts = await asyncio.gather(*greedy, *sampled)
+    for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
+        rig.check_greedy(prompt, answer, likeliest, 4)
+        rig.check_sampled(prompt, answer, random, 4, 0.9, 16)
 
 
 @pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])

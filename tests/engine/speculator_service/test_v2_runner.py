@@ -3,13 +3,15 @@
 The engine's processes find `v2_on_cpu/sitecustomize.py` first; this process keeps vLLM as it is on CPU.
 """
 
+import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kv_transfer.messages import SelectionOptions
 from speculator_service import vllm_start
-from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE
+from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE, kept_of
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
@@ -20,6 +22,8 @@ def rig(start, device):
     if device == "cuda":
         pytest.skip("on a GPU all other modules already run on the V2 runner")
     small = {"max_model_len": 256, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    # The interpreter has no log1p, with which vLLM draws in float32.
+    small["use_fp64_gumbel"] = True
     engine_config = vllm_start._engine_config
 
     def ahead(*args):
@@ -50,3 +54,17 @@ async def test_the_v2_runner_scheduled_ahead(rig):
         return [type(worker.model_runner).__module__, worker.scheduler_config.async_scheduling]
 
     assert await rig.call(running) == [["vllm.v1.worker.cpu.model_runner", True]]
+
+
+async def test_the_v2_runner_drafts(rig):
+    """A full and a kept session, greedy and sampled in one batch, after a rejected draft."""
+    options, answer = SelectionOptions(look_ahead=1), np.array([30, 40], np.int32)
+    prompts = {"full": await rig.keep("full", random_prompt(70, seed=5), options), "kept": kept_of(random_prompt(100))}
+    await rig.engine.open_session("kept", prompts["kept"])
+    await rig.engine.draft("full", answer[:1], 2)
+    greedy = (rig.engine.draft(name, answer, 3) for name in prompts)
+    sampled = (rig.engine.draft(name, answer, 3, temperature=0.9, top_m=16) for name in prompts)
+    drafts = await asyncio.gather(*greedy, *sampled)
+    for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
+        rig.check_greedy(prompt, answer, likeliest, 3)
+        rig.check_sampled(prompt, answer, random, 3, 0.9, 16)
