@@ -37,11 +37,13 @@ class DraftDistributions:
 
     def _draft_probs(self, metadata: Any) -> torch.Tensor | None:
         """float32 [drafts of this step, vocabulary], in the batch's order; None if all drafts are one-hot."""
+        # Good for one verification: vLLM may put drafts of its own (zeros, near max_model_len) in place of the next.
+        proposals, self.proposals = self.proposals, {}
         starts = np.cumsum([0, *metadata.num_draft_tokens]).tolist()
         sampled = []
         for row, request_id in enumerate(self._runner.input_batch.req_ids):
             count = metadata.num_draft_tokens[row]
-            proposal = self.proposals.get(request_id) if count else None
+            proposal = proposals.get(request_id) if count else None
             if proposal is not None and proposal.q_ids.shape[1] and self._verifies(request_id, proposal):
                 sampled.append((starts[row], starts[row] + count, proposal))
         if not sampled:

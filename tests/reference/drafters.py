@@ -34,6 +34,13 @@ class FakeSpeculator:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    async def __aenter__(self) -> "FakeSpeculator":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.die()
+
     async def start(self) -> None:
         """Listen, on the same port as before if there was one."""
         self._server = DraftServer(self.handle, "127.0.0.1", self.port)

@@ -42,10 +42,8 @@ async def cases(engine: VllmTarget) -> list[Case]:
 @pytest.fixture
 async def speculator(cases: list[Case]) -> AsyncGenerator[FakeSpeculator, None]:
     """One that drafts a wrong token now and then."""
-    fake = FakeSpeculator(knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY))
-    await fake.start()
-    yield fake
-    await fake.die()
+    async with FakeSpeculator(knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)) as fake:
+        yield fake
 
 
 async def test_plain_answers_are_the_oracles_and_take_no_drafts(
@@ -246,3 +244,11 @@ async def test_structured_output_takes_certain_drafts(
     assert tokens
     assert {row.top_m for r in speculator.requests for row in r.rows} == {0}
     assert gained(before, await engine.decode_stats())["fallbacks"]["broken"] == 0
+
+
+async def test_a_seed_gives_the_same_answer_however_the_prompt_was_prefilled(engine: VllmTarget) -> None:
+    """In chunks of at most 256 tokens at first, then in one from the prefix cache."""
+    prompt = kept_prompt(900, 600, seed=300)
+    answers = [await decode(engine, prompt, f"seeded-{i}", PLAIN, temperature=1.0, seed=7) for i in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0] != await decode(engine, prompt, "other", PLAIN, temperature=1.0, seed=8)

@@ -65,14 +65,12 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
     def draft(row: DraftRow, answer: list[int]) -> Draft:
         return drawn(row, answer) if row.top_m else greedy(row, answer)
 
-    speculator = FakeSpeculator(draft)
-    await speculator.start()
     before = await engine.decode_stats()
-    wrong, *answers = await asyncio.gather(
-        wrong_answers(engine, cases, speculator, look_ahead=6), *(sample(engine, c, speculator) for c in sampled)
-    )
+    async with FakeSpeculator(draft) as speculator:
+        wrong, *answers = await asyncio.gather(
+            wrong_answers(engine, cases, speculator, look_ahead=6), *(sample(engine, c, speculator) for c in sampled)
+        )
     rose = gained(before, await engine.decode_stats())
-    await speculator.die()
     assert wrong == []
     assert rose["accepted"] / rose["rounds"] > 0.5
     assert {row.top_m for r in speculator.requests for row in r.rows} == {0, 16}

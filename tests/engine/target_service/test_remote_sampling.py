@@ -73,10 +73,8 @@ async def sample(
 async def test_continuations_are_distributed_as_the_targets_own(
     engine: VllmTarget, model: str, table: np.ndarray, temperature: float, top_p: float
 ) -> None:
-    speculator = FakeSpeculator(drawing(table))
-    await speculator.start()
-    counts, accepted = await sample(engine, speculator, temperature=temperature, top_p=top_p)
-    await speculator.die()
+    async with FakeSpeculator(drawing(table)) as speculator:
+        counts, accepted = await sample(engine, speculator, temperature=temperature, top_p=top_p)
     expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=temperature, top_p=top_p)
     assert {row.top_m for r in speculator.requests for row in r.rows} == {TOP_M}
     assert 0.2 < accepted < 0.9
@@ -86,9 +84,7 @@ async def test_continuations_are_distributed_as_the_targets_own(
 
 async def test_the_comparison_sees_a_wrong_q(engine: VllmTarget, model: str, table: np.ndarray) -> None:
     """A drafter that tells another distribution than it sampled from biases the answer."""
-    speculator = FakeSpeculator(drawing(table, told=np.full_like(table, 1 / VOCABULARY)))
-    await speculator.start()
-    counts, _ = await sample(engine, speculator, temperature=1.0, top_p=1.0)
-    await speculator.die()
+    async with FakeSpeculator(drawing(table, told=np.full_like(table, 1 / VOCABULARY))) as speculator:
+        counts, _ = await sample(engine, speculator, temperature=1.0, top_p=1.0)
     expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=1.0, top_p=1.0)
     assert chi_square_p(counts, expected) < 1e-4
