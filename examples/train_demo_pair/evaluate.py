@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 DRAFTS = 4
 QUESTIONS = 8  # to a document
-KEEP_RATES = (0.05, 0.1, 0.2, 0.3)
+KEEP_RATES = (0.05, 0.1, 0.2)
 KINDS = {
     "easy": Recipe(unique_nouns=True, two_attributes=0.0),
     "hard": Recipe(),
