@@ -167,7 +167,7 @@ async def test_a_lying_drafter_changes_no_token(
 async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, speculator: FakeSpeculator) -> None:
     """It dies in the middle of answers, takes all sessions along, and comes back on the same port."""
     # Long enough to be there still when the breaker lets a trial through.
-    cases = await plain_cases(engine, [kept_prompt(300, 60, seed=200 + i) for i in range(4)], "long", tokens=1200)
+    cases = await plain_cases(engine, [kept_prompt(300, 60, seed=200 + i) for i in range(4)], "long", tokens=800)
     speculator.draft = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)
     before = await engine.decode_stats()
     running = asyncio.create_task(wrong(engine, cases, speculator, max_draft_tokens=1))

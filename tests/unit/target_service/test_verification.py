@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from target_service.verification import Acceptance, DraftCount, StepCosts, best_draft_count, expected_tokens
@@ -57,6 +57,7 @@ def test_known_counts() -> None:
     assert best_draft_count(0.5, 0.1, 16) == 2
 
 
+@settings(max_examples=30)
 @given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 2**32))
 def test_acceptance_finds_the_true_rate(rate: float, drafts: int, seed: int) -> None:
     rng, acceptance, seen = np.random.default_rng(seed), Acceptance(), []
