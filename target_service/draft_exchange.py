@@ -12,6 +12,9 @@ from target_service.draft_session import DraftSession, Proposal, checked_proposa
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "lost", "no_draft")
 
+MOVE_AFTER = 3
+"""Exchanges in a row that a drafter leaves unanswered before its sessions go to another one."""
+
 MOST_CLOSED = 4096
 """Ends of sessions kept for a drafter that cannot be reached; it evicts the others by time."""
 
@@ -42,14 +45,16 @@ class _Drafter:
     closed: list[str] = field(default_factory=list)
     pending: list[tuple[Question, DraftRow]] = field(default_factory=list)
     restored: list[SessionState] = field(default_factory=list)
+    answered: bool = False
+    failures: int = 0  # since it last answered
 
 
 class DraftExchange:
     """All drafters that the running requests have sessions with.
 
     connect: makes the client of an address. counters: calls (messages), restored, resumed (sessions that drafted again
-    after an interruption), ahead (drafts that were ready), and a request's steps without the drafts it asked for, by
-    reason: those of FALLBACKS.
+    after an interruption), moved (to another drafter, because theirs is gone), ahead (drafts that were ready), and a
+    request's steps without the drafts it asked for, by reason: those of FALLBACKS.
     """
 
     def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
@@ -62,6 +67,7 @@ class DraftExchange:
         """The proposals of those sessions that got one. Blocks for at most the clients' deadline."""
         asked: defaultdict[str, list[Question]] = defaultdict(list)
         for question in questions:
+            self._find_home(question.session)
             asked[question.session.address].append(question)
         drafters = [self._prepared(address, rows) for address, rows in asked.items()]
         drafters = [d for d in drafters if d.pending]
@@ -91,7 +97,7 @@ class DraftExchange:
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
         return {
-            **{name: self.counters[name] for name in ("calls", "restored", "resumed", "ahead")},
+            **{name: self.counters[name] for name in ("calls", "restored", "resumed", "moved", "ahead")},
             "fallbacks": {reason: self.counters[reason] for reason in FALLBACKS},
             "channel": dict(channel),
         }
@@ -100,6 +106,15 @@ class DraftExchange:
         for drafter in self._drafters.values():
             drafter.client.close()
         self._threads.shutdown(wait=False)
+
+    def _find_home(self, session: DraftSession) -> None:
+        """Replicas come and go: a session whose drafter is gone goes on at one that answers, where it is restored."""
+        if self._drafter(session.address).failures < MOVE_AFTER:
+            return
+        there = [address for address, other in self._drafters.items() if other.answered and not other.failures]
+        if there:
+            session.move(there[-1])
+            self.counters["moved"] += 1
 
     def _drafter(self, address: str) -> _Drafter:
         if address not in self._drafters:
@@ -133,6 +148,8 @@ class DraftExchange:
         self, drafter: _Drafter, reply: DraftReply | None, reason: str, proposals: dict[DraftSession, Proposal]
     ) -> None:
         self.counters["calls"] += 1
+        drafter.answered |= reply is not None
+        drafter.failures = 0 if reply is not None else drafter.failures + 1
         if reply is None:
             for question, _ in drafter.pending:
                 self._fall_back(question.session, reason)

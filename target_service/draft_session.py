@@ -96,6 +96,11 @@ class DraftSession:
         resumed, self.interrupted = self.interrupted, False
         return resumed
 
+    def move(self, address: str) -> None:
+        """Go on with the drafter at `address`, which does not know the session yet."""
+        self.address = address
+        self.lost()
+
     def lost(self) -> None:
         """The drafter does not know the session."""
         if not self._lost:

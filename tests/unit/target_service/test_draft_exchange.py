@@ -5,7 +5,7 @@ import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import KeptPrompt, Session
-from target_service.draft_exchange import DraftExchange, Question
+from target_service.draft_exchange import MOVE_AFTER, DraftExchange, Question
 from target_service.draft_session import DraftSession
 
 ANSWER = np.array([4, 5], np.int32)
@@ -122,6 +122,33 @@ def test_ends_are_told_until_they_are_heard(exchange: DraftExchange, clients: di
     exchange.close(question(id="last").session)
     exchange.flush()
     assert (client.requests[-1].closed, client.requests[-1].rows) == (["last"], [])
+
+
+def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
+    exchange: DraftExchange, clients: dict[str, ScriptedClient]
+) -> None:
+    orphan, other = question("a:1", "orphan"), question("b:1", "other")
+    exchange.ask([orphan])
+    clients["a:1"].fails = ""
+    for _ in range(MOVE_AFTER):
+        assert not exchange.ask([orphan]), "nowhere to go yet: no other drafter has answered"
+    exchange.ask([other])
+    assert exchange.ask([orphan])[orphan.session].tokens.tolist() == [9]
+    assert [state.session for state in clients["b:1"].requests[-1].restored] == ["orphan"]
+    assert (exchange.counters["moved"], exchange.counters["resumed"]) == (1, 1)
+    assert orphan.session.address == "b:1"
+
+
+def test_a_session_stays_with_a_drafter_that_is_only_slow_once(
+    exchange: DraftExchange, clients: dict[str, ScriptedClient]
+) -> None:
+    asked = question("a:1", "s")
+    exchange.ask([asked, question("b:1", "other")])
+    clients["a:1"].fails = "timeouts"
+    exchange.ask([asked])
+    clients["a:1"].fails = None
+    assert exchange.ask([asked])
+    assert (asked.session.address, exchange.counters["moved"]) == ("a:1", 0)
 
 
 def test_shutdown_closes_the_clients(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
