@@ -1,4 +1,4 @@
-"""Carry the worker's scores to the front: the one thing that vLLM's schedulers are extended by.
+"""The schedulers of a speculator: drafts take turns with prompts (`vllm_turns`), and scores get to the front.
 
 The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the name `SCORES`; here each payload becomes
 `EngineCoreOutput.kv_transfer_params`, which vLLM delivers as `RequestOutput.kv_transfer_params`.
@@ -6,14 +6,15 @@ The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the n
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
+
+from speculator_service.vllm_turns import DraftTurns
 
 SCORES = "skim_scores"
 
 
-class SpeculatorScheduler(Scheduler):
+class SpeculatorScheduler(DraftTurns):
     """For engines that schedule a step after the last one's tokens are known (CPU)."""
 
     def update_from_output(

@@ -19,6 +19,7 @@ from vllm.sampling_params import RequestOutputKind
 from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import Int32Array
 from speculator_service.engine import Drafted
+from speculator_service.vllm_turns import DRAFT_ARG
 
 MAX_TOP = 512
 """Most tokens that a draft is sampled from, or alternatives that are told of."""
@@ -135,7 +136,7 @@ class DraftOptions:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args=dict(extra_args) if extra_args else None,
+            extra_args={**(extra_args or {}), DRAFT_ARG: True},
         )
 
     def drafted(self, output: RequestOutput) -> Drafted:

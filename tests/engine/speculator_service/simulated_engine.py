@@ -57,7 +57,7 @@ class SimulatedEngine:
             StructuredOutputManager(config),
             self._size,
         )
-        self.wrong_reads = self.most_running = self.preempted = 0
+        self.wrong_reads = self.most_running = self.tokens_read = 0
         self._slots, self._states, self._done, self._cached = {}, {}, {}, {}
         self._pump = None
 
@@ -118,7 +118,7 @@ class SimulatedEngine:
             self._cached.setdefault(request_id, start)
         cached = step.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self.preempted += len(cached.resumed_req_ids)
+        self.tokens_read += step.total_num_scheduled_tokens
         self.most_running = max(self.most_running, len(starts))
         # As in a layer of a model: all new keys are written before any are read, so a step may read what it writes.
         for request_id, start in starts.items():

@@ -7,6 +7,7 @@ import pytest
 from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt, SelectionOptions
+from speculator_service.vllm_turns import Turns
 from tests.engine.speculator_service.simulated_engine import SimulatedEngine, continuation, root
 from tests.reference.models import build_model
 
@@ -124,6 +125,49 @@ async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
         drafted = await engine.draft(name, np.empty(0, np.int32), 4)
         assert drafted.tokens.tolist() == continuation(root(None, None), prompts[name].tolist(), 4)
         assert engine.session_stats()["rebuilt"] == rebuilt
+    engine.close()
+
+
+async def rounds_beside_a_prompt(engine, turns):
+    """Rounds of one session that end before a prompt of four chunks is read, and how much of it was read by the first.
+
+    Time is counted in tokens read.
+    """
+    await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(), keep_session=True)
+    simulated = engine._engine
+    simulated.scheduler.turns = turns(lambda: simulated.tokens_read)
+    began = simulated.tokens_read
+    prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
+    reading = asyncio.create_task(engine.score("p", prompt, SelectionOptions(look_ahead=1)))
+    while simulated.tokens_read == began:  # noqa: ASYNC110  a step lasts one turn of the loop
+        await asyncio.sleep(0)
+    rounds, first = 0, None
+    while not reading.done():
+        await engine.draft("s", np.empty(0, np.int32), 4)
+        first = first or simulated.tokens_read - began
+        rounds += not reading.done()
+    return rounds, first
+
+
+async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
+    engine = start()
+    rounds, first = await rounds_beside_a_prompt(engine, Turns)
+    assert first < 2 * 256
+    # A round reads 4 tokens of the prompt's last block and 3 drafts: as many rounds as take the prompt's own time.
+    assert 0.5 * 1000 < rounds * 7 < 1.5 * 1000
+    assert engine._engine.wrong_reads == engine._engine.referenced_blocks == 0
+    engine.close()
+
+
+async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
+    class NoTurns(Turns):
+        def begin(self, **there):
+            return False
+
+    engine = start()
+    rounds, first = await rounds_beside_a_prompt(engine, NoTurns)
+    assert rounds <= 1
+    assert first >= 1000
     engine.close()
 
 

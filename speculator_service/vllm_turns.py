@@ -1,0 +1,75 @@
+"""Drafts do not wait for prompts: while both are there, the engine's time is shared between them, half and half.
+
+vLLM fills each step with the prompts that it has begun to read, so a draft would wait until they are read, or take a
+whole chunk's time per token. A target waits a few hundred milliseconds at most.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+DRAFT_ARG = "skim_draft"
+"""Key in `SamplingParams.extra_args`: true for a round of a session."""
+
+
+class Turns:
+    """After a step with prompts, drafts may have as long a time for themselves."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: seconds."""
+        self._clock = clock
+        self._began = clock()
+        self._left = 0.0
+        self._alone = False
+
+    def begin(self, *, drafts: bool, prompts: bool) -> bool:
+        """A step begins, the last one ends: whether the drafts that there are go without the prompts."""
+        now = self._clock()
+        took, self._began = now - self._began, now
+        self._left = self._left - took if self._alone else took
+        self._alone = drafts and prompts and self._left > 0
+        return self._alone
+
+    def give_up(self) -> None:
+        """The drafts could not use their turn."""
+        self._left = 0.0
+
+
+class DraftTurns(Scheduler):
+    """A scheduler in which drafts take turns with prompts that are being read or wait for it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.turns = Turns()
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        reading = [request for request in self.running if request.is_prefill_chunk]
+        waiting = [request for request in self.waiting if not _is_draft(request)]
+        drafts = len(waiting) < len(self.waiting) or any(
+            _is_draft(request) and not request.is_prefill_chunk for request in self.running
+        )
+        if not self.turns.begin(drafts=drafts, prompts=bool(reading or waiting)):
+            return super().schedule(*args, **kwargs)
+        self.running = [request for request in self.running if not request.is_prefill_chunk]
+        self.waiting.remove_requests(waiting)
+        # The requests that are held back keep their slots.
+        self.max_num_running_reqs -= len(reading)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_running_reqs += len(reading)
+            self.running = reading + self.running
+            for request in waiting:
+                self.waiting.add_request(request)
+        if not output.total_num_scheduled_tokens:
+            self.turns.give_up()
+        return output
+
+
+def _is_draft(request: Request) -> bool:
+    params = request.sampling_params
+    return bool(params and params.extra_args and params.extra_args.get(DRAFT_ARG))
