@@ -5,6 +5,8 @@ has k pairs, so it would not be what the draft was sampled from, and verificatio
 """
 
 import torch
+from vllm.platforms import current_platform
+from vllm.v1.sample import sampler as v1_sampler
 from vllm.v1.sample.ops import topk_topp_sampler
 
 from speculator_service.vllm_sessions import MAX_TOP
@@ -31,11 +33,18 @@ def random_sample(logits: torch.Tensor) -> torch.Tensor:
     return logits.softmax(-1, dtype=torch.float32).multinomial(1).squeeze(1)
 
 
+def count_at_least(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """How many of each row [rows, vocabulary] are at least its value [rows, 1]: ranks, which nobody reads here."""
+    return (rows >= values).sum(-1)
+
+
 def sample_exactly(v2_model_runner: bool) -> None:
     """Put `exact_top_k` in place of vLLM's `apply_top_k_top_p` in this process, a worker of a speculator."""
     topk_topp_sampler.apply_top_k_top_p = exact_top_k
-    # The CPU's own is compiled when it is first called, for seconds in which all drafts would come too late.
-    topk_topp_sampler.compiled_random_sample = random_sample
+    if current_platform.is_cpu():
+        # These two are compiled when they are first called, for seconds in which all drafts would come too late.
+        topk_topp_sampler.compiled_random_sample = random_sample
+        v1_sampler.batched_count_greater_than = count_at_least
     if v2_model_runner:
         from vllm.v1.worker.gpu.sample import sampler
 

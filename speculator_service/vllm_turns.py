@@ -42,6 +42,8 @@ class Turns:
 class DraftTurns(Scheduler):
     """A scheduler in which drafts take turns with prompts that are being read or wait for it."""
 
+    running: list[Request]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.turns = Turns()
