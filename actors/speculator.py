@@ -67,6 +67,9 @@ class SpeculatorActor:
         """Counts of requests, where the engine keeps them (the mock does), and of drafting."""
         names = ("started", "running", "aborted")
         counts: dict[str, Any] = {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        sessions = getattr(self._engine, "session_stats", None)
+        if sessions:
+            counts |= {name: sessions()[name] for name in ("rollbacks", "rebuilt")}
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def check_health(self) -> None:

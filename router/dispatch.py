@@ -145,6 +145,7 @@ def _protected_spans(prompt: Prompt, options: PrefillOptions) -> Int32Array:
     """Token spans that stay: the client's own, and for chats all that is not material."""
     size = len(prompt.token_ids)
     keep = np.zeros(size, bool)
+    keep[0] = True  # attention rests on the first token (StreamingLLM, arXiv 2309.17453)
     for start, end in options.protected_spans:
         if not start < end <= size:
             raise InvalidRequestError(

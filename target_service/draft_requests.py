@@ -67,7 +67,7 @@ class DraftedRequests:
         request = self._requests.pop(request_id, None)
         if request is None or request.session is None:
             return None
-        self._owned.discard((request.session.address, request.session.id))
+        self._owned.discard(request.session.origin)
         return request.session
 
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:

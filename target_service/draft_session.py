@@ -64,6 +64,7 @@ class DraftSession:
 
     def __init__(self, session: Session, prompt: Callable[[], KeptPrompt]) -> None:
         self.address, self.id = session.address, session.id
+        self.origin = session.address, session.id
         self._prompt = prompt
         self._told = 0
         self._lost = False

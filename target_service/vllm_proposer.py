@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from kv_transfer.channel import Tls
 from kv_transfer.channel_client import DraftClient
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import decode_positions
 from target_service.draft_exchange import DraftExchange, Question
@@ -101,7 +101,7 @@ class RemoteProposer:
         if self._leads:
             self._observe(ids, sampled_token_ids)
             rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
-            proposals = self._proposals(ids, rows, num_tokens_no_spec, token_ids_cpu)
+            proposals = self._proposals(ids, rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         # All ranks decide alike whether q can matter, from what all of them know.
         if self._group.world_size > 1 and not self._runner.input_batch.all_greedy:
             proposals = self._group.broadcast_object(proposals if self._leads else None, src=0)
@@ -116,7 +116,9 @@ class RemoteProposer:
             if drafts and sampled:
                 self._requests.observe(id, drafts, len(sampled) - 1)
 
-    def _proposals(self, ids: list[str], rows: list[int], num_tokens: Any, token_ids: Any) -> dict[str, Proposal]:
+    def _proposals(
+        self, ids: list[str], rows: list[int], sampled: list[list[int]], num_tokens: Any, token_ids: Any
+    ) -> dict[str, Proposal]:
         cost = self._costs.per_draft(max(len(rows), 1))
         proposals: dict[str, Proposal] = {}
         questions: dict[str, Question] = {}
@@ -126,7 +128,7 @@ class RemoteProposer:
                 continue
             end, start = int(num_tokens[row]), int(self._runner.input_batch.num_prompt_tokens[row])
             answer = token_ids[row, start:end].astype(np.int32)
-            room = min(self._room(ids[row], answer.size), self._max_model_len - end - 1)
+            room = min(self._room(ids[row], answer, sampled[row]), self._max_model_len - end - 1)
             free, question = self._requests.plan(request, answer, room, cost)
             if free is not None:
                 proposals[ids[row]] = free
@@ -134,10 +136,16 @@ class RemoteProposer:
                 questions[ids[row]] = question
         return proposals | self._asked(questions)
 
-    def _room(self, request_id: str, answered: int) -> int:
-        """Drafts that can still become part of the answer: its last token comes without one."""
-        max_tokens = self._runner.requests[request_id].sampling_params.max_tokens
-        return self._most if max_tokens is None else max_tokens - answered - 1
+    def _room(self, request_id: str, answer: Int32Array, sampled: list[int]) -> int:
+        """Drafts that can still become part of the answer: none after its end, and its last token comes without one.
+
+        The scheduler cuts an answer at its end only after this step; it must not wait for drafts that nobody verifies.
+        """
+        params = self._runner.requests[request_id].sampling_params
+        ends = {params.eos_token_id, *(params.stop_token_ids or ())}
+        if answer.size >= params.min_tokens and not ends.isdisjoint(sampled):
+            return 0
+        return self._most if params.max_tokens is None else params.max_tokens - int(answer.size) - 1
 
     def _asked(self, questions: dict[str, Question]) -> dict[str, Proposal]:
         if not questions:

@@ -104,3 +104,17 @@ def _await(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
+    answer(client, 50, DRAFTED)
+    node = ray.nodes()[0]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = (
+        "skim_target_rounds",
+        "skim_target_accepted_per_position",
+        "skim_target_fallbacks",
+        "skim_speculator_sessions",
+        "skim_speculator_ahead_hits",
+    )
+    _await(lambda: all(name in httpx.get(url).text for name in wanted))

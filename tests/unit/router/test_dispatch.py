@@ -35,8 +35,8 @@ async def test_the_target_sees_what_the_speculator_kept():
     ran = await run(pools, prompt(), keep_rate=0.25)
     kept = pools.generates[0].prompt
     assert kept.token_ids.tolist() == [IDS[i] for i in kept.positions]
-    # 19 chunks, a quarter of them is 5; the last 32 tokens come on top.
-    assert kept.token_ids.size == 5 * 32 + 32
+    # 19 chunks, a quarter of them is 5; the first token and the last 32 come on top.
+    assert kept.token_ids.size == 5 * 32 + 32 + 1
     assert kept.context_length == 600
     assert kept.look_ahead_tokens.size == 8
     assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("speculative", "requested", 192)
