@@ -39,7 +39,7 @@ async def test_the_target_sees_what_the_speculator_kept():
     assert kept.token_ids.size == 5 * 32 + 32 + 1
     assert kept.context_length == 600
     assert kept.look_ahead_tokens.size == 8
-    assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("speculative", "requested", 192)
+    assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("speculative", "requested", 193)
     assert 0 < ran.outcome.coverage < 1
     assert sum(c.token_ids.size for output in ran.outputs for c in output.completions) == 4
     assert ran.context.headers_are_true
