@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint unit engine e2e lock clean
+.PHONY: help demo test lint unit engine e2e chaos lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -16,7 +16,7 @@ help: ## this list
 demo: $(INSTALLED) ## ask a question about a long document through both pools, beside the dense run
 	$(BIN)/skim demo
 
-test: lint unit engine e2e ## lint and all tests, at most 25 minutes
+test: lint unit engine e2e chaos ## lint and all tests, at most 25 minutes
 
 lint: $(INSTALLED) ## style, types, and who may import whom
 	@printf '\n== lint: style, types, imports\n'
@@ -37,6 +37,10 @@ engine: $(INSTALLED) ## tests on real engines, on CPU
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
 	$(PYTEST) --session-timeout=480 tests/e2e
+
+chaos: $(INSTALLED) ## tests that kill replicas under requests
+	@printf '\n== chaos: replicas that die\n'
+	$(PYTEST) --session-timeout=240 tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)
