@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint unit engine e2e chaos lock clean
+.PHONY: help demo test lint unit engine e2e chaos results lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -45,6 +45,9 @@ chaos: $(INSTALLED) ## tests that kill replicas under requests
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)
 	@touch $@
+
+results: $(INSTALLED) ## docs/results.md from benchmarks/results
+	$(BIN)/python -m benchmarks.report
 
 # Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest of everything.
 lock: ## pin all dependencies anew in requirements/cpu.lock

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.machine import machine
 from cluster.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
+from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
 from speculator_service.drafting import DraftService
 from speculator_service.engine import SpeculatorEngine
@@ -67,6 +68,7 @@ def modes(drafts: int) -> dict[str, Mode]:
         "remote": Mode("remote", fixed),
         "remote_chain": Mode("remote", ahead["chain"]),
         "remote_branches": Mode("remote", ahead["branches"]),
+        "remote_kept": Mode("remote", fixed.model_copy(update={"draft_context": "kept"})),
         "remote_adaptive": Mode("remote", ahead["chain"].model_copy(update={"adaptive": True})),
         "draft_model": Mode("draft_model", None),
     }
@@ -113,10 +115,16 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
         "ms_per_token": statistics.median(run["ms_per_token"] for run in runs),
         "ratio_to_plain": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
         "tokens_per_verify": 1 + accepted / rounds if rounds else 1.0,
+        "ms_per_round": statistics.median(rounds_ms) if (rounds_ms := _all(runs, "round_ms")) else None,
+        "kv_bytes_per_session": statistics.median(_all(runs, "kv_bytes")) if _all(runs, "kv_bytes") else None,
         "acceptance_per_position": [float(a / d) if d else 0.0 for a, d in zip(held, drafted, strict=True)],
         "verifications": rounds,
         "tokens": tokens,
     }
+
+
+def _all(runs: list[dict[str, Any]], name: str) -> list[float]:
+    return [value for run in runs for value in run[name]]
 
 
 @dataclass
@@ -137,6 +145,7 @@ class _Bench:
     server: DraftServer
     targets: dict[str, Any]
     tokenizer: Any
+    round_ms: list[float]
 
     @classmethod
     async def start(cls, settings: Settings, progress: Progress) -> "_Bench":
@@ -146,7 +155,16 @@ class _Bench:
         with _pinned(first):
             speculator = create_speculator("vllm", settings.speculator, options=_ENGINE)
         service = DraftService(speculator)
-        server = DraftServer(service.handle, "127.0.0.1")
+        round_ms: list[float] = []
+
+        async def timed(request: DraftRequest) -> DraftReply:
+            began = time.perf_counter()
+            reply = await service.handle(request)
+            if reply.drafts:
+                round_ms.append(1e3 * (time.perf_counter() - began))
+            return reply
+
+        server = DraftServer(timed, "127.0.0.1")
         address = f"127.0.0.1:{await server.start()}"
         decode = {"max_draft_tokens": settings.drafts}
         options: dict[str, dict[str, Any]] = {
@@ -160,15 +178,15 @@ class _Bench:
                 for name, more in options.items()
             }
         select = SpeculatorService(speculator, address)
-        return cls(
-            settings, speculator, service, select, server, targets, AutoTokenizer.from_pretrained(settings.target)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(settings.target)
+        return cls(settings, speculator, service, select, server, targets, tokenizer, round_ms)
 
     async def measure(self, mode: Mode, seed: int) -> dict[str, Any]:
         """One set of prompts through one mode, `batch` at a time."""
         target, settings = self.targets[mode.engine], self.settings
         prompts = [await self._compress(seed + i, mode) for i in range(settings.prompts)]
         before = await target.decode_stats()
+        self.round_ms.clear()
         seconds, tokens = 0.0, 0
         for start in range(0, len(prompts), settings.batch):
             batch = prompts[start : start + settings.batch]
@@ -182,8 +200,17 @@ class _Bench:
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
             "ms_per_token": 1e3 * seconds * settings.batch / tokens,
+            "round_ms": list(self.round_ms),
+            "kv_bytes": [self._session_bytes(prompt, mode) for prompt in prompts if mode.decode is not None],
             **_difference(before, await target.decode_stats(), settings.drafts),
         }
+
+    def _session_bytes(self, prompt: KeptPrompt, mode: Mode) -> int:
+        """Keys and values of the prompt tokens that the drafter reads, float32."""
+        config = AutoConfig.from_pretrained(self.settings.speculator)
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+        kept = mode.decode is not None and mode.decode.draft_context == "kept"
+        return per_token * (int(prompt.token_ids.size) if kept else prompt.context_length)
 
     async def _compress(self, seed: int, mode: Mode) -> KeptPrompt:
         document = make_document(self.settings.prompt_tokens, seed)

@@ -1,6 +1,7 @@
 """The `skim bench` commands: run a measurement of `benchmarks/`, show it as a table, write it as JSON."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,7 @@ def decode(
 
 def _finish(table: Table, result: dict[str, Any], json_file: Path | None) -> None:
     console.print(table)
+    result["command"] = " ".join(["skim", *sys.argv[1:]])
     if json_file is not None:
         write_json(json_file, result)
         console.print(f"Wrote {json_file}", markup=False, soft_wrap=True)

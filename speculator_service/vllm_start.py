@@ -1,10 +1,7 @@
 """Start vLLM's AsyncLLM as a speculator engine: its options, its environment, and its failures in a person's words."""
 
-import os
 import secrets
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,8 +12,8 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from kv_transfer.engine_start import first_exception, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
-from speculator_service.vllm_plugin import START_UP_FILE, first_exception
 from speculator_service.vllm_sessions import MAX_TOP
 
 WORKER = "speculator_service.vllm_worker.SpeculatorWorker"
@@ -38,7 +35,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
         raise SkimError(
             f"unknown speculator engine option {unknown[0]!r}: see vLLM's engine arguments for those there are"
         )
-    with _start_up_environment(tensor_parallel) as notes:
+    with start_up_environment(tensor_parallel if current_platform.is_cpu() else 0) as notes:
         try:
             config = _engine_config(model, max_model_len, tensor_parallel, options)
             _refuse_unsupported(model, config)
@@ -86,31 +83,6 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
     }.items():
         if unsupported:
             raise ModelError(f"speculator {model} cannot run with {asked} yet; leave it out (tensor parallel works)")
-
-
-@contextmanager
-def _start_up_environment(tensor_parallel: int) -> Iterator[str]:
-    """The environment that vLLM's processes start with, put back afterwards; yields the file they note errors in."""
-    with tempfile.NamedTemporaryFile(prefix="skim-speculator-", suffix=".jsonl") as notes:
-        added = {START_UP_FILE: notes.name}
-        if current_platform.is_cpu() and tensor_parallel > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            # By itself vLLM gives each rank a NUMA node and refuses machines that have too few.
-            added["VLLM_CPU_OMP_THREADS_BIND"] = _core_shares(tensor_parallel)
-        os.environ.update(added)
-        try:
-            yield notes.name
-        finally:
-            for name in added:
-                os.environ.pop(name, None)
-
-
-def _core_shares(ranks: int) -> str:
-    """This process's cores in `ranks` equal shares, in the syntax of VLLM_CPU_OMP_THREADS_BIND: `0,1|2,3`."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < ranks:
-        raise SkimError(f"tensor_parallel {ranks} needs as many CPU cores, and this machine gives {len(cores)}")
-    share = len(cores) // ranks
-    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
 
 
 def _in_a_sentence(model: str, error: Exception, noted: tuple[str, str] | None) -> SkimError:

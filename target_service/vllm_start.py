@@ -1,18 +1,16 @@
 """Starts vLLM's AsyncLLM with Skim's worker and scheduler, or says in one sentence why it does not start."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from kv_transfer.engine_start import first_exception, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
 from target_service import vllm_block_hash, vllm_draft_probs, vllm_positions_v1, vllm_positions_v2
 
@@ -47,14 +45,13 @@ def start_engine(
     _check_hooks(config)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
-    with _cpu_threads(config):
+    with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:
         try:
             return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger] if stat_logger else None)
-        except Exception as e:  # of what went wrong in the engine's processes, their log alone knows more
-            raise SkimError(
-                f"the target engine did not start with {model}: {_first_line(e)}; read the cause in the engine's log,"
-                " and where it is memory, lower max_model_len"
-            ) from e
+        except Exception as e:
+            cause = first_exception(notes)
+            reason = " ".join(cause[1].split()) or cause[0] if cause else _first_line(e)
+            raise SkimError(f"the target engine did not start with {model}: {reason:.400}") from e
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -98,23 +95,6 @@ def _check_hooks(config: VllmConfig) -> None:
     (vllm_positions_v2 if config.use_v2_model_runner else vllm_positions_v1).check()
     if config.speculative_config and config.speculative_config.method == "custom_class":
         vllm_draft_probs.check()
-
-
-@contextmanager
-def _cpu_threads(config: VllmConfig) -> Iterator[None]:
-    """On CPU, give each worker its share of the cores: vLLM by itself wants one NUMA node a worker."""
-    name, workers = "VLLM_CPU_OMP_THREADS_BIND", config.parallel_config.world_size
-    if not current_platform.is_cpu() or workers == 1 or name in os.environ:
-        yield
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < workers:
-        raise SkimError(f"tensor_parallel {workers} needs as many CPU cores, and this machine gives {len(cores)}")
-    os.environ[name] = "|".join(",".join(map(str, share)) for share in np.array_split(cores, workers))
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _first_line(error: Exception) -> str:

@@ -75,10 +75,12 @@ def test_longrope_below_its_original_length(changed_model: Callable[..., str], d
 
 
 def test_weights_that_are_not_there(changed_model: Callable[..., str], device: str) -> None:
-    """Found by the engine's own processes, whose log has the cause."""
+    """Found by the engine's own processes; the cause reaches this one."""
     model = changed_model()
     Path(model, "model.safetensors").unlink()
-    assert "did not start" in refusal(model, device)
+    message = refusal(model, device)
+    assert "did not start" in message
+    assert "weights" in message
 
 
 def test_another_vllm_is_named() -> None:
