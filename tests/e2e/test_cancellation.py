@@ -48,7 +48,8 @@ def test_a_finished_request_is_not_an_aborted_one(client: httpx.Client) -> None:
 def test_hanging_up_a_stream_aborts_on_the_target(client: httpx.Client) -> None:
     before = stats("target")
     with client.stream("POST", "/v1/chat/completions", json=body(SHORT, stream=True)) as response:
-        next(line for line in response.iter_lines() if '"content"' in line)
+        lines = response.iter_lines()  # httpx closes the stream with its iterator, so this one must live on
+        next(line for line in lines if '"content"' in line)
         await_count("target", "running", 1)
     await_count("target", "running", 0)
     assert stats("target")["aborted"] == before["aborted"] + 1
