@@ -22,7 +22,7 @@ def report(results: Path = RESULTS) -> str:
     """The page's text. Files whose name begins with a section's key belong to it."""
     parts = [_HEAD]
     for key, title, section in _SECTIONS:
-        files = sorted(results.glob(f"{key}*.json"))
+        files = sorted(results.glob(f"{key}*.json"), key=lambda file: file.stem)
         if files:
             parts.append(f"## {title}\n")
         parts += [section(json.loads(file.read_text())) for file in files]
@@ -53,6 +53,8 @@ def _decode(result: dict[str, Any]) -> str:
         f"keep rate {settings['keep_rate']}, K = {settings['drafts']}, one core per pool, "
         + ("decoding on past the answers' end." if settings["ignore_eos"] else "whole answers.")
     )
+    if all(mode["ms_per_round"] is None for mode in result["modes"].values()):
+        what += " No drafting round was needed: the drafts that came with the selection covered the answers."
     return _block(what, columns, rows, result)
 
 

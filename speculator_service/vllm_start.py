@@ -47,7 +47,12 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
 
 
 def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
-    settings = {"enable_prefix_caching": True, "enable_chunked_prefill": True, **options}
+    settings = {
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "use_tqdm_on_load": False,
+        **options,
+    }
     # vLLM's own default is one for all engines: a target's would then draw what its drafter drew.
     settings.setdefault("seed", secrets.randbits(31))
     if current_platform.is_cpu():

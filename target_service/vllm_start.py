@@ -37,7 +37,8 @@ def start_engine(
     """
     _check_options(options)
     try:
-        args = AsyncEngineArgs(model=model, tensor_parallel_size=tensor_parallel, worker_cls=worker_cls, **options)
+        settings = {"use_tqdm_on_load": False, **options}
+        args = AsyncEngineArgs(model=model, tensor_parallel_size=tensor_parallel, worker_cls=worker_cls, **settings)
         config = args.create_engine_config()
     except Exception as e:  # pydantic, transformers and vLLM raise many kinds here, none after a process was started
         raise SkimError(f"the target engine cannot run {model} with these options: {_first_line(e)}") from e
