@@ -40,6 +40,11 @@ class PoolMetrics:
         return self._gauges[name]
 
 
+def request_counts(engine: Any) -> dict[str, Any]:
+    """The engine's own counts of requests, where it keeps them (the mock does)."""
+    return {name: getattr(engine, name) for name in ("started", "running", "aborted") if hasattr(engine, name)}
+
+
 def samples(stats: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
     """Each number in `stats` with its name and tags, as the module's text says."""
     for name, value in stats.items():

@@ -6,7 +6,7 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
-from actors.metrics import PoolMetrics
+from actors.metrics import PoolMetrics, request_counts
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
@@ -64,12 +64,11 @@ class SpeculatorActor:
             return reply_to_failure(error, "speculator")
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests, where the engine keeps them (the mock does), and of drafting."""
-        names = ("started", "running", "aborted")
-        counts: dict[str, Any] = {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
-        sessions = getattr(self._engine, "session_stats", None)
-        if sessions:
-            counts |= {name: sessions()[name] for name in ("rollbacks", "rebuilt")}
+        """Counts of requests and of drafting."""
+        counts = request_counts(self._engine)
+        if session_stats := getattr(self._engine, "session_stats", None):
+            sessions = session_stats()
+            counts |= {name: sessions[name] for name in ("rollbacks", "rebuilt")}
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def check_health(self) -> None:

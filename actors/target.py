@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.failures import reply_to_failure
-from actors.metrics import PoolMetrics
+from actors.metrics import PoolMetrics, request_counts
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
 from target_service.engine import create_engine
@@ -42,11 +42,9 @@ class TargetActor:
             yield reply_to_failure(error, "target")
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests, where the engine keeps them (the mock does), and of speculation (vLLM does)."""
-        names = ("started", "running", "aborted")
-        counts: dict[str, Any] = {name: getattr(self._engine, name) for name in names if hasattr(self._engine, name)}
+        """Counts of requests and of speculation, where the engine speculates (vLLM's does)."""
         decode_stats = getattr(self._engine, "decode_stats", None)
-        return counts | (await decode_stats() if decode_stats else {})
+        return request_counts(self._engine) | (await decode_stats() if decode_stats else {})
 
     async def check_health(self) -> None:
         await self._engine.check_health()

@@ -35,14 +35,14 @@ def stats(pool: str) -> dict[str, Any]:
     return counts
 
 
-def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48) -> str:
-    """Greedy and past the end token, so that there is something to draft."""
+def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, *, ignore_eos: bool = True) -> str:
+    """Greedy and, by default, past the end token, so that there is something to draft."""
     body = {
         "model": "skim-demo",
         "messages": make_document(2000, seed).messages,
         "max_tokens": tokens,
         "temperature": 0,
-        "ignore_eos": True,
+        "ignore_eos": ignore_eos,
         "skip_special_tokens": False,
         "speculative_prefill": {"keep_rate": 0.2},
         "speculative_decode": decode,
@@ -70,6 +70,16 @@ def test_plain_requests_draft_nothing(client: httpx.Client) -> None:
     before = stats("target")
     answer(client, 20, False)
     assert stats("target")["drafts"] == before["drafts"]
+
+
+def test_nothing_is_asked_for_after_the_end_of_an_answer(client: httpx.Client) -> None:
+    """The look-ahead tokens cover these answers, and the drafter would delay them if it were asked for more."""
+    before = stats("target")
+    for seed in range(60, 63):
+        answer(client, seed, DRAFTED, ignore_eos=False)
+    after = stats("target")
+    assert after["accepted"] > before["accepted"]
+    assert after["chosen"] == before["chosen"], "how many drafts to ask for was decided after the end"
 
 
 def test_drafting_resumes_after_the_speculator_died(client: httpx.Client) -> None:
