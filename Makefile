@@ -46,7 +46,7 @@ $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)
 	@touch $@
 
-results: $(INSTALLED) ## docs/results.md from benchmarks/results
+results: $(INSTALLED) ## docs/results.md and its plots from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
 # Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest of everything.

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
+from benchmarks import plots
 from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
@@ -36,13 +39,13 @@ _ACCEPTED = 3
 _VOCABULARY = 150_000
 
 
-def run(*, rounds: int = 1000, warm_up: int = 100) -> dict[str, Any]:
+def run(*, rounds: int = 1000, warm_up: int = 100, progress: Progress = silent) -> dict[str, Any]:
     """Medians and 90th percentiles in milliseconds of `rounds` exchanges per batch and width of q.
 
     Each of `rows` also holds the bytes of both messages, the time of their four passes through the codec, and the
     ratios of the medians to an empty unary gRPC call (`ratio_to_unary`) and to bare TCP (`ratio_to_tcp`).
     """
-    began = machine("grpcio", "numpy")
+    began = machine()
     cases = [(batch, top_m) for batch in BATCHES for top_m in TOP_MS]
     with _server() as ports, ExitStack() as stack:
         client = DraftClient(f"{_HOST}:{ports['drafts']}", deadline_s=10)
@@ -51,9 +54,38 @@ def run(*, rounds: int = 1000, warm_up: int = 100) -> dict[str, Any]:
         tcp = stack.enter_context(socket.create_connection((_HOST, ports["tcp"])))
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         calls = {case: _calls(*case, client, channel, tcp) for case in cases}
-        times = _take_turns(calls, rounds, warm_up)
+        times = _take_turns(calls, rounds, warm_up, progress)
     rows = [_row(*case, times[case]) for case in cases]
     return {"machine": began, "rounds": rounds, "max_drafts": MAX_DRAFTS, "rows": rows}
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was measured, in a sentence."""
+    return f"{result['rounds']} exchanges per case on loopback, K = {result['max_drafts']}, no drafts computed."
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows."""
+    columns = ["batch", "pairs of q", "median ms", "p90 ms", "x empty gRPC call", "x bare TCP"]
+    numbers = ("median_ms", "p90_ms", "ratio_to_unary", "ratio_to_tcp")
+    rows = [[str(row["batch"]), str(row["q_top"]), *(f"{row[n]:.2f}" for n in numbers)] for row in result["rows"]]
+    return columns, rows
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Milliseconds by batch: the exchange with and without q, beside an empty gRPC call and bare TCP."""
+    by_width = {width: [row for row in result["rows"] if row["q_top"] == width] for width in TOP_MS}
+    widest = by_width[max(TOP_MS)]
+    with plots.figure(path, result, height=3.6) as [axes]:
+        for width, rows in by_width.items():
+            label = f"exchange with {width} pairs of q" if width else "exchange of certain drafts"
+            axes.plot([row["batch"] for row in rows], [row["median_ms"] for row in rows], label=label)
+        for name, label in (("unary_median_ms", "empty gRPC call"), ("tcp_median_ms", "as many bytes over bare TCP")):
+            axes.plot([row["batch"] for row in widest], [row[name] for row in widest], "--", label=label)
+        axes.set(xlabel="requests in one exchange", ylabel="median ms", xscale="log", ylim=(0, None))
+        axes.set_xticks(BATCHES, labels=map(str, BATCHES), minor=False)
+        axes.minorticks_off()
+        axes.legend()
 
 
 def _calls(
@@ -79,13 +111,14 @@ def _calls(
 
 
 def _take_turns(
-    calls: dict[tuple[int, int], dict[str, Callable[[], object]]], rounds: int, warm_up: int
+    calls: dict[tuple[int, int], dict[str, Callable[[], object]]], rounds: int, warm_up: int, progress: Progress
 ) -> dict[tuple[int, int], dict[str, list[float]]]:
     """Milliseconds of each call in each round after the first `warm_up`."""
     times: dict[tuple[int, int], dict[str, list[float]]] = {
         case: {name: [] for name in its_calls} for case, its_calls in calls.items()
     }
     for i in range(warm_up + rounds):
+        progress(f"round {i + 1} of {warm_up + rounds}", i / (warm_up + rounds))
         for case, its_calls in calls.items():
             for name, call in its_calls.items():
                 start = time.perf_counter()

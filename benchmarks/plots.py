@@ -1,0 +1,77 @@
+"""One look for all plots: on white, readable at the width of a README, and told apart without colour vision.
+
+A benchmark's `plot(result, path)` draws into the axes that `figure` gives and nothing else: matplotlib's global state
+is never touched. Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/); series also differ by marker.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kv_transfer.errors import SkimError
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+SOURCE = "Source"
+"""Name of the PNG text chunk with the digest of the result that was drawn."""
+
+_STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "lines.linewidth": 2,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def figure(path: Path, result: Mapping[str, Any], *, panels: int = 1, height: float = 4.0) -> Iterator[list[Any]]:
+    """`panels` matplotlib Axes side by side; what was drawn is saved at `path` (PNG, 1600 pixels wide) at the end.
+
+    result: what is drawn; its digest goes into the file (`source_of`). height: in inches, of a width of 10.
+    Raises SkimError without matplotlib, or if the file cannot be written.
+    """
+    require()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        drawing = Figure(figsize=(10, height), layout="constrained")
+        axes = drawing.subplots(1, panels, squeeze=False)[0]
+        for axis in axes:
+            axis.set_prop_cycle(color=COLOURS, marker=MARKERS)
+        yield list(axes)
+        try:
+            drawing.savefig(path, dpi=160, metadata={"Software": None, SOURCE: digest(result)})
+        except OSError as error:
+            raise SkimError(f"cannot write {path}: {error.strerror}") from None
+
+
+def require() -> None:
+    """Raise SkimError if matplotlib is not installed: asked before a measurement, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SkimError("plots need matplotlib: pip install '.[bench]', or leave --plot out") from None
+
+
+def digest(result: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a result's JSON."""
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
+
+
+def source_of(path: Path) -> str | None:
+    """The digest of the result that the plot at `path` was drawn from."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.info.get(SOURCE)
