@@ -50,7 +50,7 @@ results: $(INSTALLED) ## docs/results.md and its plots from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
 # Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest of everything.
-lock: ## pin all dependencies anew in requirements/cpu.lock
+lock: ## pin all dependencies anew in requirements/cpu.lock and gpu.lock
 	$(PYTHON) -m venv --without-pip build/lock
 	$(PYTHON) -m pip --python build/lock/bin/python install --quiet pip==26.2 pip-tools==7.6.2
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
@@ -58,6 +58,9 @@ lock: ## pin all dependencies anew in requirements/cpu.lock
 		--unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
 		--extra cpu --extra bench --extra dev $(if $(UPGRADE),--upgrade) \
 		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
+	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras --allow-unsafe \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+		--extra gpu $(if $(UPGRADE),--upgrade) --output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

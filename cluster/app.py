@@ -1,13 +1,23 @@
 """From a config to a Ray Serve application: two pools on distinct resources and a router before them."""
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.schema import LoggingConfig
 
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from cluster.config import ChannelConfig, DeploymentConfig, PoolConfig
+from cluster.config import (
+    AutoscalingConfig,
+    ChannelConfig,
+    DeploymentConfig,
+    ObservabilityConfig,
+    PoolConfig,
+    config_from_settings,
+)
 from router.deployment import router_ingress
 
 APP_NAME = "skim"
@@ -15,6 +25,25 @@ APP_NAME = "skim"
 # A node states how many replicas of each pool it may hold; a replica takes one.
 SPECULATOR_RESOURCE = "speculator_pool"
 TARGET_RESOURCE = "target_pool"
+ACCELERATOR = "accelerator_type:"
+"""Prefix of the resource by which Ray tells kinds of GPUs apart."""
+
+CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
+"""Environment variable with the draft channel's token; it wins over the config, and is not shown in it."""
+
+
+def serve_app(settings: dict[str, Any]) -> Application:
+    """The application of a whole config as plain settings: `import_path: cluster.app:serve_app` of a Serve config.
+
+    Model folders are absolute; secrets come from the environment. Raises SkimError.
+    """
+    return build_app(config_from_settings(_with_secrets(settings, os.environ)))
+
+
+def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    if not (token := environment.get(CHANNEL_TOKEN)):
+        return dict(settings)
+    return {**settings, "channel": {**settings.get("channel", {}), "token": token}}
 
 
 def build_app(config: DeploymentConfig) -> Application:
@@ -29,7 +58,7 @@ def build_app(config: DeploymentConfig) -> Application:
     router = serve.deployment(router_ingress(), name="router").options(
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
-        ray_actor_options={"num_cpus": config.router.cpus},
+        ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
     return router.bind(
         speculator,
@@ -45,18 +74,41 @@ def build_app(config: DeploymentConfig) -> Application:
 
 
 def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Deployment:
+    options: dict[str, Any] = {
+        "num_cpus": pool.cpus_per_replica,
+        "num_gpus": pool.gpus_per_replica or 0,
+        "resources": {**pool.resources, resource: 1},
+        "runtime_env": {"env_vars": pool.environment},
+    }
+    if pool.accelerator_type:
+        options["accelerator_type"] = pool.accelerator_type
+    if pool.node_labels:
+        options["label_selector"] = pool.node_labels
     return serve.deployment(actor, name=name).options(
-        num_replicas=pool.replicas,
+        **_replicas(pool),
         max_ongoing_requests=pool.max_ongoing_requests,
         # A model that cannot start will not start the second time either.
         max_constructor_retry_count=1,
-        ray_actor_options={
-            "num_cpus": pool.cpus_per_replica,
-            "num_gpus": pool.gpus_per_replica or 0,
-            "resources": {resource: 1},
-            "runtime_env": {"env_vars": pool.environment},
-        },
+        ray_actor_options=options,
     )
+
+
+def _replicas(pool: PoolConfig) -> dict[str, Any]:
+    """How many replicas Serve keeps: a fixed number, or what its autoscaler finds right."""
+    if pool.autoscaling is None:
+        return {"num_replicas": pool.replicas}
+    return {"autoscaling_config": scaling_options(pool.autoscaling, pool.replicas)}
+
+
+def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]:
+    """Options of ray.serve.config.AutoscalingConfig. A policy of our own would join here, as `policy`."""
+    return {**scaling.model_dump(exclude_none=True), "initial_replicas": at_start}
+
+
+def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
+    """How Serve's processes log."""
+    level, encoding = observability.log_level.upper(), observability.log_format.upper()
+    return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
 
 
 def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
@@ -80,14 +132,18 @@ def _channel(channel: ChannelConfig) -> dict[str, Any]:
     return {"token": channel.token, "tls": tls}
 
 
-def needed_resources(config: DeploymentConfig) -> dict[str, float]:
-    """What a Ray cluster must offer for `config`: CPU, GPU and the two pool resources."""
-    pools = (config.speculator, config.target)
-    cpus = sum(p.replicas * p.cpus_per_replica for p in pools) + config.router.replicas * config.router.cpus
-    needed: dict[str, Any] = {
-        "CPU": cpus,
-        "GPU": float(sum(p.replicas * (p.gpus_per_replica or 0) for p in pools)),
-        SPECULATOR_RESOURCE: float(config.speculator.replicas),
-        TARGET_RESOURCE: float(config.target.replicas),
-    }
+def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
+    """What a Ray cluster must offer for `config` at the start, or at its largest: CPU, GPU, the pools' resources."""
+    needed: dict[str, float] = {"CPU": config.router.replicas * config.router.cpus}
+    _add(needed, config.router.resources, config.router.replicas)
+    for pool, resource in ((config.speculator, SPECULATOR_RESOURCE), (config.target, TARGET_RESOURCE)):
+        one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources, resource: 1.0}
+        if pool.accelerator_type:
+            one[ACCELERATOR + pool.accelerator_type] = 0.001  # what Ray itself takes
+        _add(needed, one, pool.most_replicas if at_most else pool.replicas)
     return {name: amount for name, amount in needed.items() if amount}
+
+
+def _add(total: dict[str, float], one: Mapping[str, float], times: int) -> None:
+    for name, amount in one.items():
+        total[name] = total.get(name, 0.0) + times * amount

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster import bench
+from cluster import bench, config_commands
 from kv_transfer.errors import SkimError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(bench.app, name="bench", rich_help_panel="One model at a time")
+app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
+app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 console = Console(stderr=True, highlight=False)
 
 # The terminal is for the user: Ray and Serve log to files, vLLM and torch say only errors. Read when imported.

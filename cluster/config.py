@@ -1,17 +1,17 @@
 """A deployment as data: which models, on how many replicas of what size, behind which endpoint.
 
 Read from a YAML file, from command-line flags, or from a file with flags over it. Whatever is wrong is one sentence
-that names the setting, such as `target.tensor_parallel`.
+that names the setting, such as `target.tensor_parallel`, and its line.
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
+from cluster.config_file import line_of, read_settings, sentence
+from cluster.kuberay.settings import KubernetesConfig
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions, SelectionOptions
 
@@ -23,6 +23,32 @@ def _absolute(model: str, info: ValidationInfo) -> str:
     return str((folder / Path(model).expanduser()).resolve())
 
 
+class AutoscalingConfig(BaseModel):
+    """How a pool's replicas follow its load: Ray Serve's own request-based policy, with Serve's names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: int = Field(1, ge=0, description="0 lets an idle pool go away; the next request waits for its start")
+    max_replicas: int = Field(1, ge=1)
+    target_ongoing_requests: float = Field(
+        8.0, gt=0, allow_inf_nan=False, description="requests per replica, queued ones too, that the pool is sized for"
+    )
+    upscale_delay_s: float = Field(30.0, ge=0, allow_inf_nan=False, description="how long the load must have been high")
+    downscale_delay_s: float = Field(600.0, ge=0, allow_inf_nan=False, description="how long it must have been low")
+    downscale_to_zero_delay_s: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="the same for the last replica; null: downscale_delay_s"
+    )
+    upscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step up")
+    downscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step down")
+    look_back_period_s: float = Field(30.0, gt=0, allow_inf_nan=False, description="window the load is averaged over")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must be at least min_replicas")
+        return self
+
+
 class PoolConfig(BaseModel):
     """One pool: replicas of one model on one engine. A replica is one Ray actor with its engine's processes."""
 
@@ -32,7 +58,8 @@ class PoolConfig(BaseModel):
         description="model folder; relative ones are taken from the config file's folder"
     )
     engine: Literal["vllm", "transformers", "mock"] = "vllm"
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, description="with autoscaling: how many at the start")
+    autoscaling: AutoscalingConfig | None = Field(None, description="null: always as many as `replicas` says")
     tensor_parallel: int = Field(1, ge=1, description="ranks that one replica is split over")
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray sets aside")
     gpus_per_replica: float | None = Field(
@@ -41,14 +68,58 @@ class PoolConfig(BaseModel):
         allow_inf_nan=False,
         description="GPUs of a replica; null: tensor_parallel of them where Ray has any",
     )
+    accelerator_type: str | None = Field(
+        None, min_length=1, description="Ray's name of the GPU a replica needs, such as H100 or L4; null: any"
+    )
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="custom Ray resources that a replica takes besides its pool's"
+    )
+    node_labels: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$")]] = Field(
+        default_factory=dict, description="Ray node labels that a replica's node must have"
+    )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica works on at a time")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed on to the engine as they are")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_with_the_fewest(cls, settings: Any) -> Any:
+        """A pool that scales and says no `replicas` starts with as few as it may have, but not with none."""
+        scaling = settings.get("autoscaling") if isinstance(settings, dict) else None
+        if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
+            return settings
+        return {**settings, "replicas": max(1, scaling["min_replicas"])}
+
+    @model_validator(mode="after")
+    def _starts_in_range(self) -> Self:
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError("replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest number of replicas that the pool may grow to."""
+        return self.autoscaling.max_replicas if self.autoscaling else self.replicas
 
     @property
     def environment(self) -> dict[str, str]:
         """`env`, with what a replica on CPU needs: vLLM alone would take nearly all memory, and there are two pools."""
         return self.env if self.gpus_per_replica else {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB, **self.env}
+
+
+def _unified(topology: str) -> str:
+    if topology == "split":
+        raise ValueError("separate prefill and decode pools cannot be deployed yet: use unified")
+    return topology
+
+
+class TargetConfig(PoolConfig):
+    """The target pool, and whether one pool does both prefill and decode."""
+
+    topology: Annotated[Literal["unified", "split"], AfterValidator(_unified)] = Field(
+        "unified", description="unified: one pool prefills and decodes; split is not there yet"
+    )
 
 
 class RouterConfig(BaseModel):
@@ -60,6 +131,9 @@ class RouterConfig(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
     replicas: int = Field(1, ge=1)
     cpus: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray sets aside per replica")
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="custom Ray resources that a replica takes"
+    )
     max_ongoing_requests: int = Field(256, ge=1, description="requests that one replica works on at a time")
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     select_timeout_s: float = Field(
@@ -68,10 +142,18 @@ class RouterConfig(BaseModel):
     admission_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="a request that no target replica takes for so long gets a 503"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )
+
+
+class ObservabilityConfig(BaseModel):
+    """What the deployment says of itself. Its counters are always exported (Prometheus, on every Ray node)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = Field("text", description="json: one object per line")
 
 
 def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
@@ -115,11 +197,13 @@ class DeploymentConfig(BaseModel):
 
     served_model_name: str = Field("", description="model name that clients send; the target folder's name if empty")
     speculator: PoolConfig
-    target: PoolConfig
+    target: TargetConfig
     selection: SelectionOptions = Field(default_factory=lambda: SelectionOptions())
     decode: DecodeOptions = Field(default_factory=lambda: DecodeOptions())
     channel: ChannelConfig = Field(default_factory=lambda: ChannelConfig())
     router: RouterConfig = Field(default_factory=lambda: RouterConfig())
+    observability: ObservabilityConfig = Field(default_factory=lambda: ObservabilityConfig())
+    kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig())
     spans_machines: bool = Field(False, description="the model folders lie on the pools' machines, perhaps not on this")
 
     def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
@@ -139,7 +223,7 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
     overrides: values by dotted name, such as {"target.model": Path("big")}; None leaves the file's value. Model folders
     among them are relative to the working directory. Raises SkimError.
     """
-    settings = _read(Path(path)) if path is not None else {}
+    settings, text = read_settings(Path(path)) if path is not None else ({}, "")
     for name, value in overrides.items():
         if value is not None:
             _set(settings, name.split("."), str(value.absolute()) if isinstance(value, Path) else value)
@@ -147,28 +231,23 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
     try:
         config = DeploymentConfig.model_validate(settings, context={"folder": folder.absolute()})
     except ValidationError as error:
-        raise SkimError(f"{path or 'command line'}: {_sentence(error)}") from None
+        lines = line_of(text, given_elsewhere={name for name, value in overrides.items() if value is not None})
+        raise SkimError(f"{path or 'command line'}: {sentence(error, DeploymentConfig, lines)}") from None
+    return _named(config)
+
+
+def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
+    """The deployment that `settings` spell out, with absolute model folders. Raises SkimError."""
+    try:
+        return _named(DeploymentConfig.model_validate(dict(settings)))
+    except ValidationError as error:
+        raise SkimError(f"deployment settings: {sentence(error, DeploymentConfig, line_of(''))}") from None
+
+
+def _named(config: DeploymentConfig) -> DeploymentConfig:
     if config.served_model_name:
         return config
     return config.model_copy(update={"served_model_name": Path(config.target.model).name})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SkimError(f"config file {path} does not exist") from None
-    except OSError as error:
-        raise SkimError(f"config file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SkimError(f"config file {path} is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise SkimError(f"config file {path}{where} is not valid YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(settings, dict):
-        raise SkimError(f"config file {path} must hold settings such as `target:` and `speculator:`")
-    return settings
 
 
 def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:
@@ -179,30 +258,3 @@ def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:
         if not isinstance(settings, dict):
             return
     settings[last] = value
-
-
-def _sentence(error: ValidationError) -> str:
-    """All that is wrong, each with the setting's dotted name: `router.port: should be less than or equal to 65535`."""
-    return "; ".join(_problem(dict(e)) for e in error.errors(include_url=False))
-
-
-def _problem(error: dict[str, Any]) -> str:
-    *sections, last = error["loc"]
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "missing":
-        return f"{name}: is missing"
-    if error["type"] == "extra_forbidden":
-        known = _settings_of(sections)
-        close = get_close_matches(str(last), known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"the settings here are {', '.join(known)}"
-        return f"{name}: is not a setting; {hint}"
-    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{name}: {message}, not {error['input']!r:.60}"
-
-
-def _settings_of(sections: list[Any]) -> list[str]:
-    """The settings of a section given by its path."""
-    model: Any = DeploymentConfig
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return list(model.model_fields)

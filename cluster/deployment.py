@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from cluster.app import APP_NAME, build_app, needed_resources
+from cluster.app import ACCELERATOR, APP_NAME, build_app, logging_options, needed_resources
 from cluster.config import DeploymentConfig
 from cluster.preflight import check_memory, check_models, check_port
 from kv_transfer.errors import SkimError
@@ -44,7 +44,7 @@ def deployed(config: DeploymentConfig, *, address: str | None = None, progress: 
             logging_config=LoggingConfig(log_level="WARNING"),
         )
         serve.run_many(
-            [serve.RunTarget(build_app(config), APP_NAME, "/", _logging(config))],
+            [serve.RunTarget(build_app(config), APP_NAME, "/", logging_options(config.observability))],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
@@ -61,8 +61,9 @@ def _start_ray(config: DeploymentConfig, address: str | None) -> None:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             return
-        needed = needed_resources(config)
-        pools = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
+        needed = needed_resources(config, at_most=True)
+        found_by_ray = ("CPU", "GPU", ACCELERATOR)
+        pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
         cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
         ray.init(
             address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
@@ -83,10 +84,6 @@ def _check_resources(config: DeploymentConfig) -> None:
                 f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name} and this deployment needs "
                 f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
             )
-
-
-def _logging(config: DeploymentConfig) -> LoggingConfig:
-    return LoggingConfig(log_level=config.router.log_level.upper(), enable_access_log=False)
 
 
 def _await_running(progress: Progress) -> None:

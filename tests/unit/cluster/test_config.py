@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cluster.config import PoolConfig, config_from_flags, load_config
+from cluster.config import TargetConfig, config_from_flags, load_config
+from cluster.config_show import as_yaml
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import SelectionOptions
 
@@ -34,16 +35,69 @@ def refusal(*args) -> str:
 def test_two_models_are_enough(write, tmp_path):
     config = load_config(write(SMALLEST))
     assert config.served_model_name == "big"
-    assert config.target == PoolConfig(model=str(tmp_path / "big"))
+    assert config.target == TargetConfig(model=str(tmp_path / "big"))
     assert config.selection == SelectionOptions()
     assert (config.router.host, config.router.port, config.router.min_prompt_tokens) == ("127.0.0.1", 8000, 1024)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_example_is_valid_and_its_models_exist(path):
+def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
     config = load_config(path)
     for pool in (config.speculator, config.target):
-        assert (Path(pool.model) / "config.json").is_file()
+        assert config.spans_machines or (Path(pool.model) / "config.json").is_file()
+
+
+def test_the_examples_are_these():
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"demo", "llama-70b-8b", "multi-node"}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_a_shown_config_loads_again_to_an_equal_one(path, write):
+    config = load_config(path)
+    shown = as_yaml(config)
+    assert load_config(write(shown)) == config
+    assert "look_ahead: 8" in shown, "defaults are filled in"
+
+
+def test_texts_of_all_kinds_are_shown_so_that_they_load_again(write):
+    values = ["1e-5", "no", "null", "~", "a: b # c", "two\nlines\n", "grüße 😀", "", "0x10", "'", '"', "\t", "\u2028"]
+    env = {f"V{i}": value for i, value in enumerate(values)}
+    config = config_from_flags(write(SMALLEST), {"target.env": env, "target.engine_options": {"x": 1e-05, "y": [None]}})
+    assert load_config(write(as_yaml(config))) == config
+    assert config.target.env == env
+
+
+def test_what_is_wrong_is_told_with_its_line(write):
+    text = "speculator:\n  model: small\n  engin: vllm\ntarget:\n  replicas: 0\nrouter:\n  port: 70000\n"
+    path = write(text)
+    message = refusal(path, {})
+    for part in (
+        "line 3: speculator.engin: is not",
+        "line 4: target.model: is missing",
+        "line 5: target.replicas: ",
+        "line 7: router.port: ",
+    ):
+        assert part in message
+    assert "line" not in refusal(path, {"speculator": {}, "target": {"replicas": 0}, "router": {"port": 0}})
+
+
+def test_the_line_is_not_that_of_a_flag(write):
+    text = SMALLEST + "router:\n  port: 8000\n"
+    assert "skim.yaml: router.port: " in refusal(write(text), {"router.port": -1})
+
+
+def test_a_setting_is_given_once(write):
+    message = refusal(write("target: {model: big}\nspeculator:\n  model: small\n  model: other\n"), {})
+    assert "line 4: speculator.model: is already set in line 3" in message
+
+
+def test_a_pool_that_scales_starts_within_its_bounds(write):
+    def replicas(pool: str) -> int:
+        return load_config(write(f"speculator: {{model: small, {pool}}}\ntarget: {{model: big}}\n")).speculator.replicas
+
+    assert replicas("autoscaling: {min_replicas: 3, max_replicas: 5}") == 3
+    assert replicas("autoscaling: {min_replicas: 0, max_replicas: 5}") == 1
+    assert replicas("replicas: 4, autoscaling: {min_replicas: 3, max_replicas: 5}") == 4
 
 
 def test_there_is_a_demo():
@@ -105,6 +159,28 @@ def test_numbers_are_fine_as_environment_variables(write):
         ("target: {model: big, env: {A: [1]}}\nspeculator: {model: s}", "target.env.A: should be a valid string"),
         ("target: {model: [", "line 1 is not valid YAML"),
         ("target: !!python/object:os.system {}", "is not valid YAML"),
+        (
+            "target: {model: big, topology: split}\nspeculator: {model: s}",
+            "target.topology: separate prefill and decode p",
+        ),
+        (
+            "target: {model: big, replicas: 9, autoscaling: {max_replicas: 3}}\nspeculator: {model: s}",
+            "target: replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas",
+        ),
+        (
+            "target: {model: big, autoscaling: {min_replicas: 3, max_replicas: 2}}\nspeculator: {model: s}",
+            "target.autoscaling: max_replicas must be at least min_replicas",
+        ),
+        ("target: {model: big, autoscaling: {min_replica: 3}}\nspeculator: {model: s}", "did you mean min_replicas?"),
+        ("target: {model: big, resources: {a: 0}}\nspeculator: {model: s}", "target.resources.a: should be greater"),
+        ("target: {model: big, node_labels: {a: '!b'}}\nspeculator: {model: s}", "target.node_labels.a: "),
+        (SMALLEST + "kubernetes: {name: Skim}", "kubernetes.name: "),
+        (SMALLEST + "kubernetes: {target: {memory: lots}}", "kubernetes.target.memory: "),
+        (SMALLEST + "kubernetes: {targt: {}}", "did you mean target?"),
+        (
+            SMALLEST + "kubernetes: {target: {tolerations: [{ky: x}]}}",
+            "kubernetes.target.tolerations.0.ky: is not a setting; did you mean key?",
+        ),
         ("", "must hold settings"),
         ("- target", "must hold settings"),
     ],

@@ -95,6 +95,15 @@ def test_needed_resources():
     assert "GPU" not in needed_resources(deployment())
 
 
+def test_a_pool_that_scales_needs_less_at_the_start():
+    scaling = {"min_replicas": 2, "max_replicas": 5}
+    config = deployment({"autoscaling": scaling, "resources": {"fast_disk": 0.5}, "accelerator_type": "L4"})
+    start, most = needed_resources(config), needed_resources(config, at_most=True)
+    assert (start["speculator_pool"], start["fast_disk"], start["CPU"]) == (2, 1, 4)
+    assert start["accelerator_type:L4"] == pytest.approx(0.002)
+    assert (most["speculator_pool"], most["fast_disk"], most["CPU"]) == (5, 2.5, 7)
+
+
 def test_the_pools_stand_on_resources_of_their_own():
     """So that a node can be for one pool alone."""
     router = build_app(deployment({"replicas": 3}, {"gpus_per_replica": 2, "env": {"A": "b"}}))._bound_deployment

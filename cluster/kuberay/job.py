@@ -1,0 +1,37 @@
+"""The RayJob of batch inference: a Ray cluster of its own that reads rows, asks the endpoint, and goes away."""
+
+import shlex
+
+from cluster.config import DeploymentConfig
+from cluster.kuberay.pods import Object, metadata, ray_pod
+from cluster.kuberay.service import API_VERSION, ray_cluster, worker_group
+from cluster.kuberay.settings import BatchConfig
+
+
+def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
+    """The RayJob of `batch`: no GPUs, since the pools of the RayService do the work."""
+    settings = config.kubernetes
+    claims = {batch.claim: "/data"} if batch.claim else {}
+    pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", claims=claims)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RayJob",
+        "metadata": metadata(settings, "batch", "batch"),
+        "spec": {
+            "entrypoint": shlex.join(_command(config, batch)),
+            "submissionMode": "SidecarMode",
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": batch.keep_minutes * 60,
+            # The job goes on where it stopped.
+            "backoffLimit": batch.retries,
+            "rayClusterSpec": {
+                **ray_cluster(config, "batch", claims),
+                "workerGroupSpecs": [worker_group("batch", pod, (batch.nodes,) * 3, {})],
+            },
+        },
+    }
+
+
+def _command(config: DeploymentConfig, batch: BatchConfig) -> list[str]:
+    endpoint = f"http://{config.kubernetes.name}-serve-svc:{config.router.port}"
+    return ["python", "-m", "cluster.batch", "--input", batch.input, "--output", batch.output, "--endpoint", endpoint]

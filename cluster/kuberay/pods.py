@@ -1,0 +1,162 @@
+"""The pod of a Ray node: container, resources, probes, volumes, and who it may run as."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.app import CHANNEL_TOKEN
+from cluster.config import DeploymentConfig
+from cluster.kuberay.settings import KubernetesConfig, PodConfig
+
+Object = dict[str, Any]
+
+TLS_PATH = "/etc/skim/tls"
+# Ray's own: its node agent answers for the whole node, and the metrics exporter listens where KubeRay expects it.
+AGENT_PORT, METRICS_PORT = 52365, 8080
+HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
+PROBE_EVERY_S = 10
+
+SERVING = ("router", "speculator", "target")
+# Who asks for the key of the endpoint, and who shows it.
+API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
+NONE: Mapping[str, str] = {}
+
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
+    """What our objects select pods by: this deployment, or one part of it (head, router, speculator, target, batch)."""
+    found = {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name}
+    return found | ({"app.kubernetes.io/component": component} if component else {})
+
+
+def metadata(settings: KubernetesConfig, suffix: str = "", component: str | None = None) -> Object:
+    name = f"{settings.name}-{suffix}" if suffix else settings.name
+    return {"name": name, "namespace": settings.namespace, "labels": labels(settings, component)}
+
+
+def ray_pod(
+    config: DeploymentConfig,
+    component: str,
+    pod: PodConfig,
+    *,
+    cpu: str,
+    gpus: int = 0,
+    head: bool = False,
+    claims: Mapping[str, str] = NONE,
+) -> Object:
+    """The pod template of one group of Ray nodes.
+
+    head: it runs Ray's head. claims: mount paths of further volume claims by their name.
+    """
+    settings = config.kubernetes
+    volumes = _volumes(settings, component, pod) | _claimed(claims)
+    spec: Object = {
+        "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
+        "terminationGracePeriodSeconds": settings.drain_seconds + 30,
+        "securityContext": POD_SECURITY,
+        "containers": [
+            {
+                "name": "ray-head" if head else "ray-worker",
+                "image": settings.image,
+                "ports": _ports(config, head=head),
+                "env": _environment(config, component),
+                "resources": resources(cpu, pod.memory, {settings.gpu_resource: gpus} if gpus else {}),
+                "securityContext": CONTAINER_SECURITY,
+                **_probes(config, component),
+                **({"lifecycle": _drain(settings.drain_seconds)} if component in SERVING else {}),
+                "volumeMounts": [{"name": name, **mount} for name, (_, mount) in volumes.items()],
+            }
+        ],
+        "volumes": [{"name": name, **source} for name, (source, _) in volumes.items()],
+        **_placement(settings, pod, gpus),
+    }
+    if component != "head":
+        spec["automountServiceAccountToken"] = False  # the service's autoscaler alone talks to Kubernetes
+    if settings.image_pull_secret:
+        spec["imagePullSecrets"] = [{"name": settings.image_pull_secret}]
+    return {"metadata": {"labels": labels(settings, component)}, "spec": spec}
+
+
+def resources(cpu: str, memory: str, others: dict[str, int] | None = None) -> Object:
+    """Requests equal to limits: Ray counts by the limits, and nothing is taken away under load."""
+    amounts: dict[str, Any] = {"cpu": cpu, "memory": memory, **{k: str(v) for k, v in (others or {}).items()}}
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def _drain(seconds: int) -> Object:
+    """Before a pod ends, Serve moves its replicas to other nodes and lets running answers finish."""
+    drain = (
+        "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is ending' "
+        f"--deadline-remaining-seconds {seconds}; sleep {seconds}"
+    )
+    return {"preStop": {"exec": {"command": ["bash", "-c", drain]}}}
+
+
+def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
+    ports = {"serve": config.router.port, "metrics": METRICS_PORT, **(HEAD_PORTS if head else {})}
+    return [{"name": name, "containerPort": port} for name, port in ports.items()]
+
+
+def _environment(config: DeploymentConfig, component: str) -> list[Object]:
+    """Secrets are named here, never spelled out. One that the config speaks of must be there; others may."""
+    env: list[Object] = [
+        {"name": name, "value": "1"} for name in ("DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
+    ]
+    env.append({"name": "RAY_USAGE_STATS_ENABLED", "value": "0"})
+    env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
+    if variable := API_KEYS.get(component):
+        env.append(_secret(config, variable, "api-key", needed="api_key" in config.router.vllm_args))
+    return env
+
+
+def _secret(config: DeploymentConfig, variable: str, key: str, *, needed: bool) -> Object:
+    reference = {"name": config.kubernetes.secret, "key": key, "optional": not needed}
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _probes(config: DeploymentConfig, component: str) -> Object:
+    """A node is alive while Ray's agent says so and takes traffic once its Serve proxy does. No wget in the image."""
+    alive = {"httpGet": {"path": "/api/healthz", "port": AGENT_PORT}, "periodSeconds": PROBE_EVERY_S}
+    serves = {"httpGet": {"path": "/-/healthz", "port": config.router.port}, "periodSeconds": PROBE_EVERY_S}
+    patience = config.kubernetes.max_start_minutes * 60 // PROBE_EVERY_S
+    return {
+        "startupProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": patience},
+        "livenessProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": 12},
+        "readinessProbe": {**(serves if component in SERVING else alive), "timeoutSeconds": 5},
+    }
+
+
+def _claimed(claims: Mapping[str, str]) -> dict[str, tuple[Object, Object]]:
+    return {
+        name: ({"persistentVolumeClaim": {"claimName": name}}, {"mountPath": path}) for name, path in claims.items()
+    }
+
+
+def _volumes(settings: KubernetesConfig, component: str, pod: PodConfig) -> dict[str, tuple[Object, Object]]:
+    """Volumes by name: their source, and how they are mounted."""
+    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shared_memory}}
+    # Ray's object store and the workers of one tensor-parallel engine talk through /dev/shm; a pod's own has 64 MiB.
+    volumes: dict[str, tuple[Object, Object]] = {"shared-memory": (memory, {"mountPath": "/dev/shm"})}
+    if component in SERVING and (claim := settings.models.claim):
+        source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        volumes["models"] = (source, {"mountPath": settings.models.mount_path, "readOnly": True})
+    if component in SERVING and settings.tls_secret:
+        source = {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}
+        volumes["channel-tls"] = (source, {"mountPath": TLS_PATH, "readOnly": True})
+    return volumes
+
+
+def _placement(settings: KubernetesConfig, pod: PodConfig, gpus: int) -> Object:
+    tolerations = [taint.model_dump(exclude_none=True) for taint in pod.tolerations]
+    if gpus:
+        tolerations.append({"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    found: Object = {"nodeSelector": dict(pod.node_selector)} if pod.node_selector else {}
+    return found | ({"tolerations": tolerations} if tolerations else {})

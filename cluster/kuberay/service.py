@@ -1,0 +1,195 @@
+"""The RayService: one Ray cluster with a group of nodes per pool, and the Serve application that runs on it."""
+
+import json
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from cluster.app import ACCELERATOR, APP_NAME, SPECULATOR_RESOURCE, TARGET_RESOURCE
+from cluster.config import DeploymentConfig, PoolConfig
+from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
+from cluster.kuberay.settings import PodConfig
+from kv_transfer.errors import SkimError
+
+API_VERSION = "ray.io/v1"
+ROUTER_RESOURCE = "router_pool"
+IDLE_TIMEOUT_S = 300
+"""An empty node goes after so long: the next one pulls an image and loads a model."""
+
+
+def ray_service(config: DeploymentConfig) -> Object:
+    """The RayService of `config`. Raises SkimError for what cannot run on Kubernetes."""
+    config = config.placed(on_gpus=config.kubernetes.gpus)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RayService",
+        "metadata": {
+            **metadata(config.kubernetes),
+            "annotations": {"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"},
+        },
+        "spec": {
+            # A change of the cluster brings up a second one beside it, and moves over when that answers.
+            "upgradeStrategy": {"type": "NewCluster"},
+            "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
+            "excludeHeadPodFromServeSvc": True,
+            "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
+            "rayClusterConfig": {
+                **ray_cluster(config, "head"),
+                **_autoscaler(),
+                "gcsFaultToleranceOptions": _fault_tolerance(config),
+                "workerGroupSpecs": _groups(config),
+            },
+        },
+    }
+
+
+def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, str] = NONE) -> Object:
+    """A Ray cluster's spec but for its workers: a head that runs no actors. component, claims: as in `ray_pod`."""
+    pod = config.kubernetes.head
+    return {
+        "rayVersion": version("ray"),
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+            "template": ray_pod(config, component, pod, cpu=pod.cpu or "2", head=True, claims=claims),
+        },
+    }
+
+
+def _autoscaler() -> Object:
+    return {
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {
+            "version": "v2",
+            "idleTimeoutSeconds": IDLE_TIMEOUT_S,
+            "resources": resources("500m", "1Gi"),
+            "securityContext": CONTAINER_SECURITY,
+        },
+    }
+
+
+def worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:
+    """sizes: nodes at the start, at least, at most. holds: custom Ray resources of one node."""
+    replicas, at_least, at_most = sizes
+    return {
+        "groupName": name,
+        "replicas": replicas,
+        "minReplicas": at_least,
+        "maxReplicas": at_most,
+        # KubeRay puts this on a command line, so JSON goes inside quotes with its own ones escaped.
+        "rayStartParams": {"resources": json.dumps(json.dumps(holds))} if holds else {},
+        "template": template,
+    }
+
+
+def _groups(config: DeploymentConfig) -> list[Object]:
+    """One node for one replica: Kubernetes packs pods on machines, Ray need not."""
+    settings, router = config.kubernetes, config.router
+    cpu = _whole_cores("router", settings.router, router.cpus)
+    pod = ray_pod(config, "router", settings.router, cpu=cpu)
+    sizes = (router.replicas, router.replicas, router.replicas)
+    return [
+        worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
+        _pool_group(config, "speculator", config.speculator, settings.speculator, SPECULATOR_RESOURCE),
+        _pool_group(config, "target", config.target, settings.target, TARGET_RESOURCE),
+    ]
+
+
+def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig, resource: str) -> Object:
+    gpus = pool.gpus_per_replica or 0.0
+    cpu = _whole_cores(name, pod, pool.cpus_per_replica)
+    holds = _on_one_node({resource: 1, **pool.resources})
+    if pool.accelerator_type:
+        # Ray finds it out by itself once a node is up; the autoscaler must know before that.
+        holds[ACCELERATOR + pool.accelerator_type] = 1
+    at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
+    sizes = (pool.replicas, at_least, pool.most_replicas)
+    group = worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
+    return group | ({"labels": dict(pool.node_labels)} if pool.node_labels else {})
+
+
+def _on_one_node(taken: dict[str, Any]) -> dict[str, int]:
+    """What a node must hold for one replica; Ray on Kubernetes counts whole ones only."""
+    return {resource: math.ceil(amount) for resource, amount in taken.items()}
+
+
+def _whole_cores(name: str, pod: PodConfig, cpus: float) -> str:
+    if pod.cpu is None:
+        return str(max(1, math.ceil(cpus)))
+    offered = float(pod.cpu.removesuffix("m")) / (1000 if pod.cpu.endswith("m") else 1)
+    if math.ceil(offered) < cpus:
+        raise SkimError(
+            f"kubernetes.{name}.cpu: is {pod.cpu}, but a replica sets aside {cpus:g} cores and would never be placed: "
+            "raise it, or leave it out"
+        )
+    return pod.cpu
+
+
+def _fault_tolerance(config: DeploymentConfig) -> Object:
+    settings = config.kubernetes
+    reference = {"name": settings.secret, "key": "redis-password"}
+    return {
+        "redisAddress": settings.redis.address or f"{settings.name}-redis:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": reference}},
+    }
+
+
+def serve_config(config: DeploymentConfig) -> Object:
+    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), as its nodes shall see it."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": config.router.port},
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": "cluster.app:serve_app",
+                "args": _in_the_pods(config),
+                "logging_config": {
+                    "log_level": config.observability.log_level.upper(),
+                    "encoding": config.observability.log_format.upper(),
+                    "enable_access_log": False,
+                },
+            }
+        ],
+    }
+
+
+def _in_the_pods(config: DeploymentConfig) -> Object:
+    """The config's settings with the pods' paths and addresses, and without any secret: pods read those themselves."""
+    settings: Object = config.model_dump(mode="json", exclude={"kubernetes"})
+    for pool in ("speculator", "target"):
+        settings[pool]["model"] = _model_path(config, settings[pool]["model"])
+    if (
+        settings["speculator"]["model"] == settings["target"]["model"]
+        and config.speculator.model != config.target.model
+    ):
+        raise SkimError(
+            f"speculator.model and target.model: both would be {settings['target']['model']} in the pods: "
+            "give the folders different names"
+        )
+    settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
+    settings["router"]["vllm_args"].pop("api_key", None)
+    settings["channel"] |= {"token": None, **_tls(config)}
+    return settings | {"spans_machines": True}
+
+
+def _model_path(config: DeploymentConfig, model: str) -> str:
+    mount, path = PurePosixPath(config.kubernetes.models.mount_path), PurePosixPath(model)
+    return str(path if path.is_relative_to(mount) else mount / path.name)
+
+
+def _tls(config: DeploymentConfig) -> Object:
+    if config.kubernetes.tls_secret:
+        files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"}
+        return {name: f"{TLS_PATH}/{file}" for name, file in files.items()}
+    if config.channel.tls_ca:
+        raise SkimError(
+            "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
+            "tls.key, ca.crt) and name it"
+        )
+    return {}

@@ -1,0 +1,87 @@
+"""What keeps state: Redis for Ray's cluster state, and the claim for model folders."""
+
+from cluster.config import DeploymentConfig
+from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
+
+REDIS_PORT = 6379
+# The password comes from a file descriptor's worth of environment, so that no manifest and no process list shows it.
+START_REDIS = 'exec redis-server --dir /data --appendonly yes --requirepass "$REDIS_PASSWORD"'
+
+
+def redis(config: DeploymentConfig) -> list[Object]:
+    """A Redis of one pod with a volume, and its address."""
+    settings = config.kubernetes
+    selector = labels(settings, "redis")
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(settings, "redis", "redis"),
+            "spec": {
+                "selector": selector,
+                "ports": [{"name": "redis", "port": REDIS_PORT, "targetPort": "redis"}],
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": metadata(settings, "redis", "redis"),
+            "spec": {
+                "serviceName": f"{settings.name}-redis",
+                "replicas": 1,
+                "selector": {"matchLabels": selector},
+                "template": {"metadata": {"labels": selector}, "spec": _redis_pod(config)},
+                "volumeClaimTemplates": [
+                    {
+                        "metadata": {"name": "data"},
+                        "spec": {
+                            "accessModes": ["ReadWriteOnce"],
+                            "resources": {"requests": {"storage": settings.redis.size}},
+                        },
+                    }
+                ],
+            },
+        },
+    ]
+
+
+def _redis_pod(config: DeploymentConfig) -> Object:
+    settings = config.kubernetes
+    password = {"secretKeyRef": {"name": settings.secret, "key": "redis-password"}}
+    answers = {"exec": {"command": ["sh", "-c", 'REDISCLI_AUTH="$REDIS_PASSWORD" redis-cli ping']}}
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": POD_SECURITY,
+        "containers": [
+            {
+                "name": "redis",
+                "image": settings.redis.image,
+                "command": ["sh", "-c", START_REDIS],
+                "env": [{"name": "REDIS_PASSWORD", "valueFrom": password}],
+                "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
+                "resources": resources("500m", "1Gi"),
+                "securityContext": CONTAINER_SECURITY,
+                "readinessProbe": {**answers, "periodSeconds": 5},
+                "livenessProbe": {**answers, "periodSeconds": 10, "failureThreshold": 6},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }
+        ],
+    }
+
+
+def model_claim(config: DeploymentConfig) -> list[Object]:
+    """The claim for model folders, where the config gives a size; pods mount it read-only on many nodes."""
+    models = config.kubernetes.models
+    if not (models.claim and models.size):
+        return []
+    spec: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": models.size}}}
+    if models.storage_class:
+        spec["storageClassName"] = models.storage_class
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {**metadata(config.kubernetes), "name": models.claim},
+            "spec": spec,
+        }
+    ]

@@ -1,0 +1,43 @@
+# syntax=docker/dockerfile:1
+# Skim on NVIDIA GPUs: docker build -f docker/gpu.Dockerfile -t skim:gpu .
+# The CUDA libraries come with the wheels of requirements/gpu.lock; of the host it needs the driver alone.
+FROM python:3.11-slim-bookworm AS build
+
+WORKDIR /opt/skim
+COPY requirements/gpu.lock requirements/gpu.lock
+RUN --mount=type=cache,target=/root/.cache/pip python3 -m venv --without-pip .venv \
+    && python3 -m pip --python .venv/bin/python install --no-deps --only-binary :all: \
+        --requirement requirements/gpu.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY actors/ actors/
+COPY benchmarks/ benchmarks/
+COPY cluster/ cluster/
+COPY kv_transfer/ kv_transfer/
+COPY router/ router/
+COPY speculator_service/ speculator_service/
+COPY target_service/ target_service/
+RUN python3 -m pip --python .venv/bin/python install --no-cache-dir --no-deps --no-build-isolation --editable .
+
+FROM python:3.11-slim-bookworm
+
+# gcc: Triton compiles its launchers when a kernel is first used. Debian keeps one version of each per release, so
+# pinning would only break later.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev libnuma1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 1000 --create-home skim
+
+COPY --from=build /opt/skim /opt/skim
+COPY examples/ /opt/skim/examples/
+ENV PATH=/opt/skim/.venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    DO_NOT_TRACK=1 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    VLLM_NO_USAGE_STATS=1
+USER 1000
+WORKDIR /home/skim
+EXPOSE 8000
+CMD ["skim", "--help"]

@@ -1,0 +1,237 @@
+"""What the objects say, and that they say the same as the config: to Ray, to Serve, and to each other."""
+
+import math
+
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import build_app, serve_app
+from cluster.config import config_from_flags, load_config
+from cluster.kuberay.service import ray_service
+from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
+from kv_transfer.errors import SkimError
+from tests.unit.cluster.kuberay.conftest import ROOT
+
+DEMO = ROOT / "examples" / "demo.yaml"
+TOKEN, KEY = "the-token-of-the-channel", "the-key-of-the-api"
+
+
+def service_of(config):
+    return ray_service(config)["spec"]
+
+
+def pods(objects):
+    """Every pod template, by the object's kind and the part it plays."""
+    for thing in objects:
+        spec = thing["spec"]
+        if thing["kind"] == "StatefulSet":
+            yield "redis", spec["template"]
+        cluster = spec.get("rayClusterConfig") or spec.get("rayClusterSpec")
+        if cluster:
+            for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+                yield f"{thing['kind']} {group.get('groupName', 'head')}", group["template"]
+
+
+def replicas_of(config):
+    """What one replica of each deployment asks of Ray, from the Serve config as its nodes read it."""
+    served = yaml.safe_load(service_of(config)["serveConfigV2"])["applications"][0]
+    router = serve_app(served["args"])._bound_deployment
+    found = [router, *(bound._bound_deployment for bound in router.init_args)]
+    for deployment in found:
+        options = deployment.ray_actor_options
+        asked = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        if kind := options.get("accelerator_type"):
+            asked[f"accelerator_type:{kind}"] = 0.001
+        yield deployment.name, asked
+
+
+def test_each_replica_fits_on_the_nodes_of_its_pool_and_no_other(example):
+    """As Ray's own autoscaler reads the cluster."""
+    cluster = {"metadata": {"namespace": "x", "name": "x"}, "spec": service_of(example)["rayClusterConfig"]}
+    nodes = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+    asked = dict(replicas_of(example))
+    assert asked.keys() == {"router", "speculator", "target"}
+    for name, needs in asked.items():
+        fitting = [n for n, node in nodes.items() if all(node["resources"].get(r, 0) >= x for r, x in needs.items())]
+        assert fitting == [name]
+    pools = {"speculator": example.speculator, "target": example.target}
+    assert {name: nodes[name]["max_workers"] for name in pools} == {n: p.most_replicas for n, p in pools.items()}
+    assert nodes["headgroup"]["resources"]["CPU"] == 0
+
+
+def test_serve_takes_the_config_and_builds_the_same_pools(example):
+    served = yaml.safe_load(service_of(example)["serveConfigV2"])
+    schema = ServeDeploySchema.model_validate(served)
+    assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", example.router.port)
+    [application] = schema.applications
+    assert application.import_path == "cluster.app:serve_app"
+    router = serve_app(application.args)._bound_deployment
+    wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
+    for one, other in zip(router.init_args, wanted.init_args, strict=True):
+        assert one._bound_deployment._deployment_config == other._bound_deployment._deployment_config
+    assert router.init_kwargs["options"] == wanted.init_kwargs["options"]
+
+
+def test_the_models_are_found_where_the_pods_have_them(tmp_path):
+    demo = yaml.safe_load(service_of(load_config(DEMO))["serveConfigV2"])["applications"][0]["args"]
+    assert [demo[pool]["model"] for pool in ("speculator", "target")] == ["/models/speculator", "/models/target"]
+    inside = config_from_flags(DEMO, {"target.model": "/models/deep/big"})
+    assert "model: /models/deep/big" in service_of(inside)["serveConfigV2"]
+    with pytest.raises(SkimError, match=r"both would be /models/same in the pods: give the folders different names"):
+        ray_service(config_from_flags(DEMO, {"target.model": "/a/same", "speculator.model": "/b/same"}))
+
+
+def test_pods_hold_what_their_replica_takes(example):
+    groups = {g["groupName"]: g for g in service_of(example)["rayClusterConfig"]["workerGroupSpecs"]}
+    for name, pool in (("speculator", example.speculator), ("target", example.target)):
+        container = groups[name]["template"]["spec"]["containers"][0]
+        limits = container["resources"]["limits"]
+        assert math.ceil(float(limits["cpu"])) >= pool.cpus_per_replica
+        assert limits.get("nvidia.com/gpu") == (f"{pool.gpus_per_replica:g}" if pool.gpus_per_replica else None)
+
+
+def test_pods_are_guarded(objects):
+    found = dict(pods(objects))
+    assert {"RayService head", "RayService router", "RayJob head"} < found.keys()
+    for name, template in found.items():
+        spec, container = template["spec"], template["spec"]["containers"][0]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+        assert {"livenessProbe", "readinessProbe"} <= container.keys()
+        if name != "redis":
+            shared = next(v for v in spec["volumes"] if v["name"] == "shared-memory")
+            assert shared["emptyDir"]["medium"] == "Memory"
+            assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_the_head_does_no_work_and_comes_back(objects):
+    for thing in objects:
+        cluster = thing["spec"].get("rayClusterConfig")
+        if cluster:
+            assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+            assert cluster["authOptions"] == {"mode": "token"}
+            assert cluster["autoscalerOptions"]["version"] == "v2"
+            password = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+            assert password["key"] == "redis-password"
+
+
+def test_objects_point_at_each_other(example, objects):
+    templates = [template for _, template in pods(objects)]
+
+    def selected(selector):
+        wanted = selector["matchLabels"].items()
+        return [t for t in templates if wanted <= t["metadata"]["labels"].items()]
+
+    for thing in objects:
+        assert thing["metadata"]["namespace"] == example.kubernetes.namespace
+        if thing["kind"] in ("PodDisruptionBudget", "PodMonitor"):
+            assert selected(thing["spec"]["selector"])
+        if thing["kind"] == "NetworkPolicy":
+            assert selected(thing["spec"]["podSelector"])
+        for endpoint in thing["spec"].get("podMetricsEndpoints", []):
+            ports = [
+                p["name"] for t in selected(thing["spec"]["selector"]) for p in t["spec"]["containers"][0]["ports"]
+            ]
+            assert endpoint["port"] in ports
+    names = {(thing["kind"], thing["metadata"]["name"]) for thing in objects}
+    address = service_of(example)["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    assert address == example.kubernetes.redis.address or ("Service", address.removesuffix(":6379")) in names
+    claims = {v["persistentVolumeClaim"]["claimName"] for t in templates for v in t["spec"].get("volumes", [])
+              if "persistentVolumeClaim" in v}  # fmt: skip
+    assert claims == {example.kubernetes.models.claim, example.kubernetes.batch.claim} - {None}
+    if example.kubernetes.models.size:
+        assert ("PersistentVolumeClaim", example.kubernetes.models.claim) in names
+
+
+def test_no_secret_is_written():
+    secrets = {"channel.token": TOKEN, "router.vllm_args": {"api_key": KEY}}
+    things = [t for ts in manifests(config_from_flags(DEMO, secrets)).values() for t in ts]
+    text = as_yaml(things)
+    assert TOKEN not in text
+    assert KEY not in text
+    # What the config speaks of must be in the Secret: a pod without it would let everybody in.
+    router = dict(pods(things))["RayService router"]["spec"]["containers"][0]
+    keys = {
+        e["valueFrom"]["secretKeyRef"]["key"]: e["valueFrom"]["secretKeyRef"] for e in router["env"] if "valueFrom" in e
+    }
+    assert {key: ref["optional"] for key, ref in keys.items()} == {"channel-token": False, "api-key": False}
+    plain = dict(pods([t for ts in manifests(load_config(DEMO)).values() for t in ts]))["RayService router"]
+    assert all(
+        e["valueFrom"]["secretKeyRef"]["optional"] for e in plain["spec"]["containers"][0]["env"] if "valueFrom" in e
+    )
+
+
+def test_tls_of_the_channel():
+    files = {"channel.tls_cert": "a", "channel.tls_key": "b", "channel.tls_ca": "c"}
+    with pytest.raises(SkimError, match=r"kubernetes\.tls_secret: is not set"):
+        ray_service(config_from_flags(DEMO, files))
+    service = ray_service(config_from_flags(DEMO, {"kubernetes.tls_secret": "certs"}))["spec"]
+    channel = yaml.safe_load(service["serveConfigV2"])["applications"][0]["args"]["channel"]
+    assert channel["tls_ca"] == "/etc/skim/tls/ca.crt"
+    for group in service["rayClusterConfig"]["workerGroupSpecs"]:
+        assert {"name": "channel-tls", "mountPath": "/etc/skim/tls", "readOnly": True} in group["template"]["spec"][
+            "containers"
+        ][0]["volumeMounts"]
+
+
+def test_a_pod_too_small_for_its_replica_is_refused():
+    with pytest.raises(SkimError, match=r"kubernetes\.target\.cpu: is 500m, but a replica sets aside 4 cores"):
+        ray_service(config_from_flags(DEMO, {"kubernetes.target.cpu": "500m", "target.cpus_per_replica": 4}))
+
+
+def test_labels_and_resources_of_nodes():
+    settings = {"target.node_labels": {"zone": "a"}, "target.resources": {"fast_disk": 0.5}, "kubernetes.gpus": True}
+    groups = service_of(config_from_flags(DEMO, settings))["rayClusterConfig"]["workerGroupSpecs"]
+    target = groups[2]
+    assert target["labels"] == {"zone": "a"}
+    assert target["rayStartParams"]["resources"] == r'"{\"target_pool\": 1, \"fast_disk\": 1}"'
+    assert target["template"]["spec"]["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+
+
+def test_files_are_written_and_old_ones_go(skim, tmp_path):
+    ran = skim("manifests", DEMO, "-o", tmp_path / "out")
+    assert (ran.code, "rayservice.yaml" in ran.out) == (0, True)
+    files = {str(f.relative_to(tmp_path / "out")): f for f in (tmp_path / "out").rglob("*.yaml")}
+    expected = manifests(load_config(DEMO))
+    assert files.keys() == expected.keys()
+    for name, file in files.items():
+        assert file.read_text().startswith(HEADER)
+        assert list(yaml.safe_load_all(file.read_text())) == expected[name]
+    (tmp_path / "out" / "mine.yaml").write_text("kind: Secret\n")
+    write_manifests(config_from_flags(DEMO, {"kubernetes.redis.address": "redis:6379"}), tmp_path / "out")
+    left = {f.name for f in (tmp_path / "out").glob("*.yaml")}
+    assert "redis.yaml" not in left
+    assert "mine.yaml" in left
+
+
+def test_the_batch_job_asks_the_services_endpoint():
+    job = next(t for ts in manifests(load_config(DEMO)).values() for t in ts if t["kind"] == "RayJob")
+    words = job["spec"]["entrypoint"].split()
+    assert words == [
+        *("python", "-m", "cluster.batch", "--input", "/data/in.jsonl", "--output", "/data/out.jsonl"),
+        *("--endpoint", "http://skim-demo-serve-svc:8000"),
+    ]
+    head = dict(pods([job]))["RayJob head"]["spec"]
+    assert {"name": "batch-files", "mountPath": "/data"} in head["containers"][0]["volumeMounts"]
+    assert "OPENAI_API_KEY" in [variable["name"] for variable in head["containers"][0]["env"]]
+
+
+def test_no_batch_job_without_files():
+    plain = manifests(config_from_flags(DEMO, {"kubernetes": {}}))
+    assert "jobs/batch.yaml" not in plain
+    with pytest.raises(SkimError, match=r"kubernetes\.batch: /data/in\.jsonl is a local file: put it under /data"):
+        config_from_flags(DEMO, {"kubernetes.batch": {"input": "/data/in.jsonl", "output": "s3://b/out.jsonl"}})
+
+
+def test_a_folder_that_cannot_be_written(skim, tmp_path):
+    (tmp_path / "file").write_text("")
+    ran = skim("manifests", DEMO, "-o", tmp_path / "file")
+    assert ran.code == 2
+    assert "cannot write to" in ran.error

@@ -1,0 +1,67 @@
+"""From a config to Serve's deployments: what each replica asks of Ray, and how many there are."""
+
+import pytest
+
+from cluster.app import CHANNEL_TOKEN, build_app, logging_options, serve_app
+from cluster.config import config_from_settings, load_config
+from kv_transfer.errors import SkimError
+from tests.unit.cluster.conftest import MODELS
+
+EXAMPLES = MODELS.parent / "examples"
+TOKEN = "a token of sixteen or more letters"
+
+
+def deployments(app):
+    router = app._bound_deployment
+    speculator, target = (bound._bound_deployment for bound in router.init_args)
+    return router, speculator, target
+
+
+def test_pools_that_scale():
+    _, speculator, target = deployments(build_app(load_config(EXAMPLES / "multi-node.yaml")))
+    scaling = target._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 6)
+    assert (scaling.target_ongoing_requests, scaling.upscale_delay_s, scaling.downscale_delay_s) == (32, 20, 900)
+    assert speculator.ray_actor_options["accelerator_type"] == "L40S"
+    _, speculator, _ = deployments(build_app(load_config(EXAMPLES / "demo.yaml")))
+    assert speculator._deployment_config.autoscaling_config is None
+
+
+def test_what_a_replica_asks_of_its_node():
+    pools = {"speculator": {"model": "/small", "node_labels": {"zone": "a"}, "resources": {"fast_disk": 2}}}
+    config = config_from_settings({**pools, "target": {"model": "/big"}, "router": {"resources": {"router_pool": 1}}})
+    router, speculator, target = deployments(build_app(config))
+    assert speculator.ray_actor_options["resources"] == {"fast_disk": 2, "speculator_pool": 1}
+    assert speculator.ray_actor_options["label_selector"] == {"zone": "a"}
+    assert router.ray_actor_options["resources"] == {"router_pool": 1}
+    assert not target.ray_actor_options.keys() & {"label_selector", "accelerator_type"}
+
+
+def test_the_app_is_built_from_plain_settings_too():
+    """As Serve's config files do it: an import path, and arguments."""
+    config = load_config(EXAMPLES / "multi-node.yaml")
+    plain, built = (deployments(app) for app in (serve_app(config.model_dump(mode="json")), build_app(config)))
+    for one, other in zip(plain, built, strict=True):
+        assert (one.name, one.ray_actor_options) == (other.name, other.ray_actor_options)
+        assert one._deployment_config == other._deployment_config
+
+
+def test_the_token_comes_from_the_environment(monkeypatch):
+    settings = load_config(EXAMPLES / "demo.yaml").model_dump(mode="json")
+    monkeypatch.setenv(CHANNEL_TOKEN, TOKEN)
+    _, speculator, target = deployments(serve_app(settings))
+    assert speculator.init_args[-1]["token"] == TOKEN
+    assert target.init_args[-1]["draft_channel"]["token"] == TOKEN
+    monkeypatch.delenv(CHANNEL_TOKEN)
+    assert deployments(serve_app(settings))[1].init_args[-1]["token"] is None
+
+
+def test_wrong_settings_are_one_sentence():
+    with pytest.raises(SkimError, match=r"^deployment settings: target\.replicas: should be greater"):
+        serve_app({"speculator": {"model": "/small"}, "target": {"model": "/big", "replicas": 0}})
+
+
+def test_logs():
+    demo = load_config(EXAMPLES / "demo.yaml").observability
+    assert (logging_options(demo).log_level, logging_options(demo).encoding) == ("INFO", "TEXT")
+    assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability).encoding == "JSON"

