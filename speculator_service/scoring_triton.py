@@ -33,7 +33,7 @@ class Tiling(NamedTuple):
 
     tile: int = 128
     rows: int = 64
-    spread: int = 1024
+    spread: int = 2048
     warps: int = 4
 
     @property

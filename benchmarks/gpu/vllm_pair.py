@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.gpu.memory import device_memory, need, shares
 from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
+from benchmarks.gpu.torch_model import CHUNK
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.errors import SkimError
@@ -104,7 +105,8 @@ class VllmPair:
         Raises SkimError if the memory does not suffice, or an engine does not start.
         """
         parts = plan.shares()
-        common = {"load_format": "dummy", "max_num_seqs": 8, "enforce_eager": plan.eager or plan.device == "cpu"}
+        common = {"load_format": "dummy", "max_num_seqs": 8, "max_num_batched_tokens": CHUNK}
+        common["enforce_eager"] = plan.eager or plan.device == "cpu"
         target, speculator = (
             make_folder(config, folder / name)
             for config, name in zip(configs(plan.preset), ("target", "speculator"), strict=True)
