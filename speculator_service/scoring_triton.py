@@ -23,6 +23,8 @@ import triton.language as tl
 
 _ALIGNED = 16
 _LN2 = math.log(2.0)
+# Triton would compile anew where one of these is 1, or becomes a multiple of 16.
+_OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
 
 
 class Tiling(NamedTuple):
@@ -129,7 +131,7 @@ def _tile_keys(
     return tl.load(cache + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < size)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _row_sums(
     rows, cache, offsets, blocks, partial, scale2, span, spans,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
@@ -157,7 +159,7 @@ def _row_sums(
     tl.store(partial + lines * spans + part, (top + tl.log2(total)) * 0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _pooled_maxima(
     rows, cache, offsets, blocks, sums, table, scale2, steps, layer_heads,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
