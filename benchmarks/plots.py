@@ -18,7 +18,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SOURCE = "Source"
 """Name of the PNG text chunk with the digest of the result that was drawn."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
     "font.size": 11,
     "axes.titlesize": 11,
     "axes.spines.top": False,

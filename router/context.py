@@ -14,8 +14,10 @@ from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, Mode
 from kv_transfer.messages import DecodeOptions
 from router.options import InvalidOptionError, PrefillOptions
 
-# In the order in which they happen.
+# In the order in which they happen. What they leave of the total is the router's own work, or decoding.
 TIMING_PARTS = ("tokenise", "queue", "speculate", "select", "transfer", "prefill")
+TOTAL = "total"
+"""From the request's arrival until its first token, or its whole answer if it is not streamed, could leave."""
 
 
 @dataclass(slots=True)
@@ -116,12 +118,13 @@ class RequestContext:
         return [*headers, ("server-timing", self._server_timing())]
 
     def _server_timing(self) -> str:
-        """Prompts of one request run side by side: the slowest one counts, part by part."""
+        """Prompts of one request run side by side: the slowest one counts, part by part. The headers leave now."""
         parts: dict[str, float] = {}
         for outcome in self.outcomes:
             for name, ms in outcome.timings.items():
                 parts[name] = max(parts.get(name, 0.0), ms)
-        return ", ".join(f"{name};dur={parts[name]:.2f}" for name in TIMING_PARTS if name in parts)
+        parts[TOTAL] = 1e3 * (time.perf_counter() - self.arrived)
+        return ", ".join(f"{name};dur={parts[name]:.2f}" for name in (*TIMING_PARTS, TOTAL) if name in parts)
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("skim_request", default=None)

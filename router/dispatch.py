@@ -97,7 +97,7 @@ class Dispatcher:
         if decision.speculative:
             check_speculator_length(traits.prompt_tokens, options, self.pools.speculator)
             if selection := await self._select(request_id, prompt, context, spans, outcome):
-                self.selections.add(request_id, explanation(selection, options, spans))
+                self.selections.add(request_id, explanation(selection, options, spans, outcome.timings))
                 return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 

@@ -4,6 +4,7 @@ Only numbers are held, never text, and only of the latest requests of this route
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,13 @@ def runs(positions: np.ndarray) -> list[list[int]]:
     return np.stack([starts, ends], 1).tolist()
 
 
-def explanation(selection: Selection, options: PrefillOptions, protected_spans: np.ndarray) -> dict[str, Any]:
-    """A JSON-ready account of one selection. Spans are half-open ranges of token positions in the original prompt."""
+def explanation(
+    selection: Selection, options: PrefillOptions, protected_spans: np.ndarray, timings: Mapping[str, float]
+) -> dict[str, Any]:
+    """A JSON-ready account of one selection. Spans are half-open ranges of token positions in the original prompt.
+
+    timings: milliseconds by part, until the selection was back at the router.
+    """
     kept: KeptPrompt = selection.kept
     return {
         "prompt_tokens": kept.context_length,
@@ -32,7 +38,7 @@ def explanation(selection: Selection, options: PrefillOptions, protected_spans: 
         "protected_spans": protected_spans.tolist(),
         "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
         "options": options.selection.model_dump(),
-        "timings_ms": dict(selection.timings),
+        "timings_ms": dict(timings),
     }
 
 

