@@ -58,6 +58,7 @@ def build_app(config: DeploymentConfig) -> Application:
     router = serve.deployment(router_ingress(), name="router").options(
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
+        graceful_shutdown_timeout_s=config.router.drain_timeout_s,
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
     return router.bind(
@@ -87,6 +88,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Depl
     return serve.deployment(actor, name=name).options(
         **_replicas(pool),
         max_ongoing_requests=pool.max_ongoing_requests,
+        graceful_shutdown_timeout_s=pool.drain_timeout_s,
         # A model that cannot start will not start the second time either.
         max_constructor_retry_count=1,
         ray_actor_options=options,

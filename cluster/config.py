@@ -78,6 +78,9 @@ class PoolConfig(BaseModel):
         default_factory=dict, description="Ray node labels that a replica's node must have"
     )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica works on at a time")
+    drain_timeout_s: float = Field(
+        60.0, ge=0, allow_inf_nan=False, description="how long a replica that is to stop may finish what it works on"
+    )
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed on to the engine as they are")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
 
@@ -135,6 +138,9 @@ class RouterConfig(BaseModel):
         default_factory=dict, description="custom Ray resources that a replica takes"
     )
     max_ongoing_requests: int = Field(256, ge=1, description="requests that one replica works on at a time")
+    drain_timeout_s: float = Field(
+        60.0, ge=0, allow_inf_nan=False, description="how long a replica that is to stop may finish what it works on"
+    )
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     select_timeout_s: float = Field(
         60.0, gt=0, allow_inf_nan=False, description="a selection that takes longer is given up: the prompt runs dense"

@@ -13,7 +13,11 @@ def disruption_budgets(config: DeploymentConfig) -> list[Object]:
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata(config.kubernetes, pool, pool),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(config.kubernetes, pool)}},
+            "spec": {
+                "maxUnavailable": 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",  # one that still loads its model serves nobody
+                "selector": {"matchLabels": labels(config.kubernetes, pool)},
+            },
         }
         for pool in ("router", "speculator", "target")
     ]

@@ -106,7 +106,7 @@ class KubernetesConfig(BaseModel):
     tls_secret: str | None = Field(
         None, description="Secret with tls.crt, tls.key, ca.crt for the draft channel; null: no TLS"
     )
-    max_start_minutes: int = Field(30, ge=1, description="a node that is not up after so long is started anew")
+    max_start_minutes: int = Field(30, ge=1, description="how long a node, and the whole service, may take to come up")
     drain_seconds: int = Field(120, ge=0, description="how long a pod that ends may finish its answers")
     monitor_labels: dict[str, str] = Field(
         default_factory=lambda: {"release": "prometheus"},

@@ -1,0 +1,129 @@
+"""The Serve config of the manifests, on a Ray cluster with the nodes that the manifests ask for (processes here)."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+import yaml
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import APP_NAME
+from cluster.config import config_from_flags
+from cluster.kuberay.service import ray_service
+from cluster.preflight import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+class RayService:
+    """A RayService's Ray cluster and application on this machine; the operator's part is played by hand."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
+        self._served = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
+        head = spec["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": int(head["num-cpus"]), "include_dashboard": False}
+        )
+        self.url = f"http://127.0.0.1:{self._served.http_options.port}"
+
+    def add_node(self, group: str) -> str:
+        """One more pod of the group: a Ray node with what its container and its start parameters give it; its id."""
+        limits = self._groups[group]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        holds = json.loads(json.loads(self._groups[group]["rayStartParams"]["resources"]))
+        return str(self.cluster.add_node(num_cpus=math.ceil(float(limits["cpu"])), resources=holds).node_id)
+
+    def start(self) -> None:
+        """As the operator does it, but for the dashboard in between and the address."""
+        ray.init(address=self.cluster.address, log_to_driver=False)
+        options = self._served.http_options.model_dump()
+        serve.start(http_options={**options, "host": "127.0.0.1", "location": "HeadOnly"})
+        client = _get_global_client()
+        client.deploy_apps(self._served)
+        client._wait_for_application_running(APP_NAME, timeout_s=180)
+
+    def drain(self, group: str, node: str) -> None:
+        """Run what a pod of the group runs before it ends, for `node`; without the wait after it."""
+        hook = self._groups[group]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        command, _, wait = hook[-1].partition("; ")
+        assert wait.startswith("sleep ")
+        words = [*shlex.split(command), "--node-id", node, "--address", self.cluster.address]
+        ray_command = Path(sys.executable).with_name(words[0])
+        subprocess.run([ray_command, *words[1:]], check=True, capture_output=True, timeout=60)
+
+    def close(self) -> None:
+        serve.shutdown()
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RayService]:
+    settings: dict[str, Any] = {
+        "router.port": free_port(),
+        "kubernetes.models.mount_path": str(ROOT / "demo_models"),
+        "speculator.engine": "mock",
+        "speculator.engine_options": {},
+        "target.engine": "mock",
+        "target.engine_options": {"decode_ms": 100},
+    }
+    config = config_from_flags(ROOT / "examples" / "demo.yaml", settings)
+    running = RayService(ray_service(config)["spec"])
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(service: RayService) -> dict[str, str]:
+    """Node ids by worker group, with the application running on them."""
+    started = {group: service.add_node(group) for group in ("router", "speculator", "target")}
+    service.start()
+    return started
+
+
+def places() -> dict[str, set[str]]:
+    """Where the replicas of each deployment run: node ids."""
+    deployments = _get_global_client().get_serve_details()["applications"][APP_NAME]["deployments"]
+    running = {name: [r for r in d["replicas"] if r["state"] == "RUNNING"] for name, d in deployments.items()}
+    return {name: {replica["node_id"] for replica in replicas} for name, replicas in running.items()}
+
+
+def test_it_answers(service: RayService, nodes: dict[str, str]) -> None:
+    body = {"model": "skim-demo", "prompt": "the price of tea", "max_tokens": 4}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_each_pool_stands_on_its_own_nodes(nodes: dict[str, str]) -> None:
+    assert places() == {name: {node} for name, node in nodes.items()}
+
+
+def test_a_pod_that_ends_moves_its_replica_and_finishes_its_answers(service: RayService, nodes: dict[str, str]) -> None:
+    body = {"model": "skim-demo", "prompt": "the price of tea", "max_tokens": 60, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
+        new = service.add_node("target")
+        service.drain("target", nodes["target"])
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    assert len(rest) > 50
+    assert not any("error" in line for line in rest)
+    deadline = time.monotonic() + 60
+    while places()["target"] != {new}:
+        assert time.monotonic() < deadline, f"the replica is still on {places()['target']}"
+        time.sleep(0.5)
+    test_it_answers(service, nodes)
