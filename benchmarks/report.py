@@ -40,8 +40,17 @@ SECTIONS = (
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("overhead", "What the router, Ray and the wire add", "benchmarks.overhead"),
     Section("channel", "The draft channel", "benchmarks.channel"),
+    Section("gpu-ttft", "On a GPU: time to the first token", "benchmarks.gpu.ttft"),
+    Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
+    Section("gpu-scoring", "On a GPU: scoring", "benchmarks.gpu.scoring"),
 )
 """In the order of the page."""
+
+_NO_GPU = """## On a GPU
+
+Not run yet: the scripts for real model sizes (`python -m benchmarks.gpu`, see `benchmarks/gpu/README.md`) are ready and
+have been tried on CPU at toy size only.
+"""
 
 
 def report(results: Path = RESULTS) -> str:
@@ -52,6 +61,8 @@ def report(results: Path = RESULTS) -> str:
         if files:
             parts.append(f"## {section.title}\n")
         parts += [_block(section, file) for file in files]
+    if not list(results.glob("gpu-*.json")):
+        parts.append(_NO_GPU)
     return "\n".join(parts)
 
 

@@ -112,6 +112,10 @@ class Aggregate:
         torch.maximum(row, scores, out=row)
         self._added += 1
 
+    def complete(self) -> None:
+        """All layers are in `table`: `scoring_triton.fill_table` wrote it whole."""
+        self._added = self._num_layers
+
     def importance(self, valid: torch.Tensor) -> torch.Tensor:
         """float32 [M]: mean over the steps where `valid` (bool [S]) is true; steps that are not may hold anything."""
         if self._added != self._num_layers:

@@ -1,0 +1,172 @@
+"""`python -m benchmarks.gpu ttft|decode|scoring`: measure, show a table, write JSON and a plot."""
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu import decode as decoding
+from benchmarks.gpu import scoring as scores
+from benchmarks.gpu import ttft as first_token
+from benchmarks.gpu.engines import device_named, running_pair
+from benchmarks.gpu.presets import MODELS, preset
+from kv_transfer.errors import SkimError
+
+app = typer.Typer(
+    help="Real model sizes, random weights, one GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(highlight=False)
+
+PresetName = Annotated[str, typer.Option("--preset", help="8b, 32b or toy.")]
+Device = Annotated[str, typer.Option(help="cuda, or cpu for a try at toy size.")]
+Engine = Annotated[str, typer.Option(help="vllm, torch, or auto: vllm where it runs.")]
+Lengths = Annotated[str, typer.Option(help="Prompt lengths, with commas; the preset's by default.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
+Eager = Annotated[bool, typer.Option(help="vLLM without torch.compile and CUDA graphs: starts sooner, runs slower.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result.")]
+
+
+@app.command()
+def ttft(
+    preset_name: PresetName = "8b",
+    device: Device = "auto",
+    engine: Engine = "auto",
+    lengths: Lengths = "",
+    keep_rates: Annotated[str, typer.Option(help="With commas.")] = "0.1,0.2",
+    rounds: Rounds = 3,
+    eager: Eager = False,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to the first token: dense, Skim, and the limit of both models' forwards."""
+    chosen, device = preset(preset_name), device_named(device)
+    settings = first_token.Settings(
+        preset_name, device, _whole(lengths) or chosen.lengths, _numbers(keep_rates), rounds=rounds
+    )
+
+    async def measure() -> dict[str, Any]:
+        async with running_pair(engine, chosen, device, max(settings.lengths), console.print, eager=eager) as pair:
+            return await first_token.run(pair, settings, _progress)
+
+    _finish(first_token, _run(measure()), json_file, plot_file)
+
+
+@app.command()
+def decode(
+    preset_name: PresetName = "8b",
+    device: Device = "auto",
+    engine: Engine = "auto",
+    lengths: Lengths = "",
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the target reads.")] = 0.2,
+    drafts: Annotated[int, typer.Option(min=1, max=16, help="Drafts per verification, K.")] = 4,
+    acceptances: Annotated[str, typer.Option(help="Rates to force, with commas.")] = "0,0.6,0.8,1",
+    answer_tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens per answer.")] = 128,
+    rounds: Rounds = 3,
+    eager: Eager = False,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Tokens per second of decoding: plain, and with drafts that hold at rates that are forced."""
+    chosen, device = preset(preset_name), device_named(device)
+    settings = decoding.Settings(
+        preset_name,
+        device,
+        _whole(lengths) or chosen.lengths,
+        keep_rate,
+        drafts,
+        _numbers(acceptances),
+        answer_tokens,
+        rounds,
+    )
+    longest = max(settings.lengths)
+
+    async def measure() -> dict[str, Any]:
+        # Chunks and the protected end come on top of the rate.
+        kept = min(longest, int(longest * keep_rate) + 256)
+        pairs = running_pair(engine, chosen, device, longest, console.print, kept=kept, drafts=drafts, eager=eager)
+        async with pairs as pair:
+            return await decoding.run(pair, settings, _progress)
+
+    _finish(decoding, _run(measure()), json_file, plot_file)
+
+
+@app.command()
+def scoring(
+    model: Annotated[str, typer.Option(help=f"Shape of the speculator: {', '.join(MODELS)}.")] = "llama-1b",
+    device: Device = "auto",
+    lengths: Lengths = "",
+    look_ahead: Annotated[int, typer.Option(min=0, max=64)] = 8,
+    rounds: Rounds = 5,
+    tilings: Annotated[str, typer.Option(help="Further TILExROWSxWARPS for the kernel, with commas.")] = "",
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time and memory of scoring one prompt, against reading its keys once."""
+    if model not in MODELS:
+        raise SkimError(f"there is no model {model!r}: choose one of {', '.join(MODELS)}")
+    settings = scores.Settings(
+        device_named(device),
+        model,
+        _whole(lengths) or scores.Settings.lengths,
+        look_ahead,
+        rounds=rounds,
+        tilings=tuple(filter(None, tilings.split(","))),
+    )
+    _finish(scores, scores.run(settings, _progress), json_file, plot_file)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError:
+        raise SkimError(f"{text!r} is no list of numbers: write them with commas, such as 0.1,0.2") from None
+
+
+def _whole(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in _numbers(text))
+
+
+def _progress(what: str, done: float) -> None:
+    console.print(f"{100 * done:3.0f} % {what}")
+
+
+def _run(measure: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    return asyncio.run(measure)
+
+
+def _finish(module: Any, result: dict[str, Any], json_file: Path | None, plot_file: Path | None) -> None:
+    result["command"] = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+    columns, rows = module.table(result)
+    shown = Table(*columns, header_style="bold")
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n")
+    if plot_file is not None:
+        module.plot(result, plot_file)
+
+
+def main() -> None:
+    try:
+        app()
+    except SkimError as error:
+        Console(stderr=True, highlight=False).print(f"Error: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

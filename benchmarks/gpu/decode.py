@@ -1,0 +1,166 @@
+"""Tokens per second of the target's decode: plain, and with remote drafts at acceptance rates that are forced.
+
+Random weights never agree, so how many drafts hold cannot be measured here: it is chosen, and each rate is run. What is
+measured is what a step costs: the target's with and without drafts, and the speculator's drafting. The `computed` rows
+put those together for any acceptance: 1 + a + ... + a^K tokens a step, which costs the verification plus the drafting,
+or the longer of both where the speculator drafts ahead and is right.
+"""
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.gpu.pair import Decoded, Pair
+from benchmarks.gpu.ttft import prompt_ids
+from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
+from kv_transfer.messages import KeptPrompt, SelectionOptions
+from target_service.verification import expected_tokens
+
+COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """preset: of presets.PRESETS. drafts: K. rounds: those that count, after one that does not."""
+
+    preset: str
+    device: str
+    lengths: tuple[int, ...]
+    keep_rate: float = 0.2
+    drafts: int = 4
+    acceptances: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
+    answer_tokens: int = 128
+    rounds: int = 3
+
+
+async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """lengths: one entry per prompt length, with its modes, the costs of a step and what follows from those."""
+    began, entries = machine(), []
+    for index, length in enumerate(settings.lengths):
+        entries.append(await _length(pair, settings, length, lambda what, i=index: _tell(progress, what, i, settings)))
+    return {
+        "machine": began,
+        "engine": pair.engine,
+        "settings": vars(settings),
+        "memory": pair.memory(),
+        "lengths": entries,
+    }
+
+
+def _tell(progress: Progress, what: str, index: int, settings: Settings) -> None:
+    progress(f"{settings.lengths[index]} tokens, {what}", index / len(settings.lengths))
+
+
+async def _length(pair: Pair, settings: Settings, length: int, tell: Any) -> dict[str, Any]:
+    runs: dict[str, list[Decoded]] = {}
+    draft_ms = []
+    for round in range(settings.rounds + 1):
+        tell(f"round {round}")
+        ids = prompt_ids(length, 7000 + round)
+        kept = (await pair.skim(ids, SelectionOptions(keep_rate=settings.keep_rate))).kept
+        found = await _round(pair, settings, ids, kept)
+        cost = await pair.draft_ms(ids, settings.drafts)
+        if round:
+            draft_ms.append(cost)
+            for name, decoded in found.items():
+                runs.setdefault(name, []).append(decoded)
+    modes = {name: _summary(decoded, runs["plain"]) for name, decoded in runs.items()}
+    costs = {
+        "plain_ms": _ms(runs["plain"], lambda run: run.tokens),
+        "verify_ms": _ms(runs["instant"], lambda run: run.verifications),
+        "draft_ms": statistics.median(draft_ms),
+    }
+    return {"prompt_tokens": length, "modes": modes, "costs": costs, "computed": computed(costs, settings.drafts)}
+
+
+async def _round(pair: Pair, settings: Settings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
+    """Each mode once over one kept prompt."""
+    plain = await pair.plain(kept, settings.answer_tokens)
+    found = {"plain": plain}
+    if pair.stock:
+        found["stock"] = await pair.plain(kept, settings.answer_tokens, stock=True)
+    found["instant"] = await pair.drafted(ids, kept, plain.ids, settings.drafts, 0.0, instant=True)
+    for rate in settings.acceptances:
+        found[f"remote {rate}"] = await pair.drafted(ids, kept, plain.ids, settings.drafts, rate, instant=False)
+    return found
+
+
+def _ms(runs: list[Decoded], count: Any) -> float:
+    return statistics.median(1e3 * run.seconds / count(run) for run in runs)
+
+
+def _summary(runs: list[Decoded], plain: list[Decoded]) -> dict[str, Any]:
+    speed = [run.tokens / run.seconds for run in runs]
+    ratios = [own / (base.tokens / base.seconds) for own, base in zip(speed, plain, strict=True)]
+    verifications = sum(run.verifications for run in runs)
+    return {
+        "tokens_per_second": statistics.median(speed),
+        "ratio_to_plain": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
+        "tokens_per_verify": 1 + sum(run.accepted for run in runs) / verifications if verifications else 1.0,
+        "verifications": verifications,
+    }
+
+
+def computed(costs: dict[str, float], drafts: int) -> list[dict[str, float]]:
+    """Speed-up over plain decoding by acceptance, drafting in between (`speed_up`) or ahead and right (`ahead`)."""
+    rows = []
+    for acceptance in COMPUTED:
+        tokens = expected_tokens(acceptance, drafts)
+        plain = tokens * costs["plain_ms"]
+        rows.append(
+            {
+                "acceptance": acceptance,
+                "tokens_per_step": tokens,
+                "speed_up": plain / (costs["verify_ms"] + costs["draft_ms"]),
+                "ahead": plain / max(costs["verify_ms"], costs["draft_ms"]),
+            }
+        )
+    return rows
+
+
+def describe(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    costs = "; ".join(
+        f"at {entry['prompt_tokens']:,} tokens a plain step takes {entry['costs']['plain_ms']:.1f} ms, one that"
+        f" verifies {entry['costs']['verify_ms']:.1f} and drafting {entry['costs']['draft_ms']:.1f}"
+        for entry in result["lengths"]
+    )
+    return (
+        f"Preset `{settings['preset']}` of random weights, engine `{result['engine']}`, keep rate"
+        f" {settings['keep_rate']}, K = {settings['drafts']}, one request at a time, {settings['rounds']} rounds."
+        f" Random weights never agree: `remote a` forces drafts to hold with probability a. Measured: {costs}. Rows"
+        " that say computed follow from those costs."
+    )
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    columns = ["tokens", "mode", "tokens/s", "x plain (range)", "tokens per verify"]
+    rows = []
+    for entry in result["lengths"]:
+        length = f"{entry['prompt_tokens']:,}"
+        for name, mode in entry["modes"].items():
+            ratio = mode["ratio_to_plain"]
+            spread = f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+            rows.append([length, name, f"{mode['tokens_per_second']:.1f}", spread, f"{mode['tokens_per_verify']:.2f}"])
+        for row in entry["computed"]:
+            name = f"computed, acceptance {row['acceptance']}"
+            both = f"{row['speed_up']:.2f}, ahead {row['ahead']:.2f}"
+            rows.append([length, name, "", both, f"{row['tokens_per_step']:.2f}"])
+    return columns, rows
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    with plots.figure(path, result) as (axis,):
+        for entry in result["lengths"]:
+            rows = entry["computed"]
+            acceptance = [row["acceptance"] for row in rows]
+            label = f"{entry['prompt_tokens']:,} tokens, computed"
+            axis.plot(acceptance, [row["speed_up"] for row in rows], label=label)
+            axis.plot(acceptance, [row["ahead"] for row in rows], label=f"{label}, ahead", linestyle="--")
+        axis.axhline(1, color="#555555", linewidth=1, marker="")
+        axis.set_xlabel("acceptance")
+        axis.set_title("decode speed over plain")
+        axis.legend()

@@ -1,0 +1,108 @@
+"""Which engine runs the pair: vLLM where it runs, else plain torch; and one sentence that says why."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.gpu.memory import device_memory, need, shares
+from benchmarks.gpu.pair import Pair
+from benchmarks.gpu.presets import Preset, configs
+from benchmarks.gpu.torch_pair import TorchPair
+from benchmarks.gpu.vllm_pair import Plan, VllmPair
+from kv_transfer.errors import SkimError
+
+SLACK = 512
+"""Tokens that an engine holds besides the prompt: the look-ahead and the answer."""
+
+
+def device_named(name: str) -> str:
+    """cuda or cpu. auto is cuda: nobody wants these sizes on a CPU by mistake. Raises SkimError without one."""
+    if name not in ("auto", "cuda", "cpu"):
+        raise SkimError(f"there is no device {name!r}: choose cuda or cpu")
+    if name == "cpu":
+        return name
+    if not torch.cuda.is_available():
+        raise SkimError("torch sees no CUDA device here: run this on a GPU, or try it with --device cpu --preset toy")
+    return "cuda"
+
+
+def why_not_vllm(device: str) -> str | None:
+    """Why vLLM cannot run on this device, or None. Imports it."""
+    try:
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+    except Exception as error:  # an import can fail in any way: a missing library, a wrong symbol
+        return f"vLLM cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+    fits = current_platform.is_cuda() if device == "cuda" else current_platform.is_cpu()
+    return None if fits else f"this vLLM is built for {current_platform.device_type or 'no device'}, not for {device}"
+
+
+@asynccontextmanager
+async def running_pair(
+    engine: str,
+    preset: Preset,
+    device: str,
+    longest: int,
+    tell: Callable[[str], None],
+    *,
+    kept: int | None = None,
+    drafts: int = 0,
+    eager: bool = False,
+) -> AsyncIterator[Pair]:
+    """The pair, ready for prompts of up to `longest` tokens; stopped at the end.
+
+    engine: vllm, torch, or auto. kept: prompt tokens that the target must hold, all by default. drafts: K, for decode.
+    Raises SkimError if the memory does not suffice, or the engine that was asked for does not run.
+    """
+    if engine not in ("auto", "vllm", "torch"):
+        raise SkimError(f"there is no engine {engine!r}: choose auto, vllm or torch")
+    sizes = (kept or longest) + SLACK, longest + SLACK
+    reason = why_not_vllm(device) if engine != "torch" else "asked for"
+    if reason and engine == "vllm":
+        raise SkimError(f"engine vllm does not run here: {reason}")
+    if reason is None:
+        plan = _plan(Plan(preset, device, *sizes, drafts, stock=bool(drafts), eager=eager))
+        with TemporaryDirectory(prefix="skim-gpu-") as folder:
+            try:
+                pair = await VllmPair.start(plan, Path(folder), tell)
+            except SkimError as error:
+                if engine == "vllm":
+                    raise
+                reason = str(error)
+            else:
+                tell("engine vllm")
+                try:
+                    yield pair
+                finally:
+                    await pair.stop()
+                return
+    tell(f"engine torch: {reason}")
+    torch_pair = _torch(preset, device, sizes)
+    try:
+        yield torch_pair
+    finally:
+        torch_pair.close()
+
+
+def _plan(wanted: Plan) -> Plan:
+    """Without the further target where the memory does not suffice for it. Raises SkimError if it does not at all."""
+    try:
+        wanted.shares()
+    except SkimError:
+        if not wanted.stock:
+            raise
+        return _plan(replace(wanted, stock=False))
+    return wanted
+
+
+def _torch(preset: Preset, device: str, sizes: tuple[int, int]) -> TorchPair:
+    target, speculator = configs(preset)
+    # Off a GPU weights are float32 and small, and a step's activations too.
+    room = {} if device == "cuda" else {"working_gib": 0.5}
+    needs = [need("the speculator", speculator, sizes[1], **room), need("the target", target, sizes[0], **room)]
+    shares(needs, *device_memory(device))
+    return TorchPair(preset, device, *sizes)

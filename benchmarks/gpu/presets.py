@@ -1,0 +1,96 @@
+"""Model sizes by name, and a folder for each: config.json as transformers reads it, a tokenizer, no weights.
+
+What a step costs does not depend on what the weights say. Two things differ from the models that lend their shape: the
+positions reach beyond 128k tokens, so that an answer fits behind such a prompt, and prompts draw on the few hundred ids
+of the demo pair's tokenizer; embeddings and logits have their full size.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import TOKENIZER
+from kv_transfer.errors import SkimError
+
+POSITIONS = 160 * 1024
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def _llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, wide: int, vocab: int, tied: bool
+) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": POSITIONS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 5,
+        "pad_token_id": 0,
+    }
+
+
+def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, wide: int, vocab: int) -> dict[str, Any]:
+    """As `_llama`, with biases on queries, keys and values; hidden = heads * 128."""
+    shape = _llama(layers, hidden, heads, kv_heads, hidden // heads, wide, vocab, False)
+    return {**shape, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1000000.0}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-1b": _llama(16, 2048, 32, 8, 64, 8192, 128256, True),  # Llama-3.2-1B
+    "llama-8b": _llama(32, 4096, 32, 8, 128, 14336, 128256, False),  # Llama-3.1-8B
+    "qwen-32b": _qwen2(64, 5120, 40, 8, 27648, 152064),  # Qwen2.5-32B
+    "toy": _llama(4, 256, 4, 2, 64, 512, 1024, False),
+    "toy-small": _llama(2, 128, 4, 2, 32, 256, 1024, True),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Target and speculator by name in MODELS, and the prompt lengths that are measured."""
+
+    target: str
+    speculator: str
+    lengths: tuple[int, ...] = (16384, 32768, 65536, 131072)
+
+
+PRESETS = {
+    "8b": Preset("llama-8b", "llama-1b"),
+    "32b": Preset("qwen-32b", "llama-1b"),
+    "toy": Preset("toy", "toy-small", (256, 512)),
+}
+
+
+def preset(name: str) -> Preset:
+    """Raises SkimError for a name that is not there."""
+    if name not in PRESETS:
+        raise SkimError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def configs(chosen: Preset) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json of target and speculator. Both have the target's vocabulary: a pair reads the same ids."""
+    target, speculator = MODELS[chosen.target], MODELS[chosen.speculator]
+    return target, {**speculator, "vocab_size": target["vocab_size"]}
+
+
+def make_folder(config: dict[str, Any], folder: Path) -> str:
+    """Write config.json and the tokenizer into `folder`, which may not be there yet; its path as engines take it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in _FILES:
+        shutil.copy(TOKENIZER / name, folder)
+    return str(folder)

@@ -1,0 +1,197 @@
+"""Time and memory of scoring one prompt, against reading its keys once at the copy bandwidth measured in the same run.
+
+Queries and keys are random, in the layout of a paged KV cache: [blocks, KV heads, 16 tokens, key and value]. Kernels
+take turns with the copy, length by length. `torch` is `speculator_service.scoring`, as the worker calls it; `triton` is
+`speculator_service.scoring_triton`; `difference` is the largest between their tables.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import plots
+from benchmarks.gpu.clock import copy_bandwidth, milliseconds, peak_bytes
+from benchmarks.gpu.presets import MODELS
+from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
+from speculator_service.scoring import Aggregate, layer_scores
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: of presets.MODELS. tilings: further ones for the kernel to try, "tile x rows x warps"."""
+
+    device: str
+    model: str = "llama-1b"
+    lengths: tuple[int, ...] = (1024, 4096, 16384, 32768, 65536, 131072)
+    look_ahead: int = 8
+    pool_kernel: int = 13
+    rounds: int = 5
+    tilings: tuple[str, ...] = ()
+
+
+@dataclass
+class Problem:
+    """Queries [L, S, H, D]; caches [B, G, N, 2D] by layer; the prompt's blocks in a random order."""
+
+    queries: torch.Tensor
+    memory: torch.Tensor
+    blocks: torch.Tensor
+    prompt: int
+    pool_kernel: int
+
+    @classmethod
+    def make(cls, settings: Settings, prompt: int) -> "Problem":
+        config = MODELS[settings.model]
+        dtype = torch.bfloat16 if settings.device == "cuda" else torch.float32
+        layers, size = config["num_hidden_layers"], config["head_dim"]
+        count = -(-prompt // BLOCK)
+        on = {"dtype": dtype, "device": settings.device}
+        queries = torch.randn(layers, settings.look_ahead + 1, config["num_attention_heads"], size, **on)
+        memory = torch.randn(layers, count, config["num_key_value_heads"], BLOCK, 2 * size, **on)
+        blocks = torch.randperm(count, device=settings.device).int()
+        return cls(queries, memory, blocks, prompt, settings.pool_kernel)
+
+    @property
+    def size(self) -> int:
+        return self.queries.shape[-1]
+
+    @property
+    def key_bytes(self) -> int:
+        """Of the prompt's keys, each read once."""
+        layers, _, heads, _, _ = self.memory.shape
+        return layers * heads * self.prompt * self.size * self.memory.element_size()
+
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        return [layer[..., : self.size] for layer in self.memory]
+
+    def aggregate(self) -> Aggregate:
+        layers, steps = self.queries.shape[:2]
+        return Aggregate("max", num_layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
+
+    def reference(self) -> torch.Tensor:
+        """The table, by torch: keys gathered layer by layer, as `vllm_keys.KeyReader` does."""
+        aggregate, ids = self.aggregate(), self.blocks.long()
+        for queries, cache in zip(self.queries, self.caches, strict=True):
+            keys = cache[ids].transpose(0, 1).flatten(1, 2)[:, : self.prompt]
+            aggregate.add(layer_scores(queries, keys, self.size**-0.5, self.pool_kernel))
+        return aggregate.table
+
+    def fused(self, tiling: Any) -> torch.Tensor:
+        """The table, by the Triton kernels."""
+        from speculator_service.scoring_triton import fill_table
+
+        aggregate = self.aggregate()
+        scale = self.size**-0.5
+        fill_table(aggregate.table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling)
+        return aggregate.table
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """rows: one per length and kernel, medians over the rounds."""
+    began, rows = machine(), []
+    megabytes = 2048 if settings.device == "cuda" else 64
+    for index, prompt in enumerate(settings.lengths):
+        progress(f"scoring {prompt} tokens", index / len(settings.lengths))
+        rows += _length(Problem.make(settings, prompt), settings, megabytes)
+    return {"machine": began, "engine": "torch", "settings": vars(settings), "rows": rows}
+
+
+def _length(problem: Problem, settings: Settings, megabytes: int) -> list[dict[str, Any]]:
+    work = _kernels(problem, settings)
+    tables = {name: call() for name, call in work.items()}  # compiles, too
+    peaks = {name: peak_bytes(call, settings.device) for name, call in work.items()}
+    times: dict[str, list[float]] = {name: [] for name in work}
+    copies = []
+    repeat = 5 if settings.device == "cuda" else 1
+    for _ in range(settings.rounds):
+        copies.append(copy_bandwidth(settings.device, megabytes))
+        for name, call in work.items():
+            times[name].append(milliseconds(call, settings.device, repeat))
+    copy = statistics.median(copies)
+    return [
+        {
+            "prompt_tokens": problem.prompt,
+            "kernel": name,
+            "ms": statistics.median(times[name]),
+            "lowest_ms": min(times[name]),
+            "highest_ms": max(times[name]),
+            "key_bytes": problem.key_bytes,
+            "copy_bytes_per_second": copy,
+            "share_of_copy": problem.key_bytes / (1e-3 * statistics.median(times[name])) / copy,
+            "peak_bytes": peaks[name],
+            "difference": float((tables[name] - tables["torch"]).abs().max()),
+        }
+        for name in work
+    ]
+
+
+def _kernels(problem: Problem, settings: Settings) -> dict[str, Callable[[], torch.Tensor]]:
+    work: dict[str, Callable[[], torch.Tensor]] = {"torch": problem.reference}
+    if settings.device == "cuda":
+        from speculator_service.scoring_triton import TILING
+
+        tilings = {"triton": TILING, **{f"triton {text}": _tiling(text) for text in settings.tilings}}
+        work |= {name: lambda tiling=tiling: problem.fused(tiling) for name, tiling in tilings.items()}
+    return work
+
+
+def _tiling(text: str) -> Any:
+    from kv_transfer.errors import SkimError
+    from speculator_service.scoring_triton import TILING
+
+    try:
+        tile, rows, warps = map(int, text.split("x"))
+    except ValueError:
+        raise SkimError(f"tiling {text!r} is not TILExROWSxWARPS, such as 128x64x4") from None
+    return TILING._replace(tile=tile, rows=rows, warps=warps)
+
+
+def describe(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    return (
+        f"`{settings['model']}` shape, {settings['look_ahead']} look-ahead tokens, pool {settings['pool_kernel']},"
+        f" random queries and keys, {settings['rounds']} rounds. Share of copy: bytes of the keys, each once,"
+        " over time, against a copy inside the device in the same run (bytes read and written)."
+    )
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    columns = ["tokens", "kernel", "ms", "share of copy", "copy GB/s", "peak MiB", "difference"]
+    return columns, [
+        [
+            f"{row['prompt_tokens']:,}",
+            row["kernel"],
+            f"{row['ms']:.3f}",
+            f"{row['share_of_copy']:.2f}",
+            f"{row['copy_bytes_per_second'] / 1e9:,.0f}",
+            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f}",
+            f"{row['difference']:.1e}",
+        ]
+        for row in result["rows"]
+    ]
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    rows: Sequence[dict[str, Any]] = result["rows"]
+    with plots.figure(path, result, panels=2) as (left, right):
+        for kernel in dict.fromkeys(row["kernel"] for row in rows):
+            own = [row for row in rows if row["kernel"] == kernel]
+            lengths = [row["prompt_tokens"] for row in own]
+            left.plot(lengths, [row["ms"] for row in own], label=kernel)
+            right.plot(lengths, [row["share_of_copy"] for row in own], label=kernel)
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("prompt tokens")
+            axis.legend()
+        left.set_yscale("log")
+        left.set_title("scoring, ms")
+        right.set_ylim(bottom=0)
+        right.set_title("keys read once, as a share of the copy bandwidth")

@@ -1,0 +1,138 @@
+"""Time to the first token: the target alone, Skim, and the limit, which is both models' forwards and nothing else.
+
+In one process, so without router, Ray and wire. Lengths take turns inside each round, and the three measurements inside
+each length. `limit_ms` is the speculator's forward over all tokens plus the target's over the kept ones.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import plots
+from benchmarks.gpu.pair import Pair
+from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
+from kv_transfer.messages import SelectionOptions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """preset: of presets.PRESETS. rounds: those that count, after one that does not."""
+
+    preset: str
+    device: str
+    lengths: tuple[int, ...]
+    keep_rates: tuple[float, ...] = (0.1, 0.2)
+    look_ahead: int = 8
+    rounds: int = 3
+
+
+def prompt_ids(length: int, seed: int) -> Any:
+    """int32 [length] of ordinary ids of the demo tokenizer."""
+    return np.random.default_rng(seed).integers(16, 700, length, dtype=np.int32)
+
+
+async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """rows: one per length and keep rate, medians over the rounds."""
+    began = machine()
+    cases = [(length, rate) for length in settings.lengths for rate in settings.keep_rates]
+    seen: dict[tuple[int, float], list[dict[str, float]]] = {case: [] for case in cases}
+    for round in range(settings.rounds + 1):
+        for index, length in enumerate(settings.lengths):
+            done = (round + index / len(settings.lengths)) / (settings.rounds + 1)
+            progress(f"round {round}: {length} tokens", done)
+            for rate, run in (await _length(pair, settings, length, 1000 * round + index)).items():
+                if round:
+                    seen[length, rate].append(run)
+    rows = [_row(length, rate, runs) for (length, rate), runs in seen.items()]
+    return {
+        "machine": began,
+        "engine": pair.engine,
+        "settings": vars(settings),
+        "memory": pair.memory(),
+        "rows": rows,
+    }
+
+
+async def _length(pair: Pair, settings: Settings, length: int, seed: int) -> dict[float, dict[str, float]]:
+    """One prompt: dense and the speculator's forward once, the rest for each keep rate."""
+    ids = prompt_ids(length, seed)
+    dense, read = await pair.dense(ids), await pair.read(ids)
+    runs = {}
+    for rate in settings.keep_rates:
+        skim = await pair.skim(ids, SelectionOptions(keep_rate=rate, look_ahead=settings.look_ahead))
+        limit = read + await pair.read_kept(skim.kept)
+        kept = float(skim.kept.token_ids.size)
+        runs[rate] = {"dense_ms": dense, "skim_ms": skim.ms, "limit_ms": limit, "kept_tokens": kept}
+        runs[rate] |= {f"{name}_ms": value for name, value in skim.parts.items()}
+    return runs
+
+
+def _row(length: int, rate: float, runs: list[dict[str, float]]) -> dict[str, Any]:
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {
+        "prompt_tokens": length,
+        "keep_rate": rate,
+        **medians,
+        "skim_to_limit": _ratios(runs, "skim_ms", "limit_ms"),
+        "dense_to_skim": _ratios(runs, "dense_ms", "skim_ms"),
+    }
+
+
+def _ratios(runs: list[dict[str, float]], over: str, under: str) -> dict[str, float]:
+    """The median of the rounds' own ratios, with its extremes."""
+    ratios = [run[over] / run[under] for run in runs]
+    return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+def describe(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    return (
+        f"Preset `{settings['preset']}` of random weights, engine `{result['engine']}`, in one process,"
+        f" {settings['look_ahead']} look-ahead tokens, {settings['rounds']} rounds."
+    )
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    columns = ["tokens", "keep", "kept", "dense ms", "Skim ms", "limit ms", "Skim ÷ limit", "dense ÷ Skim (range)"]
+    return columns, [
+        [
+            f"{row['prompt_tokens']:,}",
+            str(row["keep_rate"]),
+            f"{row['kept_tokens']:,.0f}",
+            f"{row['dense_ms']:,.0f}",
+            f"{row['skim_ms']:,.0f}",
+            f"{row['limit_ms']:,.0f}",
+            f"{row['skim_to_limit']['median']:.2f}",
+            _with_range(row["dense_to_skim"]),
+        ]
+        for row in result["rows"]
+    ]
+
+
+def _with_range(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    rates = dict.fromkeys(row["keep_rate"] for row in result["rows"])
+    with plots.figure(path, result, panels=2) as (left, right):
+        for index, rate in enumerate(rates):
+            rows = [row for row in result["rows"] if row["keep_rate"] == rate]
+            lengths = [row["prompt_tokens"] for row in rows]
+            if not index:
+                left.plot(lengths, [row["dense_ms"] / 1e3 for row in rows], label="dense")
+            left.plot(lengths, [row["skim_ms"] / 1e3 for row in rows], label=f"Skim, keep {rate}")
+            right.plot(lengths, [row["dense_to_skim"]["median"] for row in rows], label=f"keep {rate}")
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("prompt tokens")
+            axis.legend()
+        left.set_yscale("log")
+        left.set_title("seconds to the first token")
+        right.set_ylim(bottom=0)
+        right.set_title("dense ÷ Skim")

@@ -1,0 +1,199 @@
+"""The scoring of `scoring.py` as two Triton kernels, for CUDA: all layers at once, keys where the engine keeps them.
+
+The torch reference holds attention weights of [S, H, M] per layer and passes over them a dozen times. Here they never
+leave the chip: the first kernel finds each query row's softmax denominator, the second makes the weights again tile by
+tile, pools them and keeps the maximum over heads and layers, which alone is written, [S, M]. Keys are read twice.
+
+Rows: a KV head's queries are laid out as steps x heads of its group, so one tile of keys serves them all. Pooling is a
+product with a band of ones on the tensor cores, weights split into two float16 halves: their sum is off by at most
+2^-22 of the weight or 1e-12. Softmax, sums and maxima are float32.
+
+Run on CPU in Triton's interpreter; compiled for sm_80 and sm_90. Not run: any GPU, so its speed is unknown.
+"""
+
+# ruff: noqa: N803  (Triton writes what is known when a kernel is compiled in capitals)
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+_ALIGNED = 16
+_LN2 = math.log(2.0)
+# Triton would compile anew where one of these is 1, or becomes a multiple of 16.
+_OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
+
+
+class Tiling(NamedTuple):
+    """How the work is cut. tile: keys that a program holds at once. rows: query rows that it holds, at least 16.
+
+    spread: programs of the first kernel that the prompt is split for, several per multiprocessor. warps: per program.
+    """
+
+    tile: int = 128
+    rows: int = 64
+    spread: int = 2048
+    warps: int = 4
+
+    @property
+    def largest_pool(self) -> int:
+        """Above this pool_kernel too little of a tile is left; the torch reference takes over."""
+        return self.tile // 2
+
+
+TILING = Tiling()
+
+
+def supports(caches: Sequence[torch.Tensor], pool_kernel: int, tiling: Tiling = TILING) -> bool:
+    """Whether `fill_table` can score over these caches: alike, packed along D, aligned, and a pool that is not wide."""
+    first = caches[0]
+    alike = all(c.shape == first.shape and c.stride() == first.stride() and c.dtype == first.dtype for c in caches)
+    aligned = all((c.data_ptr() - first.data_ptr()) % (_ALIGNED * c.element_size()) == 0 for c in caches)
+    floats = first.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return alike and aligned and floats and first.stride(-1) == 1 and pool_kernel <= tiling.largest_pool
+
+
+def fill_table(
+    table: torch.Tensor,
+    queries: torch.Tensor,
+    caches: Sequence[torch.Tensor],
+    blocks: torch.Tensor,
+    scale: float,
+    pool_kernel: int,
+    tiling: Tiling = TILING,
+) -> None:
+    """Write into `table` what each layer's `scoring.layer_scores`, given to `scoring.Aggregate.add`, would leave there.
+
+    table: float32 [R, S, M], R = 1 for the maximum over layers or R = L for a row each. queries: [L, S, H, D], after
+    rotary embedding. caches: L tensors [B, G, N, D], the keys of each layer in blocks of N tokens, any strides but
+    packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
+    factor on q·k of all layers. pool_kernel: odd, at most `tiling.largest_pool`. All on one device.
+    A step with a query that is not a number gets NaN everywhere, as in the reference.
+    """
+    layers, steps, heads, size = queries.shape
+    _, kv_heads, block_tokens, _ = caches[0].shape
+    prompt = table.shape[2]
+    group = heads // kv_heads
+    rows, (step_blocks, at_once, wide) = _rows(queries, kv_heads, tiling.rows)
+    offsets = [(c.data_ptr() - caches[0].data_ptr()) // c.element_size() for c in caches]
+    stride_block, stride_head, stride_token, _ = caches[0].stride()
+    host = torch.tensor(offsets, dtype=torch.int64, pin_memory=queries.is_cuda)
+    paged = (caches[0], host.to(queries.device, non_blocking=True), blocks)
+    sizes = (prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token)
+    shape = {"ROWS": at_once * wide, "TILE": tiling.tile, "DIM": rows.shape[-1], "num_warps": tiling.warps}
+    scale2 = scale / _LN2
+
+    tiles = triton.cdiv(prompt, tiling.tile)
+    spans = max(1, min(tiles, tiling.spread // (layers * kv_heads * step_blocks)))
+    span = triton.cdiv(tiles, spans) * tiling.tile
+    spans = triton.cdiv(prompt, span)
+    partial = torch.empty((*rows.shape[:3], spans), dtype=torch.float32, device=queries.device)
+    _row_sums[(layers * kv_heads, spans, step_blocks)](rows, *paged, partial, scale2, span, spans, *sizes, **shape)
+
+    sums = partial.logsumexp(-1).view(layers, kv_heads, -1, wide)
+    missing = (sums[:, :, :steps, :group] * 0).sum((0, 1, 3))  # zero, or NaN for the steps that have one
+    sums[:, :, steps:] = torch.inf  # rows of padding weigh nothing
+    sums[..., group:] = torch.inf
+    outputs = tiling.tile - pool_kernel + 1
+    grid = (triton.cdiv(prompt, outputs), len(table), step_blocks)
+    _pooled_maxima[grid](
+        rows, *paged, sums, table, scale2, steps, layers // len(table) * kv_heads, *sizes,
+        POOL=pool_kernel, STEPS=at_once, **shape,
+    )  # fmt: skip
+    table += missing[:, None]
+
+
+def _rows(queries: torch.Tensor, kv_heads: int, most: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    """Queries as [L, G, step blocks * steps * heads, D], zero-padded to powers of two; (step blocks, steps, heads)."""
+    layers, steps, heads, size = queries.shape
+    group = heads // kv_heads
+    wide = triton.next_power_of_2(group)
+    at_once = max(1, min(most // wide, triton.next_power_of_2(steps)), 16 // wide)
+    count = triton.cdiv(steps, at_once)
+    dim = max(16, triton.next_power_of_2(size))
+    rows = queries.new_zeros((layers, kv_heads, count * at_once, wide, dim))
+    rows[:, :, :steps, :group, :size] = queries.view(layers, steps, kv_heads, group, size).transpose(1, 2)
+    return rows.flatten(2, 3), (count, at_once, wide)
+
+
+@triton.jit
+def _tile_keys(
+    cache, offset, blocks, positions, inside, head, block_tokens, size, stride_block, stride_head, stride_token,
+    DIM: tl.constexpr,
+):  # fmt: skip
+    """Keys [tile, DIM] at `positions` of the sequence; zeros where not `inside` and past the head's size."""
+    block = tl.load(blocks + positions // block_tokens, mask=inside, other=0).to(tl.int64)
+    at = offset + block * stride_block + head * stride_head + (positions % block_tokens) * stride_token
+    dims = tl.arange(0, DIM)
+    return tl.load(cache + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < size)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=_OF_THE_PROMPT)
+def _row_sums(
+    rows, cache, offsets, blocks, partial, scale2, span, spans,
+    prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, into partial [L, G, rows, spans]."""
+    layer_head, part = tl.program_id(0), tl.program_id(1)
+    lines = (layer_head * tl.num_programs(2) + tl.program_id(2)) * ROWS + tl.arange(0, ROWS)
+    query = tl.load(rows + lines[:, None] * DIM + tl.arange(0, DIM)[None, :])
+    offset = tl.multiple_of(tl.load(offsets + layer_head // kv_heads), 16)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for first in range(part * span, tl.minimum(prompt, (part + 1) * span), TILE):
+        positions = first + tl.arange(0, TILE)
+        inside = positions < prompt
+        keys = _tile_keys(
+            cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
+            stride_block, stride_head, stride_token, DIM,
+        )  # fmt: skip
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores - higher[:, None]), 1)
+        top = higher
+    tl.store(partial + lines * spans + part, (top + tl.log2(total)) * 0.6931471805599453)
+
+
+@triton.jit(do_not_specialize=_OF_THE_PROMPT)
+def _pooled_maxima(
+    rows, cache, offsets, blocks, sums, table, scale2, steps, layer_heads,
+    prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
+    POOL: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Maximum of the pooled weights over `layer_heads` layers x KV heads, at one tile's places, into one table row."""
+    outputs: tl.constexpr = TILE - POOL + 1
+    tile, out, step_block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lanes = tl.arange(0, TILE)
+    positions = tile * outputs - POOL // 2 + lanes
+    inside = (positions >= 0) & (positions < prompt)
+    # Output place c sums the weights of lanes c to c + POOL - 1.
+    band = ((lanes[:, None] >= lanes[None, :]) & (lanes[:, None] < lanes[None, :] + POOL)).to(tl.float16)
+    best = tl.zeros([ROWS, TILE], tl.float32)
+    for layer_head in range(out * layer_heads, (out + 1) * layer_heads):
+        lines = (layer_head * tl.num_programs(2) + step_block) * ROWS + tl.arange(0, ROWS)
+        query = tl.load(rows + lines[:, None] * DIM + tl.arange(0, DIM)[None, :])
+        offset = tl.multiple_of(tl.load(offsets + layer_head // kv_heads), 16)
+        keys = _tile_keys(
+            cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
+            stride_block, stride_head, stride_token, DIM,
+        )  # fmt: skip
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
+        scores -= tl.load(sums + lines)[:, None] * 1.4426950408889634
+        weights = tl.where(inside[None, :], tl.exp2(scores), 0.0)
+        if POOL > 1:
+            # Lifted so that weights down to 2^-29 have all of float16's digits.
+            weights *= 32768.0
+            high = weights.to(tl.float16)
+            low = (weights - high.to(tl.float32)).to(tl.float16)
+            weights = tl.dot(low, band, tl.dot(high, band)) * (1.0 / (32768.0 * POOL))
+        best = tl.maximum(best, weights)
+    scores = tl.max(tl.reshape(best, [STEPS, ROWS // STEPS, TILE]), 1)
+    step = step_block * STEPS + tl.arange(0, STEPS)
+    places = tile * outputs + lanes
+    at = table + (out * steps + step).to(tl.int64)[:, None] * prompt + places[None, :]
+    tl.store(at, scores, mask=(step < steps)[:, None] & ((lanes < outputs) & (places < prompt))[None, :])

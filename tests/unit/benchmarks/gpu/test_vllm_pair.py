@@ -1,0 +1,100 @@
+"""What the vLLM pair forces, plans and refuses, without an engine."""
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import engines, vllm_pair
+from benchmarks.gpu.__main__ import _numbers, _whole
+from benchmarks.gpu.engines import device_named, running_pair
+from benchmarks.gpu.memory import GIB
+from benchmarks.gpu.presets import preset
+from benchmarks.gpu.vllm_pair import Forced, Plan
+from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, check_answers
+from kv_transfer.errors import SkimError
+
+ANSWER = list(range(100, 200))
+
+
+def _row(position, tokens, most=4):
+    return DraftRow("s", position, np.array(tokens, np.int32), most)
+
+
+def _forced(acceptance):
+    return Forced(ANSWER, acceptance, np.random.default_rng(0), False)
+
+
+def test_all_or_none_of_the_drafts_hold():
+    row = _row(7, ANSWER[7:10])
+    assert _forced(1.0).drafts(row).tokens.tolist() == ANSWER[10:14]
+    wrong = _forced(0.0).drafts(row)
+    assert not set(wrong.tokens.tolist()) & set(ANSWER)
+    assert wrong.tokens.size == 4
+    check_answers(DraftReply(0, [wrong]), DraftRequest(0, [row]))
+
+
+def test_drafts_hold_as_often_as_asked_and_none_after_one_that_does_not():
+    forced, held = _forced(0.6), []
+    for _ in range(4000):
+        right = forced.drafts(_row(0, ANSWER[:1])).tokens == ANSWER[1:5]
+        held.append(right.sum())
+        assert right[: right.sum()].all()
+    assert np.mean(held) == pytest.approx(0.6 + 0.6**2 + 0.6**3 + 0.6**4, abs=0.08)
+
+
+def test_drafts_end_with_the_answer():
+    assert _forced(1.0).drafts(_row(97, ANSWER[97:99])).tokens.tolist() == [199]
+
+
+def _with_memory(monkeypatch, total):
+    monkeypatch.setattr(vllm_pair, "device_memory", lambda device: (total * GIB, total * GIB))
+
+
+def test_a_second_target_only_where_it_fits(monkeypatch):
+    small, big = (Plan(preset(name), "cuda", 30000, 131584, 4, stock=True) for name in ("8b", "32b"))
+    _with_memory(monkeypatch, 139)
+    assert len(engines._plan(small).shares()) == 3
+    assert not engines._plan(big).stock
+    _with_memory(monkeypatch, 60)
+    with pytest.raises(SkimError, match="choose shorter --lengths or a smaller --preset"):
+        engines._plan(big)
+
+
+async def test_engines_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(engines, "why_not_vllm", lambda device: "no such thing")
+    told = []
+    with pytest.raises(SkimError, match="vllm does not run here: no such thing"):
+        async with running_pair("vllm", preset("toy"), "cpu", 64, told.append):
+            pass
+    with pytest.raises(SkimError, match="no engine 'jax'"):
+        async with running_pair("jax", preset("toy"), "cpu", 64, told.append):
+            pass
+    async with running_pair("auto", preset("toy"), "cpu", 64, told.append) as pair:
+        assert pair.engine == "torch"
+    assert told == ["engine torch: no such thing"]
+
+
+async def test_vllm_that_does_not_start_gives_way_unless_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(engines, "why_not_vllm", lambda device: None)
+
+    async def start(*args):
+        raise SkimError("it broke")
+
+    monkeypatch.setattr(vllm_pair.VllmPair, "start", start)
+    told = []
+    async with running_pair("auto", preset("toy"), "cpu", 64, told.append) as pair:
+        assert pair.engine == "torch"
+    assert told == ["engine torch: it broke"]
+    with pytest.raises(SkimError, match="it broke"):
+        async with running_pair("vllm", preset("toy"), "cpu", 64, told.append):
+            pass
+
+
+def test_mistakes_on_the_command_line(monkeypatch):
+    monkeypatch.setattr(engines.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SkimError, match="--device cpu --preset toy"):
+        device_named("auto")
+    with pytest.raises(SkimError, match="no device 'tpu'"):
+        device_named("tpu")
+    with pytest.raises(SkimError, match="no list of numbers"):
+        _numbers("0.1;0.2")
+    assert _whole("16384,131072") == (16384, 131072)
