@@ -34,10 +34,13 @@ _STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
 
 
 @contextmanager
-def figure(path: Path, result: Mapping[str, Any], *, panels: int = 1, height: float = 4.0) -> Iterator[list[Any]]:
+def figure(
+    path: Path, result: Mapping[str, Any], *, panels: int = 1, rows: int = 1, height: float = 4.0
+) -> Iterator[list[Any]]:
     """`panels` matplotlib Axes side by side; what was drawn is saved at `path` (PNG, 1600 pixels wide) at the end.
 
-    result: what is drawn; its digest goes into the file (`source_of`). height: in inches, of a width of 10.
+    result: what is drawn; its digest goes into the file (`source_of`). rows: of so many panels, one after the other in
+    the list. height: in inches, of a width of 10.
     Raises SkimError without matplotlib, or if the file cannot be written.
     """
     require()
@@ -46,7 +49,7 @@ def figure(path: Path, result: Mapping[str, Any], *, panels: int = 1, height: fl
 
     with rc_context(_STYLE):
         drawing = Figure(figsize=(10, height), layout="constrained")
-        axes = drawing.subplots(1, panels, squeeze=False)[0]
+        axes = drawing.subplots(rows, panels, squeeze=False).ravel()
         for axis in axes:
             axis.set_prop_cycle(color=COLOURS, marker=MARKERS)
         yield list(axes)

@@ -40,6 +40,7 @@ SECTIONS = (
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("overhead", "What the router, Ray and the wire add", "benchmarks.overhead"),
     Section("channel", "The draft channel", "benchmarks.channel"),
+    Section("eval", "Quality against keep rate", "evals.results"),
     Section("gpu-ttft", "On a GPU: time to the first token", "benchmarks.gpu.ttft"),
     Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
     Section("gpu-scoring", "On a GPU: scoring", "benchmarks.gpu.scoring"),

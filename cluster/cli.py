@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster import bench, config_commands
+from cluster.evaluate import evaluate
 from kv_transfer.errors import SkimError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(bench.app, name="bench", rich_help_panel="One model at a time")
+app.command("eval", rich_help_panel="One model at a time")(evaluate)
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 console = Console(stderr=True, highlight=False)

@@ -9,6 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY actors/ actors/
 COPY benchmarks/ benchmarks/
 COPY cluster/ cluster/
+COPY evals/ evals/
 COPY kv_transfer/ kv_transfer/
 COPY router/ router/
 COPY speculator_service/ speculator_service/

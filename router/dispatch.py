@@ -17,7 +17,7 @@ from router.decision import RequestTraits, check_lengths, check_speculator_lengt
 from router.explain import SelectionLog, explanation
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
-from router.protection import droppable_tokens, spans_of
+from router.protection import protected_spans
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ class Dispatcher:
     async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
         """The prompt as the target shall see it: kept, or whole."""
         options = context.options
-        spans = _protected_spans(prompt, options)
+        spans = protected_spans(
+            len(prompt.token_ids), options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
+        )
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
             max_tokens=prompt.max_tokens,
@@ -139,23 +141,3 @@ def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -
     away = max(0.0, elapsed_ms - prefill - output.timings.get("queue", 0.0))
     outcome.timings["transfer"] = outcome.timings.get("transfer", 0.0) + away
     outcome.timings["prefill"] = prefill
-
-
-def _protected_spans(prompt: Prompt, options: PrefillOptions) -> Int32Array:
-    """Token spans that stay: the client's own, and for chats all that is not material."""
-    size = len(prompt.token_ids)
-    keep = np.zeros(size, bool)
-    keep[0] = True  # attention rests on the first token (StreamingLLM, arXiv 2309.17453)
-    for start, end in options.protected_spans:
-        if not start < end <= size:
-            raise InvalidRequestError(
-                f"speculative_prefill.protected_spans: [{start}, {end}] is no range inside the prompt's {size} tokens"
-            )
-        keep[start:end] = True
-    if prompt.conversation is not None:
-        # Where the turns lie is known only from the text: without it, nothing may be dropped.
-        if prompt.text is None or prompt.offsets is None or len(prompt.offsets) != size:
-            keep[:] = True
-        else:
-            keep |= ~droppable_tokens(prompt.text, prompt.conversation, prompt.offsets)
-    return spans_of(keep)

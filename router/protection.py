@@ -12,12 +12,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array
 
 SYSTEM_ROLES = ("system", "developer")
 LONG_TURN_CHARS = 2048
 
 CharSpan = tuple[int, int]
+
+
+def protected_spans(
+    size: int,
+    asked: Iterable[Sequence[int]],
+    conversation: Sequence[Mapping[str, Any]] | None,
+    text: str | None,
+    offsets: Sequence[tuple[int, int]] | None,
+) -> Int32Array:
+    """The token spans that stay of a prompt of `size` tokens, int32 [P, 2], half-open.
+
+    asked: the client's own. conversation, text, offsets: as in `droppable_tokens`; a prompt without a conversation is
+    raw text, of which anything may be dropped but the first token.
+    Raises InvalidRequestError for a span that is not inside the prompt.
+    """
+    keep = np.zeros(size, bool)
+    keep[0] = True  # attention rests on the first token (StreamingLLM, arXiv 2309.17453)
+    for start, end in asked:
+        if not start < end <= size:
+            raise InvalidRequestError(
+                f"speculative_prefill.protected_spans: [{start}, {end}] is no range inside the prompt's {size} tokens"
+            )
+        keep[start:end] = True
+    if conversation is not None:
+        # Where the turns lie is known only from the text: without it, nothing may be dropped.
+        if text is None or offsets is None or len(offsets) != size:
+            keep[:] = True
+        else:
+            keep |= ~droppable_tokens(text, conversation, offsets)
+    return spans_of(keep)
 
 
 def droppable_tokens(

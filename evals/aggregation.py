@@ -1,0 +1,58 @@
+"""Tasks whose answer no single sentence states: following a chain, counting, finding the most frequent.
+
+They need all of their sentences, so they show what selection costs where nothing is a needle.
+"""
+
+import random
+import string
+
+from cluster.demo_document import FILLER_WORDS
+from evals.quiz import Quiz
+
+CHAINS, LINKS = 3, 4
+MOST_COUNTED = 9
+PLAYERS, MOST_WINS = 5, 6
+
+
+def variable_tracking(tokens: int, rng: random.Random) -> Quiz:
+    """Three chains of four assignments, "VAR KQZRT = 4821.", then "VAR MPQAB = VAR KQZRT."; asked which variables hold
+    one value (RULER's variable tracking). Metric: the share of its four names stated, 0 if another chain's is.
+    """
+    names = ["".join(rng.sample(string.ascii_uppercase, 5)) for _ in range(CHAINS * LINKS)]
+    chains = [names[i * LINKS : (i + 1) * LINKS] for i in range(CHAINS)]
+    values = rng.sample(range(1000, 10_000), CHAINS)
+    steps = []
+    for chain, value in zip(chains, values, strict=True):
+        sources = [str(value), *(f"VAR {name}" for name in chain)]
+        steps.append(iter([f"VAR {name} = {source}." for name, source in zip(chain, sources, strict=False)]))
+    turns = [i for i in range(CHAINS) for _ in range(LINKS)]
+    rng.shuffle(turns)
+    question = f"Which variables hold the value {values[0]}?"
+    others = tuple(name for chain in chains[1:] for name in chain)
+    hint = "Answer with the names of the variables only, separated by commas."
+    return Quiz([next(steps[i]) for i in turns], question, hint, tuple(chains[0]), others)
+
+
+def counting(tokens: int, rng: random.Random) -> Quiz:
+    """The bell of one place rang three to nine times, those of three others too; asked how often it rang.
+    Metric: the count is stated and no other number from one to nine is.
+    """
+    places = rng.sample(FILLER_WORDS["place"], 4)
+    counts = [rng.randint(3, MOST_COUNTED) for _ in places]
+    needles = [f"The bell of the {p} rang." for p, n in zip(places, counts, strict=True) for _ in range(n)]
+    rng.shuffle(needles)
+    question = f"How many times did the bell of the {places[0]} ring?"
+    others = tuple(str(n) for n in range(1, MOST_COUNTED + 1) if n != counts[0])
+    return Quiz(needles, question, "Answer with one number in digits.", (str(counts[0]),), others)
+
+
+def most_frequent(tokens: int, rng: random.Random) -> Quiz:
+    """Five people win games, one of them six and the others at most three; asked who won most often (RULER's frequent
+    words). Metric: the name is stated and no other of the five is.
+    """
+    winner, *others = rng.sample(FILLER_WORDS["person"], PLAYERS)
+    wins = {winner: MOST_WINS, **{name: rng.randint(1, MOST_WINS // 2) for name in others}}
+    needles = [f"{name} won a game of chess." for name, n in wins.items() for _ in range(n)]
+    rng.shuffle(needles)
+    question = "Who won a game of chess most often?"
+    return Quiz(needles, question, "Answer with one name.", (winner,), tuple(others))

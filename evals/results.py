@@ -1,0 +1,123 @@
+"""A result of `skim eval` in words, as a table and as a plot: in the terminal and on the results page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+from evals.prompts import DENSE, SPECULATOR
+
+JUDGED_AT = 0.2
+"""The default keep rate, at which the description compares."""
+
+CAN_DO = 0.9
+"""Dense scores from here on count as a task that the target can do."""
+
+_IN_A_ROW = 4
+
+Key = tuple[str, int, str, float]
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was asked and measured, the comparison at the default keep rate, and what each column and task is."""
+    settings = result["settings"]
+    pair = f"target `{settings['target']}`" + (
+        " behind an endpoint" if settings["endpoint"] else f", speculator `{settings['speculator']}`"
+    )
+    lines = [
+        f"Mean scores of {settings['samples']} prompts per task and length (seed {settings['seed']},"
+        f" {settings['style']} style), {pair}, look-ahead {settings['look_ahead']}, greedy. In brackets: 95 % intervals"
+        " (Wilson). Chat template and question are kept by all; all keep as many tokens as the speculator's selection"
+        " at that keep rate.",
+        "",
+        *_comparison(result),
+        *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
+        "",
+        *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def _comparison(result: dict[str, Any]) -> list[str]:
+    """The speculator against dense and random chunks, over the tasks that the target can do, if there are any."""
+    scores = _scores(result)
+    able = [(t, n) for t, n, name, _ in scores if name == DENSE and scores[t, n, DENSE, 1.0]["score"] >= CAN_DO]
+    if JUDGED_AT not in result["settings"]["keep_rates"] or not able:
+        return []
+
+    def differences(other: str, rate: float) -> str:
+        points = [
+            100 * (scores[*where, SPECULATOR, JUDGED_AT]["score"] - scores[*where, other, rate]["score"])
+            for where in able
+        ]
+        return f"{min(points):+.1f} to {max(points):+.1f} points"
+
+    against = f"speculator against dense {differences(DENSE, 1.0)}"
+    if "random" in result["selectors"]:
+        against += f", against random chunks {differences('random', JUDGED_AT)}"
+    what = f"the {len(able)} tasks and lengths that the target can do (dense {CAN_DO:.2f} or better)"
+    return [f"At keep rate {JUDGED_AT}, over {what}: {against}.", ""]
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: a task, a length and a keep rate each."""
+    scores, selectors = _scores(result), list(result["selectors"])
+    rows = []
+    for task, length in _panels(result):
+        for rate in _rates(result):
+            cells = [scores[task, length, DENSE, 1.0], *(scores[task, length, name, rate] for name in selectors)]
+            dense, chosen, *others = cells
+            shown = [_with_interval(dense), _with_interval(chosen), *(f"{cell['score']:.2f}" for cell in others)]
+            rows.append([task, str(length), f"{rate:g}", f"{chosen['kept']:.2f}", *shown])
+    return ["task", "tokens", "keep rate", "kept", DENSE, *selectors], rows
+
+
+def _with_interval(cell: dict[str, Any]) -> str:
+    return f"{cell['score']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Score against keep rate, a line per selector and a panel per task and length; dense is the dashed line."""
+    scores, settings = _scores(result), result["settings"]
+    width = min(_IN_A_ROW, len(settings["tasks"]))
+    in_rows = [settings["tasks"][i : i + width] for i in range(0, len(settings["tasks"]), width)]
+    rows = [(length, tasks) for length in settings["lengths"] for tasks in in_rows]
+    with plots.figure(path, result, panels=width, rows=len(rows), height=2.3 * len(rows) + 0.7) as axes:
+        for axis in axes:
+            axis.set_visible(False)
+        for row, (length, tasks) in enumerate(rows):
+            for column, task in enumerate(tasks):
+                axis = axes[row * width + column]
+                axis.set_visible(True)
+                _panel(axis, scores, task, length, result)
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        axes[0].figure.supxlabel("keep rate")
+        axes[0].figure.supylabel("score")
+
+
+def _panel(axis: Any, scores: dict[Key, dict[str, Any]], task: str, length: int, result: dict[str, Any]) -> None:
+    rates = _rates(result)
+    axis.axhline(scores[task, length, DENSE, 1.0]["score"], color="black", linestyle="--", linewidth=1, label=DENSE)
+    for depth, name in enumerate(result["selectors"]):
+        values = [scores[task, length, name, rate]["score"] for rate in rates]
+        # The speculator's line comes first and lies on top.
+        axis.plot(rates, values, label=name, linewidth=1.5, markersize=4, zorder=3 - depth / 10)
+    axis.set(title=f"{task.replace('_', ' ')}, {length}", xscale="log", ylim=(-0.05, 1.05))
+    axis.set_xticks(rates, labels=[f"{rate:g}" for rate in rates], minor=False)
+    axis.minorticks_off()
+    axis.tick_params(labelsize=8)
+
+
+def _scores(result: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+    return {(cell["task"], cell["length"], cell["selector"], cell["keep_rate"]): cell for cell in result["cells"]}
+
+
+def _panels(result: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    settings = result["settings"]
+    return ((task, length) for task in settings["tasks"] for length in settings["lengths"])
+
+
+def _rates(result: dict[str, Any]) -> list[float]:
+    """The keep rates that drop something."""
+    return [rate for rate in result["settings"]["keep_rates"] if rate < 1]

@@ -1,0 +1,60 @@
+"""Tasks that ask for records as they stand: RULER's needles in a haystack (arXiv 2404.06654, section 3).
+
+A record is "The price of the golden kettle is 4821."; its key is the attribute and the thing. A quarter of a document
+with distractors are records of other keys, whose words repeat.
+"""
+
+import random
+
+from cluster.demo_document import ADJECTIVES, ATTRIBUTES, NOUNS, Record
+from evals.quiz import Quiz
+
+ONE_NUMBER = "Answer with the number only."
+ALL_NUMBERS = "Answer with the numbers only, separated by commas."
+ASKED_AT_ONCE = 4
+TOKENS_PER_DISTRACTOR = 45
+
+WORDING = "{opening} the {order}{attribute} of the {adjective} {noun}?"
+
+
+def records(count: int, rng: random.Random) -> list[Record]:
+    """`count` records of different keys and different values."""
+    keys = [(attribute, a, n) for attribute in ATTRIBUTES for a in ADJECTIVES for n in NOUNS]
+    values = rng.sample(range(1000, 10_000), count)
+    return [Record(*key, str(value)) for key, value in zip(rng.sample(keys, count), values, strict=True)]
+
+
+def with_distractors(count: int, tokens: int, rng: random.Random) -> list[Record]:
+    """At least `count` records, and as many as a document of `tokens` tokens takes."""
+    return records(min(3000, max(count, tokens // TOKENS_PER_DISTRACTOR)), rng)
+
+
+def single_needle(tokens: int, rng: random.Random) -> Quiz:
+    """One record in filler; asked for its value. Metric: the value is stated."""
+    [record] = records(1, rng)
+    return Quiz([record.sentence()], record.question(wording=WORDING), ONE_NUMBER, (record.value,))
+
+
+def multi_key(tokens: int, rng: random.Random) -> Quiz:
+    """One record among many of other keys; asked for its value. Metric: the value is stated."""
+    found = with_distractors(2, tokens, rng)
+    asked = rng.choice(found)
+    return Quiz([r.sentence() for r in found], asked.question(wording=WORDING), ONE_NUMBER, (asked.value,))
+
+
+def multi_query(tokens: int, rng: random.Random) -> Quiz:
+    """Four records among many of other keys, all asked for in one question. Metric: the share of values stated."""
+    found = with_distractors(ASKED_AT_ONCE, tokens, rng)
+    asked = rng.sample(found, ASKED_AT_ONCE)
+    *most, last = [f"the {r.attribute} of the {r.adjective} {r.noun}" for r in asked]
+    question = f"What are {', '.join(most)} and {last}?"
+    return Quiz([r.sentence() for r in found], question, ALL_NUMBERS, tuple(r.value for r in asked))
+
+
+def multi_value(tokens: int, rng: random.Random) -> Quiz:
+    """Four records of one key in filler, all values asked for. Metric: the share of values stated."""
+    found = records(ASKED_AT_ONCE, rng)
+    one = found[0]
+    needles = [Record(one.attribute, one.adjective, one.noun, r.value).sentence() for r in found]
+    question = f"What are all the values of the {one.attribute} of the {one.adjective} {one.noun}?"
+    return Quiz(needles, question, ALL_NUMBERS, tuple(r.value for r in found))

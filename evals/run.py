@@ -1,0 +1,172 @@
+"""The measurement behind `skim eval`: make the samples, ask them in every way there is, average."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.progress import Progress, silent
+from evals.ask import Answer, Asker, Case, Endpoint, Engines, load_tokenizer, model_name
+from evals.prompts import DENSE, SELECTORS
+from evals.quiz import Style
+from evals.tasks import TASKS, Sample, describe, make_samples
+from kv_transfer.errors import SkimError
+
+EXAMPLES = 2
+"""Answers of each task that the result quotes."""
+
+_Z = 1.96
+
+
+@dataclass(frozen=True)
+class Settings:
+    """speculator: not needed with an endpoint. engine and the options of the engines: not used with one.
+
+    keep_rates: 1 is dense, which is always measured. samples: per task and length. concurrency: samples at a time, each
+    of which is some dozens of requests.
+    """
+
+    target: str
+    speculator: str | None = None
+    endpoint: str | None = None
+    keep_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+    tasks: Sequence[str] = tuple(TASKS)
+    lengths: Sequence[int] = (1024, 4096)
+    samples: int = 50
+    seed: int = 0
+    style: Style = "instruct"
+    look_ahead: int = 8
+    max_tokens: int = 64
+    engine: str = "vllm"
+    concurrency: int = 4
+    target_options: dict[str, Any] = field(default_factory=dict)
+    speculator_options: dict[str, Any] = field(default_factory=dict)
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """`cells`: per task, length, selector and keep rate the mean score with its 95 % interval. Raises SkimError.
+
+    Also what was asked (`tasks`, `selectors`), some answers (`examples`), the machine, the versions and the settings.
+    """
+    _check(settings)
+    samples = _samples(settings)
+    began = machine()
+    progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
+    selectors, answers = asyncio.run(_ask_all(settings, samples, progress))
+    hidden = {"target": model_name(settings.target), "speculator": model_name(settings.speculator)}
+    return {
+        "machine": began,
+        "settings": vars(settings) | hidden | {"endpoint": settings.endpoint is not None},
+        "tasks": {task: describe(task) for task in settings.tasks},
+        "selectors": {name: SELECTORS[name] for name in selectors},
+        "cells": _cells(samples, answers),
+        "examples": _examples(samples, answers),
+    }
+
+
+def _check(settings: Settings) -> None:
+    if (settings.endpoint is None) == (settings.speculator is None):
+        raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
+    wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
+    if wrong:
+        raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
+
+
+def _samples(settings: Settings) -> list[Sample]:
+    """Made before an engine starts, so that a wrong task or length is known at once."""
+    tokenizer = load_tokenizer(settings.target)
+
+    def tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False).input_ids)
+
+    made = make_samples(
+        settings.tasks, settings.lengths, settings.samples, seed=settings.seed, style=settings.style, tokens=tokens
+    )
+    return list(made)
+
+
+def _asker(settings: Settings) -> Asker:
+    shared: dict[str, Any] = {
+        "keep_rates": settings.keep_rates,
+        "look_ahead": settings.look_ahead,
+        "max_tokens": settings.max_tokens,
+    }
+    if settings.endpoint is not None:
+        return Endpoint(settings.endpoint, **shared)
+    assert settings.speculator is not None
+    return Engines(
+        settings.target,
+        settings.speculator,
+        engine=settings.engine,
+        target_options=settings.target_options,
+        speculator_options=settings.speculator_options,
+        **shared,
+    )
+
+
+async def _ask_all(
+    settings: Settings, samples: list[Sample], progress: Progress
+) -> tuple[tuple[str, ...], list[dict[Case, Answer]]]:
+    """The selectors that were measured, and the answers of each sample; the first error ends the run."""
+    asker = _asker(settings)
+    slots, done = asyncio.Semaphore(settings.concurrency), 0
+
+    async def ask(sample: Sample) -> dict[Case, Answer]:
+        nonlocal done
+        async with slots:
+            answers = await asker.ask(sample)
+        done += 1
+        progress(f"{sample.task}, {sample.length} tokens", done / len(samples))
+        return answers
+
+    try:
+        return asker.selectors, await asyncio.gather(*map(ask, samples))
+    finally:
+        asker.close()
+
+
+def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
+    scores: dict[tuple[str, int, str, float], list[tuple[float, float]]] = defaultdict(list)
+    for sample, by_case in zip(samples, answers, strict=True):
+        for (name, rate), answer in by_case.items():
+            scored = (sample.quiz.score(answer.text), answer.kept)
+            scores[sample.task, sample.length, name, rate].append(scored)
+    cells = []
+    for (task, length, name, rate), found in scores.items():
+        n = len(found)
+        score, kept = (sum(values) / n for values in zip(*found, strict=True))
+        low, high = wilson(score, n)
+        where = {"task": task, "length": length, "selector": name, "keep_rate": rate}
+        cells.append({**where, "n": n, "score": score, "low": low, "high": high, "kept": kept})
+    return cells
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % score interval of a share of n (Wilson, JASA 22, 1927).
+
+    For means of parts of answers it is wider than needed: nothing in [0, 1] varies more than right and wrong do.
+    """
+    middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n * n)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _examples(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
+    """The first questions of each task at each length, with what the target said having read everything."""
+    quoted: dict[tuple[str, int], int] = defaultdict(int)
+    examples = []
+    for sample, by_case in zip(samples, answers, strict=True):
+        quoted[sample.task, sample.length] += 1
+        if quoted[sample.task, sample.length] <= EXAMPLES:
+            examples.append(
+                {
+                    "task": sample.task,
+                    "length": sample.length,
+                    "question": sample.quiz.question,
+                    "expected": sample.quiz.expected,
+                    "dense": by_case[DENSE, 1.0].text,
+                }
+            )
+    return examples

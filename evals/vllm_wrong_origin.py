@@ -1,0 +1,39 @@
+"""A target that can decode from the wrong position: the price of forgetting where the prompt ended.
+
+A kept prompt cannot say such a thing, so requests that carry `FROM_KEPT` in `extra_args` have it done in the worker:
+their prompt sits at its original positions, their answer at len(kept), len(kept) + 1, ... instead of M, M + 1, ...
+All other requests are served as ever. For measurements only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.position_map import PositionMap, position_map
+from target_service import vllm_positions_v1, vllm_positions_v2
+from target_service.vllm_engine import VllmTarget
+from target_service.vllm_worker import TargetWorker
+
+FROM_KEPT = "eval_decode_from_kept"
+
+
+def from_kept(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
+    """As `position_map`, with the wrong origin for requests that ask for it."""
+    found = position_map(extra_args)
+    if found is None or not (extra_args or {}).get(FROM_KEPT):
+        return found
+    slots = found.prompt_offsets.size
+    return PositionMap(found.prompt_offsets + np.arange(slots, dtype=np.int32), context_length=slots)
+
+
+class WrongOriginWorker(TargetWorker):
+    """Both model runners look positions up by a name of their module."""
+
+    def init_device(self) -> None:
+        vllm_positions_v1.position_map = vllm_positions_v2.position_map = from_kept
+        super().init_device()
+
+
+class WrongOriginTarget(VllmTarget):
+    worker_cls = "evals.vllm_wrong_origin.WrongOriginWorker"
