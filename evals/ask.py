@@ -166,10 +166,13 @@ class Endpoint:
         try:
             if self._model is None:
                 self._model = (await self._client.models.list()).data[0].id
-            answers = await asyncio.gather(*(self._ask(sample, *case) for case in cases))
+            answers = await asyncio.gather(*(self._ask(sample, *case) for case in cases), return_exceptions=True)
+            # Raised when all have ended, so that none goes on behind the error's back.
+            if failed := next((answer for answer in answers if isinstance(answer, BaseException)), None):
+                raise failed
         except OpenAIError as error:
             raise SkimError(f"the endpoint {self._url} did not answer: {error}") from None
-        return dict(zip(cases, answers, strict=True))
+        return {case: answer for case, answer in zip(cases, answers, strict=True) if isinstance(answer, Answer)}
 
     async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
         look_ahead = 0 if name == NO_LOOK_AHEAD else self._look_ahead
