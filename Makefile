@@ -56,11 +56,11 @@ lock: ## pin all dependencies anew in requirements/cpu.lock and gpu.lock
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 		--unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
-		--extra cpu --extra bench --extra dev $(if $(UPGRADE),--upgrade) \
+		--extra cpu --extra batch --extra bench --extra dev $(if $(UPGRADE),--upgrade) \
 		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras --allow-unsafe \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-		--extra gpu $(if $(UPGRADE),--upgrade) --output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
+		--extra gpu --extra batch $(if $(UPGRADE),--upgrade) --output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

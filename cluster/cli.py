@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster import bench, config_commands
+from cluster.batch.command import batch
 from cluster.evaluate import evaluate
 from kv_transfer.errors import SkimError
 
@@ -28,6 +29,7 @@ app.add_typer(bench.app, name="bench", rich_help_panel="One model at a time")
 app.command("eval", rich_help_panel="One model at a time")(evaluate)
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
+app.command(rich_help_panel="Serving")(batch)
 console = Console(stderr=True, highlight=False)
 
 # The terminal is for the user: Ray and Serve log to files, vLLM and torch say only errors. Read when imported.

@@ -24,18 +24,23 @@ _POLL_S = 0.25
 
 
 @contextmanager
-def deployed(config: DeploymentConfig, *, address: str | None = None, progress: Progress = print) -> Iterator[str]:
+def deployed(
+    config: DeploymentConfig, *, address: str | None = None, progress: Progress = print, name: str = APP_NAME
+) -> Iterator[str]:
     """Run `config` while the context lasts; gives the endpoint's base URL once every pool answers.
 
     address: a running Ray cluster ("auto" for the one on this machine); None starts a Ray of its own. progress is
-    called with one line per change of state. Raises SkimError for whatever a person can mend.
+    called with one line per change of state. name: of the Serve application; one of a name of its own is replaced if a
+    killed run left it in the cluster. Raises SkimError for whatever a person can mend.
     """
     check_models(config)
-    check_port(config.router.host, config.router.port)
     if address is None:
+        check_port(config.router.host, config.router.port)
         config = config.placed(on_gpus=torch.cuda.is_available())
         check_memory(config)
     _start_ray(config, address)
+    if address is not None:
+        _make_way(config, name)
     try:
         config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
         _check_resources(config)
@@ -44,14 +49,14 @@ def deployed(config: DeploymentConfig, *, address: str | None = None, progress: 
             logging_config=LoggingConfig(log_level="WARNING"),
         )
         serve.run_many(
-            [serve.RunTarget(build_app(config), APP_NAME, "/", logging_options(config.observability))],
+            [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        _await_running(progress)
+        _await_running(name, progress)
         yield f"http://{_reachable(config.router.host)}:{config.router.port}"
     finally:
-        _stop()
+        _stop(name)
 
 
 def _start_ray(config: DeploymentConfig, address: str | None) -> None:
@@ -75,6 +80,29 @@ def _start_ray(config: DeploymentConfig, address: str | None) -> None:
         raise SkimError(f"cannot {where}: {first_line}") from error
 
 
+def _make_way(config: DeploymentConfig, name: str) -> None:
+    """Stop what a killed run of `name` left. Raises SkimError if the cluster serves something else."""
+    try:
+        running = set(serve.status().applications)
+        if foreign := running - ({name} - {APP_NAME}):
+            others = ", ".join(sorted(foreign))
+            raise SkimError(
+                f"this Ray cluster serves {others} already: use that one's endpoint, or stop it (`serve shutdown`)"
+            )
+        if name in running:
+            serve.delete(name)
+        elif not _serve_runs():
+            check_port(config.router.host, config.router.port)
+    except SkimError:
+        ray.shutdown()
+        raise
+
+
+def _serve_runs() -> bool:
+    """Whether Serve is up in this cluster: then its own proxy holds the port."""
+    return any(actor["namespace"] == "serve" for actor in ray.util.list_named_actors(all_namespaces=True))
+
+
 def _check_resources(config: DeploymentConfig) -> None:
     """Raise SkimError for what no node of the cluster offers: Serve would wait for it without a word."""
     offered = ray.cluster_resources()
@@ -86,14 +114,14 @@ def _check_resources(config: DeploymentConfig) -> None:
             )
 
 
-def _await_running(progress: Progress) -> None:
+def _await_running(name: str, progress: Progress) -> None:
     told: set[str] = set()
     while True:
-        application = serve.status().applications[APP_NAME]
-        for name, deployment in application.deployments.items():
-            if deployment.status.value == "HEALTHY" and name not in told:
-                told.add(name)
-                progress(f"{name} is ready")
+        application = serve.status().applications[name]
+        for part, deployment in application.deployments.items():
+            if deployment.status.value == "HEALTHY" and part not in told:
+                told.add(part)
+                progress(f"{part} is ready")
         if application.status == ApplicationStatus.RUNNING:
             return
         if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
@@ -115,8 +143,8 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def _stop() -> None:
+def _stop(name: str) -> None:
     """Drain and stop our application, then leave Ray; a Ray that was started here ends with that."""
     if ray.is_initialized():
-        serve.delete(APP_NAME)
+        serve.delete(name)
         ray.shutdown()

@@ -1,0 +1,8 @@
+"""`python -m cluster.batch`: the command line of `skim batch`, for `ray job submit`."""
+
+import sys
+
+from cluster.cli import main
+
+sys.argv.insert(1, "batch")
+main()

@@ -1,0 +1,112 @@
+"""One request, asked until there is an answer or no more hope: OpenAI's own client, for its retries.
+
+It tries again after a lost connection and after 408, 409, 429 and 5xx, waits as long as `Retry-After` says (up to two
+minutes), and else 0.5 s and up to 8 s with jitter.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import msgspec
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
+from pydantic import SecretStr
+
+from cluster.batch.rows import BatchRequest, Response, RowFault
+from kv_transfer.errors import EngineUnavailableError, SkimError
+
+CONNECT_TIMEOUT_S = 10.0
+GONE = frozenset({429, 502, 503, 504})
+"""What an endpoint, or a gateway before one, answers when it may do better later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask, and how stubbornly. timeout_s: of one try."""
+
+    url: str
+    api_key: SecretStr
+    max_retries: int = 8
+    timeout_s: float = 3600.0
+
+
+class BatchClient:
+    """Asks one endpoint, up to `concurrency` rows at a time; to be used in one event loop."""
+
+    def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
+        self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
+        self._turn = asyncio.Semaphore(concurrency)
+
+    async def ask(self, request: BatchRequest) -> Response | RowFault:
+        """The endpoint's answer, an HTTP error included, or why there is none. Raises EngineUnavailableError.
+
+        That is raised when not the row but the endpoint is the trouble: it no longer answers anything.
+        """
+        async with self._turn:
+            try:
+                return await self._post(request)
+            except APITimeoutError:
+                fault = RowFault("timeout", "the endpoint took longer than --timeout, at every try")
+            except APIConnectionError as error:
+                reason = str(error.__cause__ or error)
+                fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
+            await self._check_alive()
+            return fault
+
+    async def _post(self, request: BatchRequest) -> Response:
+        try:
+            response = await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
+        except APIStatusError as error:
+            response = error.response
+            if response.status_code in GONE:
+                await self._check_alive()
+        body = _body(response.content)
+        request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
+        return Response(response.status_code, str(request_id or ""), body)
+
+    async def _check_alive(self) -> None:
+        try:
+            await self._http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 1, "timeout": 60.0})
+        except APIStatusError as error:
+            if error.response.status_code not in GONE:
+                return
+        except APIConnectionError:
+            pass
+        else:
+            return
+        raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
+
+
+async def check_endpoint(endpoint: Endpoint) -> None:
+    """Raise SkimError unless the endpoint answers and takes the key. To be called before any row is asked."""
+    try:
+        async with _client(endpoint) as http:
+            await http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 3, "timeout": 60.0})
+    except APIConnectionError:
+        raise SkimError(
+            f"nothing answers at {endpoint.url}: start `skim serve`, name a running --endpoint, or give a --config for "
+            "pools of the batch's own"
+        ) from None
+    except APIStatusError as error:
+        code = error.response.status_code
+        hint = "set OPENAI_API_KEY to a key that it takes" if code in (401, 403) else "is it an OpenAI endpoint?"
+        raise SkimError(f"{endpoint.url} answered {code} for its /v1/models: {hint}") from None
+
+
+def _client(endpoint: Endpoint) -> AsyncOpenAI:
+    logging.getLogger("openai").setLevel(logging.ERROR)
+    return AsyncOpenAI(
+        base_url=endpoint.url.rstrip("/").removesuffix("/v1"),
+        api_key=endpoint.api_key.get_secret_value(),
+        max_retries=endpoint.max_retries,
+        timeout=httpx2.Timeout(endpoint.timeout_s, connect=CONNECT_TIMEOUT_S),
+    )
+
+
+def _body(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content.decode(errors="replace")

@@ -1,0 +1,57 @@
+"""The options of `skim batch`, the same as of `python -m cluster.batch`."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kv_transfer.errors import SkimError
+
+ENDPOINT = "http://127.0.0.1:8000"
+EXTRA = ("fsspec", "httpx2", "openai", "pandas", "pyarrow")
+
+console = Console(stderr=True, highlight=False)
+
+
+def batch(
+    input: Annotated[str, typer.Option("--input", metavar="FILE", help="Rows in OpenAI's Batch format: path or URL.")],
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="Where the answers go: path or URL.")] = "",
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Running endpoint to ask.  [default: {ENDPOINT}]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="CONFIG.yaml", help="Deployment to start for the batch, instead.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at a time.")] = 32,
+    max_retries: Annotated[int, typer.Option(min=0, help="Further tries of a row, with growing waits.")] = 8,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that one try may take.")] = 3600.0,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="Ray cluster to join. Default: a new one.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the input; exit code 1 for bad rows.")] = False,
+) -> None:
+    """Answer a file of requests; after a kill, the same command goes on where it stopped.
+
+    The API key, if the endpoint wants one, comes from OPENAI_API_KEY.
+    """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise SkimError(f"batch jobs need {', '.join(missing)}: install Skim with its extra `batch`")
+    from cluster.batch.job import BatchOptions, check_input, run_batch
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    if dry_run:
+        if check_input(input, say).unusable:
+            raise typer.Exit(1)
+        return
+    if not output:
+        raise SkimError("--output is missing: where should the answers go?")
+    if endpoint and config:
+        raise SkimError("give either --endpoint or --config: a running endpoint, or a deployment to start")
+    if config is None:
+        endpoint = endpoint or os.environ.get("OPENAI_BASE_URL") or ENDPOINT
+    run_batch(BatchOptions(input, output, endpoint, config, concurrency, max_retries, timeout, address or None), say)

@@ -1,0 +1,144 @@
+"""The batch job: read the input, start or find the endpoint, have what is not done yet answered, join the parts."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from cluster.batch.client import Endpoint, check_endpoint
+from cluster.batch.journal import Journal, Totals
+from cluster.batch.plan import InputPlan, Part, read_plan
+from cluster.batch.progress import Progress
+from cluster.batch.storage import absolute, is_local
+from cluster.batch.worker import Work, answer_parts
+from cluster.config import load_config
+from kv_transfer.errors import SkimError
+
+Say = Callable[[str], None]
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+FOLDER_VARIABLE = "SKIM_BATCH_DIR"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What the command line asks for. endpoint, config: where to ask, or the deployment to start for it; one is None.
+
+    address: the Ray cluster to join; None starts one on this machine.
+    """
+
+    input: str
+    output: str
+    endpoint: str | None
+    config: Path | None
+    concurrency: int
+    max_retries: int
+    timeout_s: float
+    address: str | None
+
+
+def check_input(url: str, say: Say) -> InputPlan:
+    """Read through the input and say what is in it. Raises SkimError."""
+    plan = read_plan(absolute(url, Path.cwd()))
+    kinds = ", ".join(f"{count} x {url}" for url, count in plan.urls.most_common())
+    say(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
+    for problem in plan.problems:
+        say(f"  {problem}")
+    if plan.unusable:
+        say(f"  {plan.unusable} rows cannot be asked and will be errors in the output")
+    return plan
+
+
+def run_batch(options: BatchOptions, say: Say) -> Totals | None:
+    """Run the batch to its end; None if the output was finished before. Raises SkimError, and can then be run again."""
+    plan = check_input(options.input, say)
+    output = absolute(options.output, output_folder())
+    journal = Journal(output)
+    if journal.open(plan):
+        say(f"{output} is finished already")
+        return None
+    done = journal.done()
+    left = [part for part in plan.parts if part.index not in done]
+    before = plan.rows - sum(part.rows for part in left)
+    say(f"Writing {output}" + (f": {before} rows were done before" if before else ""))
+    progress = Progress(plan.rows, before, say)
+    try:
+        if left:
+            _answer(options, plan, output, left, progress, say)
+    except (SystemExit, KeyboardInterrupt):
+        say(f"Stopped with {progress.done} of {plan.rows} rows done: the same command goes on from there")
+        raise
+    except SkimError as error:
+        raise SkimError(f"{error}; {progress.done} of {plan.rows} rows are done: the same command goes on") from error
+    totals = journal.finish(plan.parts)
+    say(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
+    return totals
+
+
+def output_folder() -> Path:
+    """Where relative outputs go: here, or in a Ray job, whose directory is a copy that does not last, a fixed place."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        return Path(os.environ.get(FOLDER_VARIABLE, "~/skim-batch")).expanduser()
+    return Path.cwd()
+
+
+def _answer(
+    options: BatchOptions,
+    plan: InputPlan,
+    output: str,
+    parts: list[Part],
+    progress: Progress,
+    say: Say,
+) -> None:
+    source = absolute(options.input, Path.cwd())
+    batch_id = plan.fingerprint[:12]
+    local_files = is_local(source) or is_local(output)
+    key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
+    with _endpoint(options, batch_id, say) as url:
+        import ray
+
+        endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
+        asyncio.run(check_endpoint(endpoint))
+        work = Work(source, output, endpoint, options.concurrency, batch_id)
+        here = local_files or urlsplit(url).hostname in LOOPBACK
+        node = ray.get_runtime_context().get_node_id() if here else None
+        progress.start()
+        for report in answer_parts(work, parts, node):
+            if report.failure:
+                raise SkimError(report.failure)
+            progress.add(report)
+
+
+@contextmanager
+def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
+    """Base URL of the endpoint to ask, with Ray joined: a running one, or one of the batch's own for its time."""
+    if options.config is not None:
+        from cluster.deployment import deployed
+
+        say("Starting pools of the batch's own")
+        # Named after the input: a resubmitted batch finds and replaces what a killed one left, and nobody else's.
+        with deployed(
+            load_config(options.config), address=options.address, progress=say, name=f"skim-batch-{batch_id}"
+        ) as url:
+            yield url
+        return
+    assert options.endpoint is not None
+    import ray
+
+    try:
+        ray.init(
+            address=options.address or "local", include_dashboard=False if options.address is None else None,
+            log_to_driver=False, logging_level="ERROR",
+        )  # fmt: skip
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SkimError(f"cannot reach the Ray cluster at {options.address or 'this machine'}: {error}") from error
+    try:
+        yield options.endpoint
+    finally:
+        ray.shutdown()

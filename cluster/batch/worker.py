@@ -1,0 +1,112 @@
+"""Parts asked and written down, in Ray Data's actors: the input streams through, a few parts at a time."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from cluster.batch.client import BatchClient, Endpoint
+from cluster.batch.journal import Journal
+from cluster.batch.plan import Part, read_part
+from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, usage_of
+from kv_transfer.errors import SkimError
+
+REQUESTS_PER_WORKER = 64
+"""More concurrency than that is spread over more actors: JSON of long prompts costs CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every worker needs to know. concurrency: requests of all workers together that are under way."""
+
+    input: str
+    output: str
+    endpoint: Endpoint
+    concurrency: int
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    """What became of one part. failure: why the whole job must stop, instead of numbers."""
+
+    rows: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    failure: str = ""
+
+
+class PartWorker:
+    """Ray Data's callable: parts in, reports out. Several parts are under way, so that none waits for a slow row."""
+
+    def __init__(self, work: Work, concurrency: int) -> None:
+        self._work = work
+        self._client = BatchClient(work.endpoint, concurrency)
+        self._journal = Journal(work.output)
+
+    async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """A batch of one part, as columns of Part's fields; the report as columns."""
+        part = Part(**{name: int(column[0]) for name, column in batch.items()})
+        try:
+            report = await self.answer(part)
+        except SkimError as error:
+            report = PartReport(failure=str(error))
+        return {name: [value] for name, value in asdict(report).items()}
+
+    async def answer(self, part: Part) -> PartReport:
+        """Ask all rows of `part` and commit the answers. Raises SkimError if the job cannot go on."""
+        rows = await asyncio.to_thread(read_part, self._work.input, part)
+        answers = await asyncio.gather(*(self._answer(number, line) for number, line in rows))
+        await asyncio.to_thread(self._journal.commit, part, answers)
+        usages = [usage_of(answer.response.body) for answer in answers if answer.response]
+        prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
+        return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
+
+    async def _answer(self, number: int, line: bytes) -> BatchAnswer:
+        name = f"batch_req_{self._work.batch_id}_{number}"
+        try:
+            request = parse(line)
+        except UnusableRowError as row:
+            fault = msgspec.structs.replace(row.fault, message=f"line {number}: {row.fault.message}")
+            return BatchAnswer(name, row.custom_id, None, fault)
+        said = await self._client.ask(request)
+        if isinstance(said, RowFault):
+            return BatchAnswer(name, request.custom_id, None, said)
+        return BatchAnswer(name, request.custom_id, said, None)
+
+
+def answer_parts(work: Work, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
+    """Have Ray Data answer `parts`, and yield their reports as they come.
+
+    node_id: the node that all workers must share, if the files lie or the endpoint listens there alone. Back-pressure:
+    a part is read when an actor has room for it, so that no more of the input is in memory than twice what is asked.
+    """
+    import ray.data
+    from ray.data import ActorPoolStrategy, DataContext
+
+    # Importing it has set its levels; its lines on every run are for the file, ours for the reader.
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    workers = math.ceil(work.concurrency / REQUESTS_PER_WORKER)
+    each = math.ceil(work.concurrency / workers)
+    at_once = math.ceil(2 * each / max(part.rows for part in parts))
+    reports = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map_batches(
+        PartWorker,
+        batch_size=None,
+        fn_constructor_kwargs={"work": work, "concurrency": each},
+        compute=ActorPoolStrategy(
+            size=min(workers, len(parts)),
+            max_tasks_in_flight_per_actor=max(at_once, 2),
+            max_concurrent_calls_per_actor=max(at_once, 2),
+        ),
+        num_cpus=0,
+        label_selector={"ray.io/node-id": node_id} if node_id else None,
+    )
+    for row in reports.iter_rows():
+        yield PartReport(**row)

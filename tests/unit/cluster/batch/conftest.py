@@ -1,0 +1,56 @@
+"""Inputs, and an endpoint without a network: a function from request to response behind OpenAI's real client."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+
+import cluster.batch.client
+
+Answer = Callable[[httpx2.Request], httpx2.Response]
+
+_count = itertools.count()
+
+
+def row(custom_id: str, **body: Any) -> dict[str, Any]:
+    """A row of the input whose body is given."""
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def write_rows(path: Path, rows: int) -> str:
+    """An input of rows r0, r1, ... with their number as `seed`."""
+    path.write_text("".join(json.dumps(row(f"r{i}", seed=i)) + "\n" for i in range(rows)))
+    return str(path)
+
+
+@pytest.fixture
+def memory_url() -> str:
+    """URL of an output in fsspec's memory file system, which all tests of this process share."""
+    return f"memory://batch-{next(_count)}/out.jsonl"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[float]]:
+    """`waits = serve(answer)`: every request goes to `answer`; waits between tries are noted, not waited."""
+
+    def serve(answer: Answer) -> list[float]:
+        waits: list[float] = []
+
+        def client(endpoint: cluster.batch.client.Endpoint) -> AsyncOpenAI:
+            transport = httpx2.MockTransport(answer)
+            return original(endpoint).with_options(http_client=httpx2.AsyncClient(transport=transport))
+
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+
+        original = cluster.batch.client._client
+        monkeypatch.setattr("cluster.batch.client._client", client)
+        monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
+        return waits
+
+    return serve

@@ -1,0 +1,70 @@
+"""`skim batch` as a user would run it, up to where Ray starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cluster.batch.conftest import row, write_rows
+from tests.unit.cluster.conftest import skim
+
+__all__ = ["skim"]
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_the_example_is_in_order(skim) -> None:
+    ran = skim("batch", "--dry-run", "--input", ROOT / "examples" / "batch.jsonl")
+    assert ran.code == 0, ran.err
+    assert "5 rows (2 x /v1/chat/completions, 1 x /v1/completions, 1 x /v1/responses, 1 x /v1/messages)" in ran.error
+
+
+def test_a_dry_run_names_bad_rows_and_writes_nothing(skim, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(row("a")) + "\n{broken\n")
+    ran = skim("batch", "--dry-run", "--input", file, "--output", tmp_path / "out.jsonl")
+    assert ran.code == 1
+    assert "line 2: the line is not valid JSON" in ran.error
+    assert "1 rows cannot be asked" in ran.error
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--output is missing"),
+        (["--output", "o", "--endpoint", "http://x", "--config", "c"], "give either --endpoint or --config"),
+        (["--output", "in.jsonl"], "in.jsonl exists already"),
+        (["--output", "nosuch://x/y"], "no URL that fsspec knows"),
+    ],
+)
+def test_mistakes_are_one_sentence(skim, tmp_path: Path, monkeypatch, words: list[str], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "in.jsonl", 3)
+    ran = skim("batch", "--input", "in.jsonl", *words)
+    assert ran.code == 2
+    assert message in ran.error
+    assert "Traceback" not in ran.err
+
+
+def test_a_missing_extra_is_named(skim, monkeypatch) -> None:
+    monkeypatch.setattr("cluster.batch.command.EXTRA", ("openai", "no_such_package"))
+    ran = skim("batch", "--input", "in.jsonl")
+    assert ran.code == 2
+    assert "batch jobs need no_such_package: install Skim with its extra `batch`" in ran.error
+
+
+def test_repeated_custom_ids_are_refused(skim, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join([json.dumps(row("a"))] * 2))
+    ran = skim("batch", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    assert ran.code == 2
+    assert "'a' in lines 1 and 2" in ran.error
+
+
+def test_the_module_is_the_command() -> None:
+    words = [sys.executable, "-m", "cluster.batch", "--dry-run", "--input", "examples/batch.jsonl"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "5 rows" in done.stderr

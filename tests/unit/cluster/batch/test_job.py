@@ -1,0 +1,135 @@
+"""The job without Ray: the same workers one after the other, over an endpoint without a network."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from cluster.batch import job
+from cluster.batch.job import BatchOptions, run_batch
+from cluster.batch.plan import Part
+from cluster.batch.worker import PartReport, PartWorker, Work
+from kv_transfer.errors import SkimError
+from tests.unit.cluster.batch.conftest import row, write_rows
+
+
+@pytest.fixture
+def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Seeds of the rows in the order in which the endpoint got them; Ray Data's place is taken by a loop."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, json={})
+        body = json.loads(request.content)
+        asked.append(body["seed"])
+        usage = {"prompt_tokens": 10, "completion_tokens": 2}
+        return httpx2.Response(400 if body["seed"] % 10 == 7 else 200, json={"seed": body["seed"], "usage": usage})
+
+    def in_this_process(work: Work, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
+        for part in parts:
+            fields = {name: [getattr(part, name)] for name in Part.__slots__}
+            columns = asyncio.run(PartWorker(work, work.concurrency)(fields))
+            yield PartReport(**{name: column[0] for name, column in columns.items()})
+
+    asked: list[int] = []
+    serve(answer)
+    monkeypatch.setattr(job, "_endpoint", lambda options, *_: nullcontext(options.endpoint))
+    monkeypatch.setattr(job, "answer_parts", in_this_process)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"), raising=False)
+    return asked
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`run()` gives what the job said; its files are in.jsonl and out.jsonl in tmp_path."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(output: str = "out.jsonl") -> list[str]:
+        said: list[str] = []
+        run_batch(BatchOptions("in.jsonl", output, "http://endpoint", None, 4, 1, 60.0, None), said.append)
+        return said
+
+    return run
+
+
+def output_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_rows_come_back_in_order_with_their_errors(asked: list[int], run: Any, tmp_path: Path) -> None:
+    lines = [json.dumps(row(f"r{i}", seed=i)) for i in range(30)]
+    lines[11] = json.dumps({**row("r11"), "url": "/v1/nothing"})
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    said = run()
+    rows = output_rows(tmp_path / "out.jsonl")
+    assert [r["custom_id"] for r in rows] == [f"r{i}" for i in range(30)]
+    assert sorted(asked) == [i for i in range(30) if i != 11]
+    for i, answer in enumerate(rows):
+        if i == 11:
+            assert answer["response"] is None
+            assert answer["error"]["message"].startswith("line 12: url must be one of")
+        else:
+            assert answer["response"]["status_code"] == (400 if i % 10 == 7 else 200)
+            assert answer["response"]["body"]["seed"] == i
+    assert said[0] == "in.jsonl: 30 rows (29 x /v1/chat/completions)"
+    assert said[-1] == f"Wrote {tmp_path}/out.jsonl: 30 rows, 4 of them errors"
+    assert "30/30 rows, 4 errors" in said[-2]
+
+
+def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "in.jsonl", 40)
+    whole = job.answer_parts
+
+    def stopped(*arguments: Any) -> Iterator[PartReport]:
+        reports = whole(*arguments)
+        yield next(reports)
+        yield next(reports)
+        raise SystemExit
+
+    with monkeypatch.context() as first:
+        first.setattr(job, "answer_parts", stopped)
+        with pytest.raises(SystemExit):
+            run()
+    assert "Writing " + str(tmp_path / "out.jsonl") + ": 16 rows were done before" in run()
+    assert sorted(asked) == list(range(40))
+    assert len(output_rows(tmp_path / "out.jsonl")) == 40
+    assert run()[-1] == f"{tmp_path}/out.jsonl is finished already"
+    assert len(asked) == 40
+
+
+def test_a_lost_endpoint_stops_the_job_with_what_is_done(
+    serve: Any, asked: list[int], run: Any, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "in.jsonl", 20)
+    answers = iter(range(9))
+
+    def gone_after_a_while(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "POST" and next(answers, None) is not None:
+            return httpx2.Response(200, json={})
+        if request.method == "GET" and not asked:
+            asked.append(0)
+            return httpx2.Response(200, json={})
+        raise httpx2.ConnectError("refused")
+
+    serve(gone_after_a_while)
+    with pytest.raises(SkimError, match=r"stopped answering; 8 of 20 rows are done: the same command goes on"):
+        run()
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_relative_outputs_of_ray_jobs_do_not_go_into_the_copied_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert job.output_folder() == tmp_path
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert job.output_folder() == Path.home() / "skim-batch"
+    monkeypatch.setenv("SKIM_BATCH_DIR", "/data")
+    assert job.output_folder() == Path("/data")
+    assert job.absolute("s3://bucket/out.jsonl", Path("/data")) == "s3://bucket/out.jsonl"

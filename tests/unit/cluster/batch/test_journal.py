@@ -1,0 +1,187 @@
+"""No row is lost or doubled and no written part is asked again, at whichever step a run is killed."""
+
+import itertools
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.batch import journal as journals
+from cluster.batch.journal import Journal
+from cluster.batch.plan import InputPlan, Part, read_part, read_plan
+from cluster.batch.rows import BatchAnswer, Response, RowFault
+from kv_transfer.errors import SkimError
+from tests.unit.cluster.batch.conftest import write_rows
+from tests.unit.cluster.batch.mortal_storage import STAGES, Killed, MortalStorage
+
+ROWS = 40
+MEMORY = fsspec.filesystem("memory")
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_rows(tmp_path_factory.mktemp("batch") / "in.jsonl", ROWS)
+
+
+@pytest.fixture(scope="module")
+def plan(source: str) -> InputPlan:
+    return read_plan(source)
+
+
+def answers_to(source: str, part: Part) -> list[BatchAnswer]:
+    """Every fifth row is an error, the rest say their own line."""
+    names = [(n, json.loads(line)["custom_id"]) for n, line in read_part(source, part)]
+    fault = RowFault("timeout", "too long")
+    return [
+        BatchAnswer(f"b{n}", i, Response(200, i, {"n": n}) if n % 5 else None, None if n % 5 else fault)
+        for n, i in names
+    ]
+
+
+class Batch:
+    """Runs of one batch over a storage of its own. asked: how often each part was asked, over all runs."""
+
+    def __init__(self, source: str, plan: InputPlan) -> None:
+        self._source, self._plan = source, plan
+        self.url = f"memory://mortal-{next(_names)}/out.jsonl"
+        self.asked = dict.fromkeys(range(len(plan.parts)), 0)
+        self.steps = 0
+
+    def run(self, life: int = 10**6, stage: str = "before", seed: int = 0) -> bool:
+        """Whether the run came to its end: it dies after `life` steps. seed: of the order in which parts are done."""
+        journal = Journal(self.url)
+        journal._fs = storage = MortalStorage(MEMORY, life, stage)
+        try:
+            if not journal.open(self._plan):
+                self._finish(journal, Random(seed))
+        except Killed:
+            return False
+        finally:
+            self.steps = life - storage.left
+        return True
+
+    def _finish(self, journal: Journal, random: Random) -> None:
+        done = journal.done()
+        left = [part for part in self._plan.parts if part.index not in done]
+        random.shuffle(left)
+        for part in left:
+            self.asked[part.index] += 1
+            journal.commit(part, answers_to(self._source, part))
+        totals = journal.finish(self._plan.parts)
+        assert (totals.rows, totals.failed) == (ROWS, ROWS // 5)
+
+    def check(self, runs: int) -> None:
+        """The output is whole and in order, nothing else is left, and each kill cost one part at most."""
+        rows = [json.loads(line) for line in MEMORY.cat_file(self.url).splitlines()]
+        assert [row["custom_id"] for row in rows] == [f"r{i}" for i in range(ROWS)]
+        files = {name.rpartition("/")[2] for name in MEMORY.find(self.url.rpartition("/")[0])}
+        assert {name for name in files if not name.endswith(".tmp")} == {"out.jsonl", "plan.json"}
+        assert sum(self.asked.values()) <= len(self.asked) + runs - 1
+        MEMORY.rm(self.url.rpartition("/")[0], recursive=True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_once_at_every_step(source: str, plan: InputPlan, stage: str) -> None:
+    whole = Batch(source, plan)
+    assert whole.run()
+    assert whole.steps > 5 * len(plan.parts)
+    for life in range(whole.steps):
+        batch = Batch(source, plan)
+        assert not batch.run(life, stage)
+        assert batch.run()
+        batch.check(runs=2)
+
+
+@given(kills=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(STAGES), st.integers()), max_size=8))
+def test_killed_again_and_again(source: str, plan: InputPlan, kills: list[tuple[int, str, int]]) -> None:
+    batch = Batch(source, plan)
+    for life, stage, seed in kills:
+        batch.run(life, stage, seed)
+    assert batch.run()
+    batch.check(runs=len(kills) + 1)
+
+
+def test_without_the_journal_rows_are_asked_again(
+    source: str, plan: InputPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: what `done` remembers is what saves the work of a killed run."""
+    batch = Batch(source, plan)
+    batch.run(life=30)
+    assert sum(batch.asked.values()) > 2
+    monkeypatch.setattr(Journal, "done", lambda self: set())
+    assert batch.run()
+    with pytest.raises(AssertionError):
+        batch.check(runs=2)
+
+
+def test_parts_that_do_not_appear_at_once_are_found_out(
+    source: str, plan: InputPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other control: written in place, a part can be cut off; it is then dropped, never joined as it is."""
+
+    def in_place(fs: Any, path: str, chunks: Any, *, scratch: str | None = None) -> None:
+        with fs.open(path, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+
+    batch = Batch(source, plan)
+    with monkeypatch.context() as broken:
+        broken.setattr(journals, "write", in_place)
+        assert not batch.run(life=10, stage="midst")
+    with pytest.raises(SkimError, match=r"held \d of its 8 rows .* submit the batch again"):
+        batch.run()
+    assert batch.run()
+    batch.check(runs=3)
+
+
+def test_a_finished_batch_stays_finished(source: str, plan: InputPlan) -> None:
+    batch = Batch(source, plan)
+    assert batch.run()
+    asked = dict(batch.asked)
+    assert batch.run()
+    assert batch.asked == asked
+    MEMORY.rm(batch.url)
+    assert batch.run(), "without its output it starts anew"
+    assert sum(batch.asked.values()) == 2 * len(plan.parts)
+
+
+def test_another_input_is_refused(source: str, plan: InputPlan, tmp_path: Path, memory_url: str) -> None:
+    assert not Journal(memory_url).open(plan)
+    other = read_plan(write_rows(tmp_path / "other.jsonl", ROWS + 1))
+    with pytest.raises(SkimError, match="was begun with another input, or the input was changed since"):
+        Journal(memory_url).open(other)
+    assert not Journal(memory_url).open(plan)
+
+
+def test_the_output_of_others_is_left_alone(plan: InputPlan, memory_url: str) -> None:
+    MEMORY.pipe(memory_url, b"precious")
+    with pytest.raises(SkimError, match="exists already: remove it, or name another --output"):
+        Journal(memory_url).open(plan)
+    assert MEMORY.cat_file(memory_url) == b"precious"
+    with pytest.raises(SkimError, match="must do without the characters"):
+        Journal("memory://bucket/out*.jsonl")
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b'{"version": 2, "fingerprint": "", "rows": 1, "parts": 1}'])
+def test_a_journal_that_cannot_be_read_is_one_sentence(plan: InputPlan, memory_url: str, content: bytes) -> None:
+    MEMORY.pipe(f"{memory_url}.batch/plan.json", content)
+    with pytest.raises(SkimError, match=r"no journal that can be read|another version of Skim"):
+        Journal(memory_url).open(plan)
+
+
+def test_local_outputs_get_their_folder(plan: InputPlan, source: str, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "out.jsonl"
+    journal = Journal(str(output))
+    assert not journal.open(plan)
+    for part in plan.parts:
+        journal.commit(part, answers_to(source, part))
+    journal.finish(plan.parts)
+    assert len(output.read_text().splitlines()) == ROWS
+    assert [file.name for file in (tmp_path / "new" / "out.jsonl.batch").iterdir()] == ["plan.json"]

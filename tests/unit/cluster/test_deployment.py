@@ -1,0 +1,51 @@
+"""Whom a deployment makes way for in a cluster that others use too: Ray and Serve are stood in for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cluster import deployment
+from cluster.app import APP_NAME
+from cluster.config import load_config
+from kv_transfer.errors import SkimError
+from tests.unit.cluster.conftest import MODELS
+
+CONFIG = load_config(MODELS.parent / "examples" / "demo.yaml")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """`cluster.applications` run; the calls that would change something are noted in `cluster.calls`."""
+    cluster = SimpleNamespace(applications={}, serve_up=False, calls=[])
+    monkeypatch.setattr(deployment.serve, "status", lambda: SimpleNamespace(applications=cluster.applications))
+    monkeypatch.setattr(deployment.serve, "delete", lambda name: cluster.calls.append(f"delete {name}"))
+    monkeypatch.setattr(deployment.ray, "shutdown", lambda: cluster.calls.append("leave"))
+    monkeypatch.setattr(deployment, "_serve_runs", lambda: cluster.serve_up)
+    monkeypatch.setattr(deployment, "check_port", lambda host, port: cluster.calls.append(f"check {port}"))
+    return cluster
+
+
+def test_an_empty_cluster_needs_the_port(cluster):
+    deployment._make_way(CONFIG, APP_NAME)
+    assert cluster.calls == ["check 8000"]
+
+
+def test_an_idle_serve_holds_the_port_itself(cluster):
+    cluster.serve_up = True
+    deployment._make_way(CONFIG, APP_NAME)
+    assert cluster.calls == []
+
+
+def test_what_a_killed_run_left_is_replaced(cluster):
+    cluster.serve_up, cluster.applications = True, {"skim-batch-1": None}
+    deployment._make_way(CONFIG, "skim-batch-1")
+    assert cluster.calls == ["delete skim-batch-1"]
+
+
+@pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])
+def test_what_others_serve_is_let_be(cluster, name):
+    """Even under the name that every `skim serve` takes."""
+    cluster.serve_up, cluster.applications = True, {APP_NAME: None}
+    with pytest.raises(SkimError, match="this Ray cluster serves skim already: use that one's endpoint, or stop it"):
+        deployment._make_way(CONFIG, name)
+    assert cluster.calls == ["leave"]
