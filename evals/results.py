@@ -91,7 +91,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
                 axis.set_visible(True)
                 _panel(axis, scores, task, length, result)
         handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        axes[0].figure.legend(handles, labels, loc="outside upper center", ncols=4)
         axes[0].figure.supxlabel("keep rate")
         axes[0].figure.supylabel("score")
 
