@@ -12,15 +12,20 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from kv_transfer.errors import SkimError
+from kv_transfer.messages import Int32Array
+from kv_transfer.model_info import inspect_model
 
 TOKENIZER = Path(__file__).parents[1] / "demo_models" / "target"
 MAX_POSITIONS = 2**18
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _VOCABULARY = 1024
 _HEAD_SIZE = 64
+_SPECIAL = 8
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,12 @@ def make_model(shape: Shape, seed: int) -> Path:
     return folder
 
 
+def random_prompt(tokens: int, *seed: int) -> Int32Array:
+    """Token ids [tokens] of the pair's tokenizer but for its first ones, which are special."""
+    vocabulary = inspect_model(str(TOKENIZER), engine="tokenizer").vocab_size
+    return np.random.default_rng([tokens, *seed]).integers(_SPECIAL, vocabulary, tokens).astype(np.int32)
+
+
 def _write(shape: Shape, seed: int, folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -98,7 +109,12 @@ def _write(shape: Shape, seed: int, folder: Path) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        model = LlamaForCausalLM(config)
+    # Not save_pretrained, which draws a bar of its own for the weights.
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for file in _FILES:
         shutil.copy(TOKENIZER / file, folder)
 

@@ -36,9 +36,11 @@ class Section:
 
 
 SECTIONS = (
+    Section("ttft", "Time to first token", "benchmarks.ttft"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("overhead", "What the router, Ray and the wire add", "benchmarks.overhead"),
+    Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),
     Section("eval", "Quality against keep rate", "evals.results"),
     Section("gpu-ttft", "On a GPU: time to the first token", "benchmarks.gpu.ttft"),

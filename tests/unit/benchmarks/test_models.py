@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import models
-from benchmarks.models import SPECULATOR, TARGET, Pair, Shape, flop_ratio, make_model, prefill_flops
+from benchmarks.models import SPECULATOR, TARGET, Pair, Shape, flop_ratio, make_model, prefill_flops, random_prompt
 from kv_transfer.model_info import check_pair, inspect_model
 
 SMALL = Shape(layers=2, heads=2, kv_heads=1, intermediate=96)
@@ -43,3 +43,12 @@ def test_models_are_made_once_and_follow_from_their_seed(tmp_path, monkeypatch) 
     infos = [inspect_model(str(folder), engine="vllm") for folder in (first, other)]
     check_pair(*infos)
     assert infos[0].max_position == models.MAX_POSITIONS
+
+
+def test_random_prompts_are_ones_that_the_pair_can_read() -> None:
+    prompt = random_prompt(20_000, 0, 1)
+    vocabulary = inspect_model(str(models.TOKENIZER), engine="tokenizer").vocab_size
+    assert prompt.min() > 0
+    assert prompt.max() == vocabulary - 1
+    assert (prompt == random_prompt(20_000, 0, 1)).all()
+    assert (prompt != random_prompt(20_000, 0, 2)).any()

@@ -1,6 +1,7 @@
 """The results page and its plots are what the committed JSON says."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def test_the_committed_plots_are_those_of_the_committed_results(file: Path) -> N
 def test_every_result_is_on_the_page_once() -> None:
     shown = [file for _, file in figures()]
     assert sorted(shown) == sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def test_the_readme_shows_plots_of_the_page() -> None:
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert shown, "it shows some"
+    of_page = {f"docs/{PLOTS}/{file.stem}.png" for _, file in figures()}
+    assert set(shown) <= of_page
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:

@@ -1,0 +1,181 @@
+"""What scoring costs: beside one reading of the keys, and as a share of the speculator's prefill.
+
+Runs in the speculator engine's own worker process, on its paged cache and its cores. Alone: the worker's scoring of a
+prompt of M tokens whose keys are random, taking turns with reading a large buffer, which gives the memory bandwidth; so
+lengths whose prefill would take minutes cost nothing. In requests: whole prompts through the engine, whose own counters
+tell how much of it was scoring.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks import plots
+from benchmarks.machine import machine
+from benchmarks.models import bench_pair, random_prompt
+from benchmarks.progress import Progress, silent
+from benchmarks.servers import engine_environment, engine_options
+from kv_transfer.messages import SelectionOptions
+
+LENGTHS = tuple(1024 * 2**i for i in range(8))
+PREFILL_LENGTHS = (4096, 16384)
+LOOK_AHEAD = 8
+_EXTENSION = "benchmarks.scoring_worker.ScoringBench"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """lengths are scored alone, `repeats` times each; prefill_lengths are whole requests, `rounds` times each."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    prefill_lengths: tuple[int, ...] = PREFILL_LENGTHS
+    repeats: int = 9
+    rounds: int = 3
+    seed: int = 0
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure; `rows` by length: what `ScoringBench.bench_scoring` tells and `prefill`, where it was measured."""
+    return asyncio.run(_run(settings, progress))
+
+
+async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
+    from speculator_service.vllm_engine import VllmSpeculator
+
+    began, pair = machine(), bench_pair(seed=settings.seed)
+    longest = max(settings.lengths + settings.prefill_lengths) + 64
+    progress("starting the speculator", 0)
+    with patch.dict(os.environ, engine_environment()):
+        engine = VllmSpeculator(str(pair.speculator), worker_extension_cls=_EXTENSION, **engine_options(longest))
+    try:
+        shares = {length: await _share(engine, length, settings, progress) for length in settings.prefill_lengths}
+        alone = await _alone(engine, settings, progress)
+    finally:
+        engine.close()
+    return {
+        "machine": began,
+        "settings": asdict(settings) | {"look_ahead": LOOK_AHEAD},
+        "models": {"speculator": str(pair.speculator_shape)},
+        "rows": [row_of(length, alone.get(length), shares.get(length)) for length in sorted({*alone, *shares})],
+    }
+
+
+async def _alone(engine: Any, settings: Settings, progress: Progress) -> dict[int, dict[str, Any]]:
+    """By length, in ascending order: peaks of memory are told apart only while they grow."""
+    lengths = sorted(settings.lengths)
+    await engine._engine.collective_rpc("bench_fill", args=(lengths[-1],))
+    found = {}
+    for number, length in enumerate(lengths):
+        progress(f"scoring {length} tokens", 0.5 + 0.5 * number / len(lengths))
+        [found[length]] = await engine._engine.collective_rpc(
+            "bench_scoring", args=(length, LOOK_AHEAD, settings.repeats)
+        )
+    return found
+
+
+async def _share(engine: Any, length: int, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Scoring's share of reading prompts of this length; each round one prompt with look-ahead and one without."""
+    prefills, scorings = [], []
+    for index in range(settings.rounds + 1):
+        progress(f"prompts of {length} tokens", 0.5 * index / (settings.rounds + 1))
+        prefill, _ = await _request(engine, length, look_ahead=0, seed=(settings.seed, index, 0))
+        _, scoring = await _request(engine, length, look_ahead=LOOK_AHEAD, seed=(settings.seed, index, 1))
+        prefills.append(prefill)
+        scorings.append(scoring)
+    return share_of(prefills[1:], scorings[1:])
+
+
+def share_of(prefills_ms: list[float], scorings_ms: list[float]) -> dict[str, Any]:
+    """Medians, and the median of the rounds' own shares with its extremes."""
+    shares = [scoring / prefill for scoring, prefill in zip(scorings_ms, prefills_ms, strict=True)]
+    return {
+        "prefill_ms": statistics.median(prefills_ms),
+        "scoring_ms": statistics.median(scorings_ms),
+        "share": {"median": statistics.median(shares), "lowest": min(shares), "highest": max(shares)},
+    }
+
+
+async def _request(engine: Any, length: int, look_ahead: int, seed: tuple[int, ...]) -> tuple[float, float]:
+    """Milliseconds of one prompt without its scoring, and of its scoring."""
+    ids = random_prompt(length, *seed)
+    [before] = await engine.worker_stats()
+    began = time.perf_counter()
+    await engine.score(f"{length}-{seed}", ids, SelectionOptions(look_ahead=look_ahead))
+    elapsed = 1e3 * (time.perf_counter() - began)
+    [after] = await engine.worker_stats()
+    scoring = after["scoring_ms"] - before["scoring_ms"]
+    return elapsed - scoring, scoring
+
+
+def row_of(length: int, alone: dict[str, Any] | None, share: dict[str, Any] | None) -> dict[str, Any]:
+    """A length's row. Reading the keys once (`keys_ms`) follows from their bytes and the bandwidth."""
+    if alone:
+        keys_ms = alone["key_bytes"] / alone["read_gb_s"] / 1e6
+        alone = {**alone, "keys_ms": keys_ms, "scoring_over_keys": alone["scoring_ms"] / keys_ms}
+    return {"prompt_tokens": length, "alone": alone, "prefill": share}
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was measured, in a few sentences."""
+    settings = result["settings"]
+    return (
+        f"Speculator {result['models']['speculator']}, random weights, float32, {settings['look_ahead']} look-ahead "
+        f"tokens, in the engine's own worker with all cores. Alone: medians of {settings['repeats']} on a cache filled "
+        "at random, beside reading the keys once at the bandwidth measured in between; peak memory is what the "
+        f"process grew by. In requests: medians of {settings['rounds']} rounds, scoring as a share of the prefill "
+        "(range)."
+    )
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows; a length that was measured in one way only leaves the other's cells empty."""
+    columns = ["prompt", "scoring ms", "reading keys ms", "scoring / reading", "GB/s read", "peak MiB", "keys MiB"]
+    columns += ["prefill ms", "scoring in a request ms", "share of prefill"]
+    return columns, [
+        [f"{row['prompt_tokens']:,}", *_alone_cells(row["alone"]), *_share_cells(row["prefill"])]
+        for row in result["rows"]
+    ]
+
+
+def _alone_cells(alone: dict[str, Any] | None) -> list[str]:
+    if alone is None:
+        return [""] * 6
+    return [
+        f"{alone['scoring_ms']:.1f}",
+        f"{alone['keys_ms']:.2f}",
+        f"{alone['scoring_over_keys']:.1f}",
+        f"{alone['read_gb_s']:.1f}",
+        f"{alone['peak_bytes'] / 2**20:.0f}",
+        f"{alone['key_bytes'] / 2**20:.1f}",
+    ]
+
+
+def _share_cells(prefill: dict[str, Any] | None) -> list[str]:
+    if prefill is None:
+        return [""] * 3
+    share = prefill["share"]
+    in_words = f"{share['median']:.2%} ({share['lowest']:.2%} to {share['highest']:.2%})"
+    return [f"{prefill['prefill_ms']:,.0f}", f"{prefill['scoring_ms']:.1f}", in_words]
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Left: scoring and reading the keys once, by prompt length. Right: the most memory that scoring took."""
+    rows = [(row["prompt_tokens"], row["alone"]) for row in result["rows"] if row["alone"]]
+    lengths = [length for length, _ in rows]
+    with plots.figure(path, result, panels=2) as [times, memory]:
+        times.plot(lengths, [alone["scoring_ms"] for _, alone in rows], label="scoring")
+        times.plot(lengths, [alone["keys_ms"] for _, alone in rows], label="reading the keys once")
+        times.set(xlabel="prompt tokens", ylabel="ms", yscale="log")
+        memory.plot(lengths, [alone["peak_bytes"] / 2**20 for _, alone in rows], label="most memory of scoring")
+        memory.plot(lengths, [alone["key_bytes"] / 2**20 for _, alone in rows], label="the keys themselves")
+        memory.set(xlabel="prompt tokens", ylabel="MiB", ylim=(0, None))
+        for axes in (times, memory):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, labels=[f"{length // 1024}k" for length in lengths])
+            axes.minorticks_off()
+            axes.legend()

@@ -1,0 +1,265 @@
+"""Time to first token: Skim over HTTP, a stock vLLM server, and the least that Skim's method could take.
+
+Everything runs on the same cores with the same engine options, is up during the whole run, and takes turns request by
+request, so that whatever else the machine does slows all columns alike; no two requests run at once. Ratios are formed
+within a round. All columns get the same prompts, random token ids, salted so that nothing comes from a prefix cache.
+
+- dense: a stock vLLM server, asked by the request function of `vllm bench serve`, which measures from sending the
+  request to the first streamed token. Its command line cannot take turns with another server, so the function is
+  called here.
+- Skim: the deployment as `skim serve` would start it, asked by the same function.
+- limit: the speculator's forward over the prompt plus the target's over as many tokens as Skim kept, each measured
+  alone on a plain vLLM engine in this process, without HTTP, Ray, look-ahead or scoring. Where Skim ran dense, the
+  target's forward alone.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.machine import machine
+from benchmarks.models import Pair, bench_pair, flop_ratio, random_prompt
+from benchmarks.progress import Progress, silent
+from benchmarks.servers import MODEL, engine_environment, engine_options, skim_config, stock_server
+
+LENGTHS = (1024, 2048, 4096, 8192)
+KEEP_RATES = (0.1, 0.2, 0.3, 0.5, 1.0)
+SHORT_LENGTHS = (256, 512, 896)
+ANSWER_TOKENS = 2
+"""Random weights never end an answer. The second token lets drafting be on when the first one comes."""
+
+Case = tuple[int, float | None]
+"""Prompt tokens, and the keep rate; None leaves all settings at their defaults."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """rounds: times that each case is measured, after one that is not counted. short_lengths run at the defaults."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    keep_rates: tuple[float, ...] = KEEP_RATES
+    short_lengths: tuple[int, ...] = SHORT_LENGTHS
+    rounds: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of one column. keep_rate is None for dense ones, and for Skim at its defaults."""
+
+    column: str
+    prompt_tokens: int
+    keep_rate: float | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A turn in a round. parts: Skim's own account (Server-Timing) or the two forwards of the limit."""
+
+    turn: Turn
+    round: int
+    ms: float
+    kept_tokens: int
+    parts: dict[str, float]
+
+
+def turns(settings: Settings, round_index: int) -> Iterator[Turn]:
+    """A round: per length dense, then Skim and its limit at each rate; every second round the other way round.
+
+    The limit of a case needs to know how much Skim kept, so it comes after it in both.
+    """
+    cases = [(length, [None]) for length in settings.short_lengths]
+    cases += [(length, list(settings.keep_rates)) for length in settings.lengths]
+    for length, rates in cases:
+        dense = [Turn("dense", length, None)]
+        of_rates = [Turn(column, length, rate) for rate in rates for column in ("skim", "limit")]
+        if round_index % 2:
+            of_rates = [Turn(column, length, rate) for rate in reversed(rates) for column in ("skim", "limit")]
+        yield from of_rates + dense if round_index % 2 else dense + of_rates
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure; `rows` as in `rows_of`. Raises SkimError if something does not start or answer."""
+    from cluster.deployment import deployed
+
+    began, pair = machine(), bench_pair(seed=settings.seed)
+    longest = max(settings.lengths + settings.short_lengths) + 64
+    config = skim_config(pair, longest)
+    with ExitStack() as stack:
+        progress("starting a stock vLLM server", 0)
+        dense = stack.enter_context(stock_server(pair.target, longest))
+        progress("starting Skim", 0)
+        skim = stack.enter_context(deployed(config, progress=lambda _: None))
+        progress("starting two engines for the limit", 0)
+        timings = asyncio.run(_measure(settings, pair, {"dense": dense, "skim": skim}, longest, progress))
+    return {
+        "machine": began,
+        "settings": asdict(settings),
+        "models": {"target": str(pair.target_shape), "speculator": str(pair.speculator_shape)},
+        "engine_options": engine_options(longest),
+        "environment": engine_environment(),
+        "defaults": {"keep_rate": config.selection.keep_rate, "min_prompt_tokens": config.router.min_prompt_tokens},
+        "flop_ratios": {str(length): flop_ratio(pair, length, min(settings.keep_rates)) for length in settings.lengths},
+        "rows": rows_of(timings),
+    }
+
+
+async def _measure(
+    settings: Settings, pair: Pair, urls: dict[str, str], longest: int, progress: Progress
+) -> list[Timing]:
+    from benchmarks.stock import StockEngine, StreamingClient
+
+    async with StreamingClient() as client:
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(StockEngine.started(model, engine_options(longest), engine_environment()))
+                for name, model in (("speculator", pair.speculator), ("target", pair.target))
+            }
+            return await _take_turns(settings, _Asker(client, urls, engines), progress)
+
+
+async def _take_turns(settings: Settings, asker: "_Asker", progress: Progress) -> list[Timing]:
+    timings: list[Timing] = []
+    planned = [(index, turn) for index in range(settings.rounds + 1) for turn in turns(settings, index)]
+    # Reading takes a little more than linear time: shares by length would run ahead at first, by its square behind.
+    weights = [turn.prompt_tokens**1.5 for _, turn in planned]
+    kept: dict[Case, int] = {}
+    for number, (index, turn) in enumerate(planned):
+        which = f"round {index} of {settings.rounds}" if index else "warming up"
+        progress(f"{which}: {turn.column}, {turn.prompt_tokens} tokens", sum(weights[:number]) / sum(weights))
+        ids = random_prompt(turn.prompt_tokens, settings.seed, index).tolist()
+        timing = await asker.ask(turn, index, ids, kept)
+        if index:
+            timings.append(timing)
+    return timings
+
+
+class _Asker:
+    def __init__(self, client: Any, urls: dict[str, str], engines: dict[str, Any]) -> None:
+        self._client, self._urls, self._engines = client, urls, engines
+
+    async def ask(self, turn: Turn, index: int, ids: list[int], kept: dict[Case, int]) -> Timing:
+        """One request; kept: how many tokens Skim kept in each case, noted here and read for the limit."""
+        case = (turn.prompt_tokens, turn.keep_rate)
+        if turn.column == "limit":
+            parts = {"target": await self._engines["target"].forward_ms(ids[: kept[case]])}
+            if kept[case] < len(ids):
+                parts["speculator"] = await self._engines["speculator"].forward_ms(ids)
+            return Timing(turn, index, sum(parts.values()), kept[case], parts)
+        options = {} if turn.keep_rate is None else {"speculative_prefill": {"keep_rate": turn.keep_rate}}
+        reply = await self._client.ask(self._urls[turn.column], MODEL, ids, ANSWER_TOKENS, options)
+        if turn.column == "skim":
+            kept[case] = int(reply.headers["x-skim-kept-tokens"])
+        return Timing(turn, index, reply.ttft_ms, kept.get(case, len(ids)), reply.server_timing)
+
+
+def rows_of(timings: list[Timing]) -> list[dict[str, Any]]:
+    """A row per length and keep rate (null: the defaults): medians in milliseconds, ratios with their spread.
+
+    `skim_over_limit` and `dense_over_skim` are medians of the rounds' own ratios, with `lowest` and `highest`; `parts`
+    are medians of Skim's account and of the limit's two forwards.
+    """
+    cases = dict.fromkeys((t.turn.prompt_tokens, t.turn.keep_rate) for t in timings if t.turn.column == "skim")
+    return [_row(*case, timings) for case in sorted(cases, key=lambda case: (case[0], case[1] or 0))]
+
+
+def _row(prompt_tokens: int, keep_rate: float | None, timings: list[Timing]) -> dict[str, Any]:
+    def of(column: str, rate: float | None) -> list[Timing]:
+        wanted = Turn(column, prompt_tokens, rate)
+        return sorted((t for t in timings if t.turn == wanted), key=lambda t: t.round)
+
+    dense, skim, limit = of("dense", None), of("skim", keep_rate), of("limit", keep_rate)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "keep_rate": keep_rate,
+        "kept_tokens": skim[-1].kept_tokens,
+        "dense_ms": _median(dense),
+        "skim_ms": _median(skim),
+        "limit_ms": _median(limit),
+        "skim_over_limit": _spread(skim, limit),
+        "dense_over_skim": _spread(dense, skim),
+        "dense_over_limit": _spread(dense, limit),
+        "parts": {"skim": _parts(skim), "limit": _parts(limit)},
+    }
+
+
+def _median(timings: list[Timing]) -> float:
+    return statistics.median(t.ms for t in timings)
+
+
+def _spread(over: list[Timing], under: list[Timing]) -> dict[str, float]:
+    ratios = [a.ms / b.ms for a, b in zip(over, under, strict=True)]
+    return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+def _parts(timings: list[Timing]) -> dict[str, float]:
+    names = dict.fromkeys(name for t in timings for name in t.parts)
+    return {name: statistics.median(t.parts.get(name, 0.0) for t in timings) for name in names}
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What was measured, in a few sentences."""
+    models, settings, defaults = result["models"], result["settings"], result["defaults"]
+    flops = ", ".join(f"{ratio:.1f} at {int(length):,}" for length, ratio in result["flop_ratios"].items())
+    return (
+        f"Random weights, float32: target {models['target']}, speculator {models['speculator']}. {settings['rounds']} "
+        f"rounds, one request at a time; every engine uses all cores. Ratios with their range over the rounds. "
+        f'"default" asks for nothing: prompts under {defaults["min_prompt_tokens"]:,} tokens run dense, others at keep '
+        f"rate {defaults['keep_rate']}. By floating-point operations alone, dense is to the limit at keep rate "
+        f"{min(settings['keep_rates'])} as {flops} to 1."
+    )
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows."""
+    columns = ["prompt", "keep rate", "kept", "dense ms", "Skim ms", "limit ms", "Skim / limit", "dense / Skim"]
+    columns += ["dense / limit"]
+    rows = [
+        [
+            f"{row['prompt_tokens']:,}",
+            "default" if row["keep_rate"] is None else f"{row['keep_rate']}",
+            f"{row['kept_tokens']:,}",
+            *(f"{row[name]:,.0f}" for name in ("dense_ms", "skim_ms", "limit_ms")),
+            *(_in_words(row[name]) for name in ("skim_over_limit", "dense_over_skim")),
+            f"{row['dense_over_limit']['median']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    return columns, rows
+
+
+def _in_words(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Left: seconds by prompt length, dense, Skim and limit at the lowest rate. Right: dense over Skim at each rate."""
+    rows = [row for row in result["rows"] if row["keep_rate"] is not None]
+    rates = sorted({row["keep_rate"] for row in rows})
+    lowest = [row for row in rows if row["keep_rate"] == rates[0]]
+    with plots.figure(path, result, panels=2) as [times, ratios]:
+        lengths = [row["prompt_tokens"] for row in lowest]
+        for name, label in (
+            ("dense_ms", "dense vLLM"),
+            ("skim_ms", f"Skim, keep {rates[0]}"),
+            ("limit_ms", "its limit: two forwards alone"),
+        ):
+            times.plot(lengths, [row[name] / 1e3 for row in lowest], label=label)
+        times.set(xlabel="prompt tokens", ylabel="seconds to first token", ylim=(0, None))
+        for rate in rates:
+            at_rate = [row for row in rows if row["keep_rate"] == rate]
+            medians = [row["dense_over_skim"]["median"] for row in at_rate]
+            ratios.plot([row["prompt_tokens"] for row in at_rate], medians, label=f"keep {rate}")
+        ratios.axhline(1, color="black", linewidth=1)
+        ratios.set(xlabel="prompt tokens", ylabel="times as fast as dense vLLM", ylim=(0, None))
+        for axes in (times, ratios):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, labels=[f"{length // 1024}k" for length in lengths])
+            axes.minorticks_off()
+        times.legend()
+        ratios.legend(loc="center left", bbox_to_anchor=(1, 0.5))
