@@ -10,6 +10,7 @@ from actors.metrics import PoolMetrics, request_counts
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
+from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
 from speculator_service.drafting import DraftService
 from speculator_service.engine import create_engine
@@ -19,7 +20,8 @@ from speculator_service.service import SpeculatorService
 class SpeculatorActor:
     """One replica: one engine, the selection on top of it, and its draft server.
 
-    channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`); None serves no drafts.
+    channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
+    its DraftService; None serves no drafts.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -31,7 +33,9 @@ class SpeculatorActor:
         channel: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
-        self._drafts = DraftService(self._engine) if channel is not None else None
+        self._drafts = None
+        if channel is not None:
+            self._drafts = DraftService(self._engine, max_branches=channel.get("max_branches", 64))
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address)
         self._metrics = PoolMetrics("speculator", self.stats)
@@ -62,6 +66,11 @@ class SpeculatorActor:
             return encode(selection)
         except Exception as error:
             return reply_to_failure(error, "speculator")
+
+    async def end_session(self, session: str) -> None:
+        """Nobody will ask this session for drafts. The router asks every replica: not to know it is no error."""
+        if self._drafts is not None:
+            await self._drafts.handle(DraftRequest(0, closed=[session]))
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests and of drafting."""

@@ -4,12 +4,14 @@ One core is pinned to each pool. All engines live through the whole run and take
 that whatever else the machine does slows all modes alike. The drafting modes verify on the same target engine and
 differ by what each request asks for. Prompts are compressed by the speculator; only decoding is timed, from a request's
 first token to its last. The demo pair's answers are short, so the drafts that came with the selection cover most of
-them; `ignore_eos` makes the models talk on past their end token, where they were never trained to agree.
+them; `ignore_eos` makes the models talk on past their end token, where they were never trained to agree. The demo
+target is small as well: `target_layers` makes its steps cost what a deeper model's cost (benchmarks/padded_target.py).
 """
 
 import asyncio
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks import plots
 from benchmarks.machine import machine
+from benchmarks.padded_target import pad_target
 from benchmarks.progress import Progress, silent
 from cluster.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
@@ -34,22 +37,6 @@ from speculator_service.service import SpeculatorService
 from target_service.engine import create_engine as create_target
 
 _ENGINE = {"enforce_eager": True, "dtype": "float32"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """prompts: per set. batch: requests at a time. drafts: K. rounds: sets per mode, after one that is not counted."""
-
-    target: str
-    speculator: str
-    prompts: int = 8
-    batch: int = 1
-    prompt_tokens: int = 2048
-    answer_tokens: int = 64
-    keep_rate: float = 0.2
-    drafts: int = 4
-    rounds: int = 3
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,52 +62,114 @@ def modes(drafts: int) -> dict[str, Mode]:
     }
 
 
+MODES = tuple(modes(1))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """prompts: per set. batch: requests at a time. drafts: K. rounds: sets per mode, after one that is not counted.
+
+    prompt_tokens: each length is measured by itself, on the same engines. modes: names of `MODES`; `plain` is always
+    measured. target_layers: pad the target to so many.
+    """
+
+    target: str
+    speculator: str
+    prompts: int = 8
+    batch: int = 1
+    prompt_tokens: tuple[int, ...] = (2048,)
+    answer_tokens: int = 64
+    keep_rate: float = 0.2
+    drafts: int = 4
+    rounds: int = 3
+    ignore_eos: bool = False
+    target_layers: int | None = None
+    modes: tuple[str, ...] = MODES
+
+
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; see `_summary` for what comes back. Raises SkimError if an engine does not start."""
-    return asyncio.run(_run(settings, progress))
+    """Measure: `machine`, `settings`, and `modes` (see `_summary`) and `speculator_counts`.
+
+    The latter two are under `by_prompt_tokens` where there are several lengths. Raises SkimError if an engine does not
+    start or the target cannot be padded.
+    """
+    with tempfile.TemporaryDirectory(prefix="skim-target-") as folder:
+        padded: dict[str, Any] = {}
+        if settings.target_layers is not None:
+            parameters = pad_target(Path(settings.target), Path(folder), settings.target_layers)
+            padded = {"target_is_padded": True, "target_parameters": parameters}
+        began = machine()
+        blocks = asyncio.run(_run(replace(settings, target=folder) if padded else settings, progress))
+    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    result: dict[str, Any] = {"machine": began, "settings": vars(settings) | names | padded}
+    if len(blocks) > 1:
+        return {**result, "by_prompt_tokens": {str(length): block for length, block in blocks.items()}}
+    [(result["settings"]["prompt_tokens"], block)] = blocks.items()
+    return {**result, **block}
 
 
-async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
-    began = machine()
+async def _run(settings: Settings, progress: Progress) -> dict[int, dict[str, Any]]:
     bench = await _Bench.start(settings, progress)
-    asked = modes(settings.drafts)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
+    blocks: dict[int, dict[str, Any]] = {}
+
+    def tell(what: str, done: float) -> None:
+        progress(what, (len(blocks) + done) / len(settings.prompt_tokens))
+
     try:
-        for index in range(settings.rounds + 1):
-            for turn, (name, mode) in enumerate(asked.items()):
-                done = (index + turn / len(asked)) / (settings.rounds + 1)
-                progress(f"round {index} of {settings.rounds}: {name}" if index else f"warming up: {name}", done)
-                measured = await bench.measure(mode, seed=1000 * index)
-                if index:
-                    runs[name].append(measured)
-        drafting = bench.service.metrics()
+        for length in settings.prompt_tokens:
+            blocks[length] = await _measure(bench, length, tell)
     finally:
         await bench.close()
-    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    return blocks
+
+
+async def _measure(bench: "_Bench", prompt_tokens: int, progress: Progress) -> dict[str, Any]:
+    """All modes in turns, with prompts of one length."""
+    settings = bench.settings
+    asked = {name: mode for name, mode in modes(settings.drafts).items() if name in {"plain", *settings.modes}}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
+    before = bench.service.metrics()
+    for index in range(settings.rounds + 1):
+        for turn, (name, mode) in enumerate(asked.items()):
+            what = f"round {index} of {settings.rounds}" if index else "warming up"
+            done = (index + turn / len(asked)) / (settings.rounds + 1)
+            progress(f"prompts of {prompt_tokens} tokens, {what}: {name}", done)
+            measured = await bench.measure(mode, prompt_tokens, seed=1000 * index)
+            if index:
+                runs[name].append(measured)
     return {
-        "machine": began,
-        "settings": vars(settings) | names,
         "modes": {name: _summary(results, runs["plain"]) for name, results in runs.items()},
-        "speculator_counts": drafting,
+        "speculator_counts": {name: value - before[name] for name, value in bench.service.metrics().items()},
     }
+
+
+def _by_length(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The modes of each length of prompts."""
+    several = {length: block["modes"] for length, block in result.get("by_prompt_tokens", {}).items()}
+    return several or {str(result["settings"]["prompt_tokens"]): result["modes"]}
 
 
 def describe(result: dict[str, Any]) -> str:
     """What was measured, in a sentence or two."""
-    settings = result["settings"]
+    settings, by_length = result["settings"], _by_length(result)
     what = (
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['prompts']} prompts of "
-        f"{settings['prompt_tokens']} tokens per round, {settings['rounds']} rounds, {settings['batch']} at a time, "
+        f"{' or '.join(by_length)} tokens per round, {settings['rounds']} rounds, {settings['batch']} at a time, "
         f"keep rate {settings['keep_rate']}, K = {settings['drafts']}, one core per pool, "
         + ("decoding on past the answers' end." if settings["ignore_eos"] else "whole answers.")
     )
-    if all(mode["ms_per_round"] is None for mode in result["modes"].values()):
+    if settings.get("target_is_padded"):
+        what += (
+            f" The target is padded to {settings['target_layers']} layers ({settings['target_parameters'] / 1e6:.0f} "
+            "million parameters) that add nothing: its answers are the same and its steps cost more."
+        )
+    if all(mode["ms_per_round"] is None for modes in by_length.values() for mode in modes.values()):
         what += " No drafting round was needed: the drafts that came with the selection covered the answers."
     return what
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, a mode each."""
+    """Columns and rows, a mode each, for each length of prompts where there are several."""
     columns = ["mode", "tokens/s", "x plain (range)", "ms per token", "tokens per verify", "ms per drafting round"]
     columns += ["KV bytes per session", "accepted by position"]
     rows = [
@@ -135,9 +184,17 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             _or_none(mode["kv_bytes_per_session"], "{:,.0f}"),
             " ".join(f"{rate:.2f}" for rate in mode["acceptance_per_position"]),
         ]
-        for name, mode in result["modes"].items()
+        for name, mode in _named_modes(result).items()
     ]
     return columns, rows
+
+
+def _named_modes(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The modes, named with their prompts' length where there are several."""
+    by_length = _by_length(result)
+    if len(by_length) == 1:
+        return dict(*by_length.values())
+    return {f"{name}, {length} tokens": mode for length, modes in by_length.items() for name, mode in modes.items()}
 
 
 def _or_none(value: float | None, form: str) -> str:
@@ -146,13 +203,17 @@ def _or_none(value: float | None, form: str) -> str:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Speed of each mode as a multiple of plain decoding, with its extremes over the rounds."""
-    names = list(result["modes"])[::-1]
-    ratios = [result["modes"][name]["ratio_to_plain"] for name in names]
+    shown = _named_modes(result)
+    names = list(shown)[::-1]
+    ratios = [shown[name]["ratio_to_plain"] for name in names]
     medians = [ratio["median"] for ratio in ratios]
     below = [ratio["median"] - ratio["lowest"] for ratio in ratios]
     above = [ratio["highest"] - ratio["median"] for ratio in ratios]
-    with plots.figure(path, result, height=3.6) as [axes]:
-        colours = [plots.COLOURS[-1 if name == "plain" else 1 if name == "draft_model" else 0] for name in names]
+    with plots.figure(path, result, height=0.8 + 0.4 * len(names)) as [axes]:
+        colours = [
+            plots.COLOURS[-1 if name.startswith("plain") else 1 if name.startswith("draft_model") else 0]
+            for name in names
+        ]
         axes.barh(names, medians, xerr=[below, above], color=colours, capsize=3)
         axes.axvline(1, color="black", linewidth=1)
         axes.set(xlabel="tokens per second, as a multiple of plain decoding")
@@ -206,7 +267,8 @@ class _Bench:
     async def start(cls, settings: Settings, progress: Progress) -> "_Bench":
         cores = sorted(os.sched_getaffinity(0))
         first, last = cores[0], cores[-1]
-        progress("starting the speculator and three targets", 0)
+        wanted = {"plain", *(modes(settings.drafts)[name].engine for name in settings.modes)}
+        progress(f"starting the speculator and {len(wanted)} targets", 0)
         with _pinned(first):
             speculator = create_speculator("vllm", settings.speculator, options=_ENGINE)
         service = DraftService(speculator)
@@ -227,19 +289,22 @@ class _Bench:
             "remote": {"decode": {**decode, "method": "remote"}, "draft_channel": {"deadline_s": 2.0}},
             "draft_model": {"decode": {**decode, "method": "draft_model"}, "draft_model": settings.speculator},
         }
+        # Room for a whole prompt, not for the model's longest: with many layers its KV cache is large.
+        room = {"max_model_len": max(settings.prompt_tokens) + settings.answer_tokens + settings.drafts}
         with _pinned(last):
             targets = {
-                name: create_target("vllm", settings.target, options={**_ENGINE, **more})
+                name: create_target("vllm", settings.target, options={**_ENGINE, **room, **more})
                 for name, more in options.items()
+                if name in wanted
             }
         select = SpeculatorService(speculator, address)
         tokenizer = AutoTokenizer.from_pretrained(settings.target)
         return cls(settings, speculator, service, select, server, targets, tokenizer, round_ms)
 
-    async def measure(self, mode: Mode, seed: int) -> dict[str, Any]:
+    async def measure(self, mode: Mode, prompt_tokens: int, seed: int) -> dict[str, Any]:
         """One set of prompts through one mode, `batch` at a time."""
         target, settings = self.targets[mode.engine], self.settings
-        prompts = [await self._compress(seed + i, mode) for i in range(settings.prompts)]
+        prompts = [await self._compress(prompt_tokens, seed + i, mode) for i in range(settings.prompts)]
         before = await target.decode_stats()
         self.round_ms.clear()
         seconds, tokens = 0.0, 0
@@ -267,8 +332,8 @@ class _Bench:
         kept = mode.decode is not None and mode.decode.draft_context == "kept"
         return per_token * (int(prompt.token_ids.size) if kept else prompt.context_length)
 
-    async def _compress(self, seed: int, mode: Mode) -> KeptPrompt:
-        document = make_document(self.settings.prompt_tokens, seed)
+    async def _compress(self, prompt_tokens: int, seed: int, mode: Mode) -> KeptPrompt:
+        document = make_document(prompt_tokens, seed)
         ids = self.tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
         request = SelectRequest(
             f"{seed}-{time.monotonic_ns()}",

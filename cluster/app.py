@@ -48,7 +48,8 @@ def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -
 
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
-    channel = {**_channel(config.channel), "port": config.channel.port} if config.decode.method == "remote" else None
+    own = config.channel.model_dump(include={"port", "max_branches"})
+    channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
     speculator = _pool("speculator", SpeculatorActor, config.speculator, SPECULATOR_RESOURCE).bind(
         *_engine(config.speculator), channel
     )

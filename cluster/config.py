@@ -183,6 +183,7 @@ class ChannelConfig(BaseModel):
         "replica per machine, lets running answers find a replica that was started anew",
     )
     deadline_ms: float = Field(250.0, gt=0, le=10_000, description="a draft that takes longer is done without")
+    max_branches: int = Field(64, ge=1, description="guesses that a speculator replica drafts ahead for at a time")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must show")
     tls_cert: str | None = Field(None, description="server certificate, PEM file on the pools' machines")
     tls_key: str | None = Field(None, description="its private key, PEM file")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_transfer.errors import WireError
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
+from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt
 
 
 def _no_ids() -> Int32Array:
@@ -36,11 +36,15 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionState:
-    """All that the target knows of a session that the speculator lost: enough to draft from the kept tokens."""
+    """All that the target knows of a session that the speculator lost: enough to draft from the kept tokens.
+
+    draft_ahead: as the request asked; None leaves it to the speculator.
+    """
 
     session: str
     prompt: KeptPrompt
     answer: Int32Array
+    draft_ahead: DraftAhead | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+DraftAhead = Literal["off", "chain", "branches"]
 
 MAX_LOOK_AHEAD = 64
 
@@ -65,7 +66,7 @@ class DecodeOptions(BaseModel):
     )
     max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
     adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
-    draft_ahead: Literal["off", "chain", "branches"] = Field("chain", description="draft on while the target verifies")
+    draft_ahead: DraftAhead = Field("chain", description="draft on while the target verifies")
     draft_context: Literal["full", "kept"] = Field("full", description="what the drafter reads: all or what was kept")
     q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution that travel per draft")
 

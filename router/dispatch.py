@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, Selection, SelectRequest
+from kv_transfer.messages import (
+    GenerateOutput,
+    GenerateRequest,
+    Int32Array,
+    KeptPrompt,
+    Selection,
+    SelectRequest,
+    Session,
+)
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
 from router.explain import SelectionLog, explanation
@@ -53,6 +61,7 @@ class Dispatcher:
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
         self._select_timeout_s = select_timeout_s
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def run(
         self, request_id: str, prompt: Prompt, context: RequestContext
@@ -71,12 +80,25 @@ class Dispatcher:
             context.decode,
         )
         sent = time.perf_counter()
-        async with aclosing(self.pools.generate(request)) as outputs:
-            async for output in outputs:
-                if "prefill" not in outcome.timings:
-                    _time_prefill(outcome, output, 1e3 * (time.perf_counter() - sent))
-                    context.answering = True
-                yield output
+        began = False
+        try:
+            async with aclosing(self.pools.generate(request)) as outputs:
+                async for output in outputs:
+                    if not began:
+                        began = True
+                        _time_prefill(outcome, output, 1e3 * (time.perf_counter() - sent))
+                        context.answering = True
+                    yield output
+        finally:
+            # When an answer ends, its target tells the drafter; of one that never began it may know nothing.
+            if kept.session is not None and not began:
+                self._end(kept.session)
+
+    def _end(self, session: Session) -> None:
+        """In the background: whoever hung up waits for nothing."""
+        task = asyncio.create_task(self.pools.end_session(session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
         """The prompt as the target shall see it: kept, or whole."""

@@ -17,11 +17,12 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from actors.target import ACCEPTED
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest
+from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest, Session
 
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
+END_TIMEOUT_S = 10.0
 
 
 class Pools(Protocol):
@@ -36,6 +37,10 @@ class Pools(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Raises SkimError; closing the generator aborts the work in the pool."""
+        ...
+
+    async def end_session(self, session: Session) -> None:
+        """Have the speculator let go of a session that no target will ask; best effort, never raises."""
         ...
 
 
@@ -65,6 +70,14 @@ class ServePools:
         except (RayError, RayServeException) as error:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
         return decode(reply, Selection)
+
+    async def end_session(self, session: Session) -> None:
+        # A handle cannot name a replica; the others do not know the session.
+        try:
+            response = self._speculator.broadcast("end_session", session.id)
+            await response.results_async(timeout_s=END_TIMEOUT_S, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         payload = encode(request)

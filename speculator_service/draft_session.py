@@ -3,18 +3,16 @@
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from kv_transfer.drafts import DraftRow
 from kv_transfer.errors import SessionLostError
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import DraftAhead, Int32Array
 from speculator_service.draft_ahead import Ahead, Ask
 from speculator_service.draft_budget import Acceptance
 from speculator_service.engine import Drafted
-
-Mode = Literal["off", "chain", "branches"]
 
 MAX_DRAFTS = 64
 MAX_TOP = 512
@@ -35,7 +33,7 @@ class DraftSession:
     """
 
     id: str
-    mode: Mode
+    mode: DraftAhead
     used: float
     answer: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     sent: Drafted = NOTHING

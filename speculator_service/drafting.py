@@ -12,10 +12,10 @@ import numpy as np
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.errors import SessionLostError, SkimError
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import DraftAhead, Int32Array
 from speculator_service.draft_ahead import LIKELY, Ahead, Ask, Guess, guess_branches, guess_chain
 from speculator_service.draft_budget import AheadBudget
-from speculator_service.draft_session import DraftSession, Mode
+from speculator_service.draft_session import DraftSession
 from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
 
 _log = logging.getLogger(__name__)
@@ -52,17 +52,20 @@ class DraftService:
         self,
         engine: SpeculatorEngine,
         *,
-        mode: Mode = "chain",
+        mode: DraftAhead = "chain",
         idle_s: float = 300.0,
         max_sessions: int = 256,
         max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """mode: how sessions draft ahead (`branches` is `chain` on an engine that cannot). clock: seconds."""
+        """mode: how sessions draft ahead unless they say (`branches` is `chain` on an engine that cannot).
+
+        max_branches: guesses drafted ahead at once, over all sessions. clock: seconds.
+        """
         self.counters = Counters()
         self.budget = AheadBudget(max_branches)
         self._engine = engine
-        self._mode: Mode = mode
+        self._mode: DraftAhead = mode
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock = clock
@@ -75,7 +78,7 @@ class DraftService:
         """The counters, and `sessions`: how many there are now."""
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
-    def adopt(self, session: str, look_ahead_tokens: Int32Array, mode: Mode | None = None) -> None:
+    def adopt(self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None) -> None:
         """Take over a session that the engine keeps; its look-ahead tokens are the drafts that the target tries first.
 
         mode: as the request asks, instead of this service's.
@@ -127,7 +130,7 @@ class DraftService:
             self._close(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _add(self, name: str, mode: Mode) -> DraftSession:
+    def _add(self, name: str, mode: DraftAhead) -> DraftSession:
         session = self._sessions[name] = DraftSession(name, mode, self._clock())
         self._sessions.move_to_end(name)
         self.evict()
@@ -137,7 +140,7 @@ class DraftService:
         """Read a lost session's kept prompt again; until that is done its rows get no drafts; others do not wait."""
         session = self._sessions.get(state.session)
         if session is None:
-            session = self._add(state.session, self._mode)
+            session = self._add(state.session, state.draft_ahead or self._mode)
             session.opening = True
             session.work = self._start(self._open(session, state))
         session.set_answer(state.answer)

@@ -57,7 +57,7 @@ class DraftedRequests:
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
-            session = DraftSession(settings.session, prompt)
+            session = DraftSession(settings.session, prompt, settings.draft_ahead)
         # A new request is taken to be like those before it.
         count = DraftCount(min(settings.max_drafts, self._most), settings.adaptive, replace(self._acceptance))
         self._requests[request_id] = DraftedRequest(count, settings.look_ahead, session, temperature, top_m)

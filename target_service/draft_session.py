@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.drafts import Draft, DraftRow, SessionState
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Session
+from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt, Session
 
 LAST_RESTORE_AFTER = 64
 """A session that gets lost over and over is sent again after 1, 2, 4, ... and at last every 64 rounds."""
@@ -60,12 +60,17 @@ def _are_ids(ids: Int32Array, vocab_size: int) -> bool:
 
 
 class DraftSession:
-    """A request with a session. prompt: called only to restore the session after the drafter lost it."""
+    """A request with a session. prompt: called only to restore the session after the drafter lost it.
 
-    def __init__(self, session: Session, prompt: Callable[[], KeptPrompt]) -> None:
+    draft_ahead: what the drafter is told then.
+    """
+
+    def __init__(
+        self, session: Session, prompt: Callable[[], KeptPrompt], draft_ahead: DraftAhead | None = None
+    ) -> None:
         self.address, self.id = session.address, session.id
         self.origin = session.address, session.id
-        self._prompt = prompt
+        self._prompt, self._draft_ahead = prompt, draft_ahead
         self._told = 0
         self._lost = False
         self._wait, self._restore_after = 0, 1
@@ -84,7 +89,7 @@ class DraftSession:
             self._restore_after = min(2 * self._restore_after, LAST_RESTORE_AFTER)
             # Taken to have arrived: if it did not, the drafter says lost again.
             self._lost, self._told = False, int(answer.size)
-            restored = SessionState(self.id, self._prompt(), answer)
+            restored = SessionState(self.id, self._prompt(), answer, self._draft_ahead)
         return DraftRow(self.id, self._told, answer[self._told :], drafts, temperature, top_m), restored
 
     def heard(self, row: DraftRow) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import GenerateRequest, Int32Array, Session
+from kv_transfer.messages import DraftAhead, GenerateRequest, Int32Array, Session
 
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which cost little to copy."""
@@ -14,11 +14,15 @@ DRAFTING = "skim_drafting"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSettings:
-    """max_drafts: K at most, 0 for none. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft."""
+    """max_drafts: K at most, 0 for none. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
+
+    draft_ahead: for the speculator, should it have to restore the session.
+    """
 
     max_drafts: int
     adaptive: bool
     q_top: int
+    draft_ahead: DraftAhead
     look_ahead: Int32Array
     session: Session | None
 
@@ -30,6 +34,7 @@ def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dic
         "max_drafts": decode.max_draft_tokens if verifiable and decode.method != "none" else 0,
         "adaptive": decode.adaptive,
         "q_top": decode.q_top,
+        "draft_ahead": decode.draft_ahead,
         "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
         "session": [session.address, session.id] if session else None,
     }
@@ -44,6 +49,7 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
         max_drafts=sent["max_drafts"],
         adaptive=sent["adaptive"],
         q_top=sent["q_top"],
+        draft_ahead=sent["draft_ahead"],
         look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
         session=Session(*sent["session"]) if sent["session"] else None,
     )

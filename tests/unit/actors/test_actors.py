@@ -12,6 +12,7 @@ from actors.target import ACCEPTED, TargetActor
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
 from kv_transfer.messages import (
+    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -25,10 +26,10 @@ MODELS = Path(__file__).parents[3] / "demo_models"
 IDS = np.arange(10, 410, dtype=np.int32)
 
 
-async def replica(actor, folder, options):
+async def replica(actor, folder, options, *more):
     """Made as Serve makes it: its `__init__` is a coroutine."""
     made = actor.__new__(actor)
-    await made.__init__("mock", str(MODELS / folder), 1, options)
+    await made.__init__("mock", str(MODELS / folder), 1, options, *more)
     return made
 
 
@@ -168,6 +169,18 @@ async def test_a_closed_stream_is_aborted_in_the_engine():
     assert await actor.stats() == {"started": 1, "running": 1, "aborted": 0}
     await stream.aclose()
     assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_a_session_can_be_ended_from_outside():
+    actor = await replica(SpeculatorActor, "speculator", {}, {"max_branches": 3})
+    selection = decode(await actor.select(encode(SelectRequest("r", IDS, decode=DecodeOptions()))), Selection)
+    assert selection.kept.session.id == "r"
+    assert (await actor.stats())["sessions"] == 1
+    await actor.end_session("another replica's")
+    assert (await actor.stats())["sessions"] == 1
+    await actor.end_session("r")
+    assert (await actor.stats())["sessions"] == 0
+    await actor._server.stop()
 
 
 async def test_health_is_the_engines():

@@ -233,3 +233,19 @@ def test_serve_refuses_a_machine_that_is_too_small(skim, monkeypatch):
 
     ran = skim("serve", *PAIR, "--port", free_port())
     mistake(ran, "this deployment needs about", "1.0 GiB are free", "VLLM_CPU_KVCACHE_SPACE")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--prompt-tokens", "2048,many"), "--prompt-tokens: 2048,many must be different whole numbers"),
+        (("--prompt-tokens", "255"), "different whole numbers from 256 on"),
+        (("--prompt-tokens", "2048,2048"), "different whole numbers"),
+        (("--modes", "remote,fast"), "--modes: 'fast' is not a mode; there are plain, remote, remote_chain"),
+        (("--target-layers", 4, "--target", TARGET), "the target has 5 layers and cannot be padded to 4"),
+    ],
+)
+def test_bench_settings_that_make_no_sense(skim, words, sentence):
+    ran = skim("bench", "decode", *words)
+    assert ran.code == 2
+    assert sentence in ran.error

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, Session
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from speculator_service.mock_engine import MockSpeculator
@@ -30,7 +30,8 @@ SELECT_TIMEOUT_S = 60.0
 class LocalPools:
     """Both pools in this process; every message still makes its way over the wire's bytes.
 
-    speculator, target: options of the mocks. selects, generates: the requests that came.
+    speculator, target: options of the mocks. selects, generates: the requests that came. A selection leaves a session
+    in the mock speculator; nothing drafts, so only `end_session` ends it.
     """
 
     def __init__(self, speculator: dict[str, Any] | None = None, target: dict[str, Any] | None = None) -> None:
@@ -46,8 +47,13 @@ class LocalPools:
         self.selects.append(request)
         if self.select_error is not None:
             raise self.select_error
-        selection = await SpeculatorService(self.speculator_engine).select(decode(encode(request), SelectRequest))
+        selection = await SpeculatorService(self.speculator_engine, "here:1").select(
+            decode(encode(request), SelectRequest)
+        )
         return decode(encode(selection), Selection)
+
+    async def end_session(self, session: Session) -> None:
+        await self.speculator_engine.close_session(session.id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         self.generates.append(request)

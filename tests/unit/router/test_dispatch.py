@@ -202,6 +202,34 @@ async def test_cancelling_a_request_aborts_it_where_it_is(slow):
     assert len(pools.generates) == (slow == "target")
 
 
+async def test_a_session_that_no_answer_will_use_is_ended():
+    """The client hangs up before the target began: the drafter would hear of it from nobody else."""
+    pools = LocalPools(target={"prefill_ms": 600_000})
+    task = asyncio.create_task(run(pools, prompt()))
+    await until(lambda: pools.target_engine.running)
+    assert set(pools.speculator_engine.sessions) == {"r"}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not pools.speculator_engine.sessions)
+
+
+async def test_a_session_of_a_request_that_no_target_took_is_ended():
+    pools = LocalPools()
+    pools.generate_error = EngineUnavailableError("no free replica")
+    with pytest.raises(EngineUnavailableError):
+        await run(pools, prompt())
+    await until(lambda: not pools.speculator_engine.sessions)
+
+
+async def test_the_session_of_an_answer_that_began_is_the_targets():
+    """It may still be drafting when the router hears the last of it; the target tells the drafter."""
+    pools = LocalPools()
+    await run(pools, prompt())
+    await asyncio.sleep(0)
+    assert set(pools.speculator_engine.sessions) == {"r"}
+
+
 async def test_the_explanation_adds_up():
     ran = await run(pools := LocalPools(), prompt(), keep_rate=0.1, protected_spans=[[0, 3]])
     entry = ran.dispatcher.selections.get("r")

@@ -20,6 +20,7 @@ from kv_transfer.messages import (
     ModelInfo,
     Selection,
     SelectRequest,
+    Session,
 )
 from router.pools import MAX_ATTEMPTS, ServePools
 from tests.unit.router.conftest import until
@@ -78,11 +79,21 @@ class Handle:
     def __init__(self, *replies):
         self.replies, self.payloads, self.streams = list(replies), [], False
         self._left = iter(self.replies)
+        self.broadcasts = []
         self.select = self.generate = self.info = SimpleNamespace(remote=self._call)
 
     def options(self, *, stream):
         self.streams = stream
         return self
+
+    def broadcast(self, *call):
+        """Stands in for DeploymentBroadcastResponse too: its results take the next reply."""
+        self.broadcasts.append(call)
+
+        async def results(*, timeout_s, return_exceptions):
+            return [await next(self._left)]
+
+        return SimpleNamespace(results_async=results)
 
     def _call(self, *payload):
         self.payloads += payload
@@ -248,3 +259,12 @@ async def test_connecting_learns_what_the_pools_run():
     pools, _, _ = serve_pools(speculator=[Reply(encode(infos[0]))], target=[Reply(encode(infos[1]))])
     await pools.connect()
     assert (pools.speculator.path, pools.target.path) == ("small", "big")
+
+
+@pytest.mark.parametrize(
+    "reply", [None, DeploymentUnavailableError(DeploymentID("speculator", "skim")), TimeoutError()]
+)
+async def test_every_speculator_is_told_that_a_session_ended_and_none_is_missed(reply):
+    pools, speculator, _ = serve_pools(speculator=[Reply(reply)])
+    await pools.end_session(Session("here:1", "s"))
+    assert speculator.broadcasts == [("end_session", "s")]

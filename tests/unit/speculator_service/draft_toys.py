@@ -22,14 +22,26 @@ def row(session, position, *tokens, max_drafts=3, **options):
     return DraftRow(session, position, ids(*tokens), max_drafts, **options)
 
 
-def session_state(answer, session="s"):
-    return SessionState(session, PROMPT, np.array(answer, np.int32))
+def session_state(answer, session="s", draft_ahead=None):
+    return SessionState(session, PROMPT, np.array(answer, np.int32), draft_ahead)
 
 
 async def settle():
     """Let everything that can go on without this test go on."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+def sampled_from(rows, temperature, top_p=1.0):
+    """What temperature and top-p leave of distributions [..., V]: the smallest set with mass top_p."""
+    rows = rows ** (1 / temperature)
+    rows = rows / rows.sum(-1, keepdims=True)
+    order = np.argsort(-rows, axis=-1, kind="stable")
+    ordered = np.take_along_axis(rows, order, -1)
+    # A token stays if those before it do not reach top_p.
+    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+    np.put_along_axis(rows, order, ordered, -1)
+    return rows / rows.sum(-1, keepdims=True)
 
 
 class ToyEngine:
@@ -90,6 +102,8 @@ class ToyEngine:
         tokens, q_ids, q_probs, others = answer.tolist(), [], [], []
         for _ in range(count):
             p = self.distribution(tokens)
+            if temperature:
+                p = sampled_from(p, temperature)
             order = np.argsort(-p, kind="stable")
             top = order[:top_m] if temperature else order[:1]
             q = (p[top] / p[top].sum()).astype(np.float32)
@@ -117,15 +131,14 @@ class RememberingEngine(ToyEngine):
 
 
 class ToyTarget:
-    """Decodes one answer by table [V, V] and verifies drafts by rejection sampling (arXiv 2211.17192, algorithm 1)."""
+    """Decodes one answer by table [V, V] and verifies drafts by rejection sampling (arXiv 2211.17192, algorithm 1).
 
-    def __init__(self, session, table, seed, *, max_drafts, temperature=1.0):
-        self.session, self.table, self.max_drafts, self.temperature = (
-            session,
-            np.asarray(table),
-            max_drafts,
-            temperature,
-        )
+    temperature, top_p: it samples from what they leave of each row; its drafter is told the temperature alone.
+    """
+
+    def __init__(self, session, table, seed, *, max_drafts, temperature=1.0, top_p=1.0):
+        self.session, self.max_drafts, self.temperature = session, max_drafts, temperature
+        self.table = sampled_from(np.asarray(table), temperature, top_p) if temperature else np.asarray(table)
         self.random = np.random.default_rng(seed)
         self.answer = []
         self.told = 0
@@ -186,7 +199,10 @@ async def decode(service, targets, tokens, patience=lambda: 20):
 
 
 def chi_square_p(answers, table, block=3):
-    """p value of the answers' blocks, given the token before each, against their enumerated probabilities."""
+    """p value of the answers' blocks, given the token before each, against their enumerated probabilities.
+
+    0 for a block that cannot come.
+    """
     table = np.asarray(table)
     size = len(table)
     counts = np.zeros((size, *[size] * block))
@@ -198,8 +214,11 @@ def chi_square_p(answers, table, block=3):
         expected = table[before]
         for _ in range(block - 1):
             expected = expected[..., None] * table
-        expected = expected * counts[before].sum()
+        possible = expected > 0
+        if counts[before][~possible].any():
+            return 0.0
+        expected = expected[possible] * counts[before].sum()
         assert expected.min() >= 5, "too few samples for a chi-square test"
-        statistic += ((counts[before] - expected) ** 2 / expected).sum()
-        freedom += size**block - 1
+        statistic += ((counts[before][possible] - expected) ** 2 / expected).sum()
+        freedom += expected.size - 1
     return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2.0)))

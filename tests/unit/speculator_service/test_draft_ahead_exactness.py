@@ -5,17 +5,21 @@ import pytest
 
 from speculator_service.draft_ahead import Ahead
 from speculator_service.drafting import DraftService
-from tests.unit.speculator_service.draft_toys import ToyEngine, ToyTarget, chi_square_p, decode, ids
+from tests.unit.speculator_service.draft_toys import ToyEngine, ToyTarget, chi_square_p, decode, ids, sampled_from
 
 TARGET = [[0.5, 0.3, 0.2], [0.25, 0.45, 0.3], [0.3, 0.2, 0.5]]
 DRAFTER = [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.25, 0.15, 0.6]]
 
 
-async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1):
+PLAIN = {"temperature": 1.0, "top_p": 1.0}
+NUCLEUS = {"temperature": 0.7, "top_p": 0.8}
+
+
+async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1, **sampling):
     """(answers, metrics) of `sessions` sampled answers; the verification is sometimes faster than the work ahead."""
     # Three guesses a row of the seven that there are, so that some answers are not among them.
     service = DraftService(engine, mode=mode, max_branches=3 * sessions, clock=lambda: 0.0)
-    targets = [ToyTarget(f"s{i}", TARGET, seed * 100 + i, max_drafts=max_drafts) for i in range(sessions)]
+    targets = [ToyTarget(f"s{i}", TARGET, seed * 100 + i, max_drafts=max_drafts, **sampling) for i in range(sessions)]
     for target in targets:
         engine.sessions.add(target.session)
         service.adopt(target.session, ids())
@@ -28,15 +32,24 @@ async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1):
     return [t.answer for t in targets], metrics
 
 
+@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
 @pytest.mark.parametrize(
     ("mode", "branching", "max_drafts"), [("chain", False, 1), ("chain", True, 1), ("branches", True, 2)]
 )
-async def test_the_answers_are_the_targets_own(mode, branching, max_drafts):
+async def test_the_answers_are_the_targets_own(mode, branching, max_drafts, sampling):
     engine = ToyEngine(DRAFTER, branching=branching, seed=3)
-    answers, metrics = await sample(engine, mode, max_drafts=max_drafts)
+    answers, metrics = await sample(engine, mode, max_drafts=max_drafts, **sampling)
     assert metrics["ahead_hits"] >= 0.3 * metrics["rows"]
     assert metrics["ahead_misses"] > 0.05 * metrics["rows"]
-    assert chi_square_p(answers, TARGET) > 0.01
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **sampling)) > 0.01
+
+
+async def test_another_temperature_or_top_p_is_found_out():
+    """Control: the two distributions are far enough apart, and a token that top-p cuts off must never come."""
+    answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, **NUCLEUS)
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), temperature=1.0, top_p=0.8)) < 1e-4
+    answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, temperature=0.7)
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **NUCLEUS)) == 0
 
 
 async def test_without_drafting_ahead():
@@ -45,7 +58,8 @@ async def test_without_drafting_ahead():
     assert chi_square_p(answers, TARGET) > 0.01
 
 
-async def test_a_wrong_q_is_found_out():
+@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
+async def test_a_wrong_q_is_found_out(sampling):
     class Liar(ToyEngine):
         """Tells of another distribution than it samples from, in work ahead only."""
 
@@ -55,9 +69,9 @@ async def test_a_wrong_q_is_found_out():
                 d.q_probs[:] = 1 / 3
             return drafted
 
-    answers, metrics = await sample(Liar(DRAFTER, seed=3), "branches", max_drafts=2)
+    answers, metrics = await sample(Liar(DRAFTER, seed=3), "branches", max_drafts=2, **sampling)
     assert metrics["ahead_hits"] >= 0.3 * metrics["rows"]
-    assert chi_square_p(answers, TARGET) < 1e-4
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **sampling)) < 1e-4
 
 
 async def test_choosing_by_the_drafts_is_found_out(monkeypatch):

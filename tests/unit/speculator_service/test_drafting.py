@@ -154,6 +154,19 @@ async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes()
     assert (service.counters.restored, service.counters.lost) == (1, 1)
 
 
+@pytest.mark.parametrize(("asked", "mode"), [("off", "off"), ("branches", "branches"), (None, "chain")])
+async def test_a_restored_session_drafts_ahead_as_its_request_asked(asked, mode):
+    service = opened(engine := ToyEngine(TABLE), mode="chain")
+    await ask(service, restored=[session_state([5], draft_ahead=asked)])
+    await settle()
+    await ask(service, row("s", 1, 6, max_drafts=2))
+    await settle()
+    # Work ahead asks for the next token first; branches then draft for several guesses, a chain for one.
+    assert engine.calls["draft"] == (1 if mode == "off" else 2)
+    assert (service.counters.branches_drafted > 0) == (mode == "branches")
+    await service.close()
+
+
 async def test_a_prompt_that_cannot_be_read_again_is_lost():
     class Refusing(ToyEngine):
         async def open_session(self, session, prompt):

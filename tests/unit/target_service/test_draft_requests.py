@@ -16,7 +16,8 @@ def ids(*values: int) -> Int32Array:
 
 
 def settings(**changed: object) -> DraftSettings:
-    fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "look_ahead": ids(), "session": Session("a:1", "s")}
+    fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "draft_ahead": "chain", "look_ahead": ids()}
+    fields["session"] = Session("a:1", "s")
     return DraftSettings(**{**fields, **changed})
 
 
@@ -29,11 +30,11 @@ def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> Draf
 
 def test_settings_travel() -> None:
     prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), Session("a:1", "s"))
-    decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7)
+    decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7, draft_ahead="branches")
     sent = {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=decode))}
     read = draft_settings(sent)
     assert read is not None
-    assert (read.max_drafts, read.adaptive, read.q_top) == (3, False, 7)
+    assert (read.max_drafts, read.adaptive, read.q_top, read.draft_ahead) == (3, False, 7, "branches")
     assert read.session is not None
     assert (read.session.address, read.session.id) == ("a:1", "s")
     assert read.look_ahead.tolist() == [5, 6]

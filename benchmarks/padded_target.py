@@ -1,0 +1,53 @@
+"""A target that answers as another one does and costs what a larger one costs: layers that add exactly nothing.
+
+The bundled target is so small that a draft costs a third of its step; of real pairs it costs a few percent. The added
+layers are copies of the model's own, with the projections that write to the residual stream (o_proj, down_proj) set to
+zero: they read their weights, attend over a KV cache of their own and multiply like any layer, and then add 0.0, which
+changes no bit of the logits. So acceptance is that of the original pair, and the time of a step that of a deeper model.
+
+What it is not: a larger model. It answers no better, and a better target might agree less with the same speculator.
+"""
+
+import copy
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from kv_transfer.errors import SkimError
+
+_COPIED = ("tokenizer*.json", "chat_template.jinja", "generation_config.json")
+
+
+def pad_target(source: Path, folder: Path, layers: int) -> int:
+    """Write the model of `source`, padded to `layers` decoder layers, into `folder`; its number of parameters.
+
+    For models whose decoder layers have self_attn.o_proj and mlp.down_proj (Llama, Mistral, Qwen). Raises SkimError for
+    others, and for one that has more layers already.
+    """
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    own = getattr(model.get_decoder(), "layers", None)
+    if own is None or not all(hasattr(o, "self_attn") and hasattr(getattr(o, "mlp", None), "down_proj") for o in own):
+        raise SkimError(f"the model in {source} cannot be padded: it has no layers with o_proj and down_proj")
+    had = len(own)
+    if layers < had:
+        raise SkimError(f"the target has {had} layers and cannot be padded to {layers}: ask for more")
+    own.extend(_idle_copy(own[index % had], index) for index in range(had, layers))
+    model.config.num_hidden_layers = layers
+    if kinds := getattr(model.config, "layer_types", None):
+        model.config.layer_types = [kinds[index % had] for index in range(layers)]
+    model.save_pretrained(folder)
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            shutil.copy(file, folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _idle_copy(layer: torch.nn.Module, index: int) -> torch.nn.Module:
+    idle = copy.deepcopy(layer)
+    idle.self_attn.layer_idx = index
+    for projection in (idle.self_attn.o_proj, idle.mlp.down_proj):
+        for parameter in projection.parameters():
+            torch.nn.init.zeros_(parameter)
+    return idle
