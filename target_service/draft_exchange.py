@@ -108,12 +108,16 @@ class DraftExchange:
         self._threads.shutdown(wait=False)
 
     def _find_home(self, session: DraftSession) -> None:
-        """Replicas come and go: a session whose drafter is gone goes on at one that answers, where it is restored."""
+        """Replicas come and go: a session whose drafter is gone goes on at one that answers, where it is restored.
+
+        Where none answers, it waits for its first one, the likeliest to come back.
+        """
         if self._drafter(session.address).failures < MOVE_AFTER:
             return
         there = [address for address, other in self._drafters.items() if other.answered and not other.failures]
-        if there:
-            session.move(there[-1])
+        home = there[-1] if there else session.origin[0]
+        if home != session.address:
+            session.move(home)
             self.counters["moved"] += 1
 
     def _drafter(self, address: str) -> _Drafter:

@@ -139,6 +139,28 @@ def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
     assert orphan.session.address == "b:1"
 
 
+def test_a_session_that_moved_goes_home_when_nobody_answers(
+    exchange: DraftExchange, clients: dict[str, ScriptedClient]
+) -> None:
+    """Its own replica comes back on the same port; the one it moved to is gone for good."""
+    orphan, other = question("a:1", "orphan"), question("b:1", "other")
+    exchange.ask([orphan, other])
+    for client in clients.values():
+        client.fails = ""
+    for _ in range(MOVE_AFTER):
+        exchange.ask([orphan])
+    for _ in range(MOVE_AFTER):
+        exchange.ask([orphan])
+        assert orphan.session.address == "b:1"
+    clients["a:1"].fails = None
+    # A session that is lost a second time waits for a round before it is restored.
+    proposals = [exchange.ask([orphan]) for _ in range(3)]
+    assert proposals[-1]
+    assert orphan.session.address == "a:1"
+    assert [state.session for request in clients["a:1"].requests for state in request.restored] == ["orphan"]
+    assert (exchange.counters["moved"], exchange.counters["resumed"]) == (2, 1)
+
+
 def test_a_session_stays_with_a_drafter_that_is_only_slow_once(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
