@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 # Slow enough that a request is surely under way when it is cancelled; long prompts are slow on the speculator only.
 MOCK_SETTINGS = {
     "speculator.engine_options": {"ms_per_token": 1.0},
-    "target.engine_options": {"decode_ms": 200.0},
+    "target.engine_options": {"prefill_ms": 1000.0, "decode_ms": 200.0},
     "router.min_prompt_tokens": 1024,
 }
-SHORT, LONG = make_document(512, 1), make_document(6000, 1)
+SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 6000))
 
 
 def stats(pool: str) -> dict[str, int]:
@@ -69,3 +69,18 @@ def test_hanging_up_during_speculation_aborts_on_the_speculator(mock_endpoint: s
     await_count("speculator", "running", 0)
     assert stats("speculator")["aborted"] == before["aborted"] + 1
     assert stats("target")["started"] == untouched["started"]
+
+
+def test_hanging_up_before_the_answer_ends_its_drafting_session(mock_endpoint: str) -> None:
+    """No target drafts over mocks, so that the router alone can end it."""
+
+    async def ask_and_leave() -> None:
+        async with httpx.AsyncClient(base_url=mock_endpoint, timeout=60) as http:
+            request = asyncio.create_task(http.post("/v1/chat/completions", json=body(MIDDLE)))
+            await asyncio.to_thread(await_count, "target", "running", 1)
+            await asyncio.to_thread(await_count, "speculator", "sessions", before + 1)
+            request.cancel()
+
+    before = stats("speculator")["sessions"]
+    asyncio.run(ask_and_leave())
+    await_count("speculator", "sessions", before)

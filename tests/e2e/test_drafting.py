@@ -122,9 +122,12 @@ def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = (
         "skim_target_rounds",
+        "skim_target_drafts",
+        "skim_target_accepted",
         "skim_target_accepted_per_position",
         "skim_target_fallbacks",
         "skim_speculator_sessions",
         "skim_speculator_ahead_hits",
+        "skim_speculator_evicted",
     )
-    _await(lambda: all(name in httpx.get(url).text for name in wanted))
+    _await(lambda: all(f"{name}{{" in httpx.get(url).text for name in wanted))

@@ -3,12 +3,15 @@
 import asyncio
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import Int32Array, KeptPrompt
+from speculator_service.engine import Drafted
 
 Drafting = Callable[[DraftRow, list[int]], Draft]
 """Drafts for a row, given the answer so far with the row's tokens."""
@@ -74,6 +77,42 @@ class FakeSpeculator:
         return DraftReply(request.sequence, drafts, lost)
 
 
+class KnowingEngine:
+    """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong.
+
+    Beside each draft it names the true token as an alternative, so that branches can hit.
+    """
+
+    supports_branches = True
+
+    def __init__(self, answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> None:
+        self._answers, self._error_rate, self._vocab_size = answers, error_rate, vocab_size
+        self._rng = np.random.default_rng(0)
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        """There is nothing to read."""
+
+    async def close_session(self, session: str) -> None:
+        """There is nothing to free."""
+
+    async def draft(self, session: str, answer: Int32Array, count: int, **options: Any) -> Drafted:
+        [drafted] = await self.draft_many(session, [answer], count, **options)
+        return drafted
+
+    async def draft_many(
+        self, session: str, answers: list[Int32Array], count: int, *, alternatives: int = 0, **options: Any
+    ) -> list[Drafted]:
+        return [self._continue(self._answers[session][a.size : a.size + count], alternatives) for a in answers]
+
+    def _continue(self, true: list[int], alternatives: int) -> Drafted:
+        wrong = self._rng.random(len(true)) < self._error_rate
+        tokens = np.where(wrong, self._rng.integers(16, self._vocab_size, len(true)), true).astype(np.int32)
+        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+        likely = np.stack([tokens, np.array(true, np.int32)], axis=1).ravel() if alternatives else nothing[0]
+        probs = np.tile(np.array([0.7, 0.3], np.float32), len(true)) if alternatives else nothing[1]
+        return Drafted(tokens, *nothing, likely, probs)
+
+
 def knowing(answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> Drafting:
     """Drafts the true answer of each session, each token wrong with probability `error_rate`."""
     rng = np.random.default_rng(0)
@@ -107,6 +146,28 @@ def drawing(table: np.ndarray, *, told: np.ndarray | None = None) -> Drafting:
         return Draft(row.session, len(answer), np.array(tokens, np.int32), ids_sent, probs_sent)
 
     return draft
+
+
+def lies(vocab_size: int) -> dict[str, Drafting]:
+    """Ways to draft that no honest drafter would take."""
+    rng = np.random.default_rng(1)
+
+    def random_tokens(row: DraftRow, answer: list[int]) -> Draft:
+        return Draft(row.session, len(answer), rng.integers(0, vocab_size, row.max_drafts, np.int32))
+
+    def no_tokens_of_the_model(row: DraftRow, answer: list[int]) -> Draft:
+        return Draft(row.session, len(answer), np.array([2**31 - 1, -1][: row.max_drafts], np.int32))
+
+    def wrong_place(row: DraftRow, answer: list[int]) -> Draft:
+        return replace(random_tokens(row, answer), position=len(answer) + 1)
+
+    def other_session(row: DraftRow, answer: list[int]) -> Draft:
+        return replace(random_tokens(row, answer), session="nobody's")
+
+    def too_many(row: DraftRow, answer: list[int]) -> Draft:
+        return Draft(row.session, len(answer), np.full(99, 20, np.int32))
+
+    return {f.__name__: f for f in (random_tokens, no_tokens_of_the_model, wrong_place, other_session, too_many)}
 
 
 def _top(distribution: np.ndarray, count: int) -> tuple[Int32Array, np.ndarray]:

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_transfer.drafts import Draft, DraftRow
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.channel_server import DraftServer
+from kv_transfer.messages import DecodeOptions, DraftAhead, Session
+from speculator_service.drafting import DraftService
 from target_service.vllm_engine import VllmTarget
 from tests.engine.target_service.cases import VOCABULARY, build_target, dense_prompt, engine_options, kept_prompt
 from tests.engine.target_service.drafting import MOST, PLAIN, Case, decode, gained, plain_cases, until, with_session
 from tests.engine.target_service.drafting import wrong_answers as wrong
-from tests.reference.drafters import FakeSpeculator, knowing
+from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
 from tests.reference.generation_oracle import GenerationOracle
+
+HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ async def test_plain_answers_are_the_oracles_and_take_no_drafts(
     assert (await engine.decode_stats())["drafts"] == 0
 
 
-@pytest.mark.parametrize(("at_once", "count"), [(8, 50), (1, 4)])
+@pytest.mark.parametrize(("at_once", "count"), [(8, 50), (1, 50)])
 async def test_drafts_do_not_change_the_answer(
     engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, at_once: int, count: int
 ) -> None:
@@ -69,6 +72,36 @@ async def test_drafts_do_not_change_the_answer(
     # All end, and the drafter is told so.
     await until(lambda: len(speculator.closed) == count)
     assert set(speculator.closed) == {c.name for c in cases[:count]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "at_once", "count"),
+    [("off", 4, 8, 50), ("chain", 2, 8, 50), ("branches", 5, 8, 50), ("chain", 1, 1, 4), ("branches", 3, 1, 4)],
+)
+async def test_drafting_ahead_does_not_change_the_answer(
+    engine: VllmTarget, cases: list[Case], mode: DraftAhead, drafts: int, at_once: int, count: int
+) -> None:
+    """The real draft service; work ahead must have been used in many rounds for this to say anything."""
+    service = DraftService(KnowingEngine({c.name: c.answer for c in cases}, 0.25, VOCABULARY), clock=lambda: 0.0)
+    server = DraftServer(service.handle, HOST)
+    address = f"{HOST}:{await server.start()}"
+    options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead=mode)
+    turns = asyncio.Semaphore(at_once)
+
+    async def answer(case: Case) -> list[int]:
+        async with turns:
+            service.adopt(case.name, np.array(case.answer[:3], np.int32), mode)
+            prompt = replace(case.prompt, session=Session(address, case.name))
+            return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
+
+    try:
+        assert await asyncio.gather(*map(answer, cases[:count])) == [case.answer for case in cases[:count]]
+        counts = service.metrics()
+    finally:
+        await server.stop()
+        await service.close()
+    assert (counts["lost"], counts["restored"]) == (0, 0)
+    assert counts["ahead_hits"] > 0.3 * counts["rows"] or mode == "off"
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
@@ -125,28 +158,6 @@ async def test_adaptive_requests_are_right_too(
     before = await engine.decode_stats()
     assert await wrong(engine, cases[:8], speculator, adaptive=True) == []
     assert sum(gained(before, await engine.decode_stats())["chosen"].values()) > 0
-
-
-def lies(vocab_size: int) -> dict[str, Any]:
-    """Ways to draft that no honest drafter would take."""
-    rng = np.random.default_rng(1)
-
-    def random_tokens(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), rng.integers(0, vocab_size, row.max_drafts, np.int32))
-
-    def no_tokens_of_the_model(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), np.array([2**31 - 1, -1][: row.max_drafts], np.int32))
-
-    def wrong_place(row: DraftRow, answer: list[int]) -> Draft:
-        return replace(random_tokens(row, answer), position=len(answer) + 1)
-
-    def other_session(row: DraftRow, answer: list[int]) -> Draft:
-        return replace(random_tokens(row, answer), session="nobody's")
-
-    def too_many(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), np.full(99, 20, np.int32))
-
-    return {f.__name__: f for f in (random_tokens, no_tokens_of_the_model, wrong_place, other_session, too_many)}
 
 
 @pytest.mark.parametrize("lie", lies(VOCABULARY))

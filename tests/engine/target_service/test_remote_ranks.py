@@ -57,7 +57,7 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: str) -> None:
     """Greedy answers are the plain ones; sampled ones have the probabilities of the oracle, drafts with q or not."""
-    cases = await plain_cases(engine, [kept_prompt(300 + i, 60 + i, seed=i) for i in range(8)], "greedy")
+    cases = await plain_cases(engine, [kept_prompt(300 + i, 60 + i, seed=i) for i in range(50)], "greedy")
     sampled = [Case(f"sampled-{i}", kept_prompt(200 + i, 40 + i, seed=50 + i), []) for i in range(6)]
     table = np.random.default_rng(0).dirichlet(np.full(VOCABULARY, 0.05), VOCABULARY)
     greedy, drawn = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY), drawing(table)
