@@ -60,7 +60,7 @@ class Settings:
     requests: int = 24
     points: int = 3
     objective: float = 2.0
-    minutes: float = 8.0
+    minutes: float = 7.0
     seed: int = 0
     shapes: str = ""
 

@@ -20,7 +20,7 @@ def goodput(
     requests: Annotated[int, typer.Option(min=10, help="Requests per point, at least.")] = 24,
     points: Annotated[int, typer.Option(min=1, help="Rates tried per server.")] = 3,
     objective: Annotated[float, typer.Option(help="Time to first token, x an idle dense server's.")] = 2.0,
-    minutes: Annotated[float, typer.Option(help="No point begins that would end later.")] = 8.0,
+    minutes: Annotated[float, typer.Option(help="No point begins that would end later.")] = 7.0,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
