@@ -56,7 +56,8 @@ lock: ## pin all dependencies anew in requirements/cpu.lock and gpu.lock
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 		--unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
-		--extra cpu --extra batch --extra bench --extra dev $(if $(UPGRADE),--upgrade) \
+		--unsafe-package nixl-cu12 --extra cpu --extra batch --extra bench --extra split --extra dev \
+		$(if $(UPGRADE),--upgrade) \
 		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras --allow-unsafe \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import ray
+
 from actors.failures import reply_to_failure
 from actors.metrics import PoolMetrics, request_counts
 from kv_transfer.codec import decode, encode
@@ -18,11 +20,16 @@ ACCEPTED = b""
 
 
 class TargetActor:
-    """One replica: one engine, over one or several GPUs of its node (tensor parallel)."""
+    """One replica: one engine, over one or several GPUs of its node (tensor parallel).
+
+    A half of a split target (option `kv_role`) hands its KV blocks out at this node's address.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any]
     ) -> None:
+        if "kv_role" in options:
+            options = {"kv_host": ray.util.get_node_ip_address(), **options}
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._metrics = PoolMetrics("target", self.stats)
 
@@ -42,9 +49,13 @@ class TargetActor:
             yield reply_to_failure(error, "target")
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests and of speculation, where the engine speculates (vLLM's does)."""
-        decode_stats = getattr(self._engine, "decode_stats", None)
-        return request_counts(self._engine) | (await decode_stats() if decode_stats else {})
+        """Counts of requests, of speculation and of KV transfers, where the engine has them (vLLM's does)."""
+        counts = request_counts(self._engine)
+        if decode_stats := getattr(self._engine, "decode_stats", None):
+            counts |= await decode_stats()
+        if transfer_stats := getattr(self._engine, "transfer_stats", None):
+            counts |= transfer_stats()
+        return counts
 
     async def check_health(self) -> None:
         await self._engine.check_health()

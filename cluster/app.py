@@ -1,7 +1,10 @@
 """From a config to a Ray Serve application: two pools on distinct resources and a router before them."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from ray import serve
@@ -23,8 +26,7 @@ from router.deployment import router_ingress
 APP_NAME = "skim"
 
 # A node states how many replicas of each pool it may hold; a replica takes one.
-SPECULATOR_RESOURCE = "speculator_pool"
-TARGET_RESOURCE = "target_pool"
+RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray tells kinds of GPUs apart."""
 
@@ -50,21 +52,25 @@ def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = config.channel.model_dump(include={"port", "max_branches"})
     channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
-    speculator = _pool("speculator", SpeculatorActor, config.speculator, SPECULATOR_RESOURCE).bind(
-        *_engine(config.speculator), channel
-    )
-    target = _pool("target", TargetActor, config.target, TARGET_RESOURCE).bind(
-        *_engine(config.target, **_decoding(config))
-    )
+    speculator = _bind(_pool("speculator", SpeculatorActor, config.speculator), *_engine(config.speculator), channel)
+    role: dict[str, Any] = {}
+    prefill: dict[str, Any] = {}
+    if config.target.prefill is not None:
+        role = {"kv_role": "decode"}
+        pool = _pool("prefill", TargetActor, config.target.prefill)
+        prefill = {"prefill": _bind(pool, *_engine(config.target.prefill, kv_role="prefill"))}
+    target = _bind(_pool("target", TargetActor, config.target), *_engine(config.target, **_decoding(config), **role))
     router = serve.deployment(router_ingress(), name="router").options(
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
         graceful_shutdown_timeout_s=config.router.drain_timeout_s,
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
-    return router.bind(
+    return _bind(
+        router,
         speculator,
         target,
+        **prefill,
         model=config.target.model,
         served_model_name=config.served_model_name,
         options={**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens},
@@ -75,11 +81,22 @@ def build_app(config: DeploymentConfig) -> Application:
     )
 
 
-def _pool(name: str, actor: type, pool: PoolConfig, resource: str) -> serve.Deployment:
+def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Application:
+    """The deployment with its arguments, and with these as its version: replicas whose version stays are not replaced.
+
+    Serve's own version is random for an application that is run from Python (ray.serve._private.client), so that a
+    change of one number would start every engine anew.
+    """
+    told = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
+    deployment._version = hashlib.sha256(told.encode()).hexdigest()
+    return deployment.bind(*args, **kwargs)
+
+
+def _pool(name: str, actor: type, pool: PoolConfig) -> serve.Deployment:
     options: dict[str, Any] = {
         "num_cpus": pool.cpus_per_replica,
         "num_gpus": pool.gpus_per_replica or 0,
-        "resources": {**pool.resources, resource: 1},
+        "resources": {**pool.resources, RESOURCES[name]: 1},
         "runtime_env": {"env_vars": pool.environment},
     }
     if pool.accelerator_type:
@@ -139,8 +156,9 @@ def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict
     """What a Ray cluster must offer for `config` at the start, or at its largest: CPU, GPU, the pools' resources."""
     needed: dict[str, float] = {"CPU": config.router.replicas * config.router.cpus}
     _add(needed, config.router.resources, config.router.replicas)
-    for pool, resource in ((config.speculator, SPECULATOR_RESOURCE), (config.target, TARGET_RESOURCE)):
-        one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources, resource: 1.0}
+    for name, pool in config.pools.items():
+        one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources}
+        one[RESOURCES[name]] = 1.0
         if pool.accelerator_type:
             one[ACCELERATOR + pool.accelerator_type] = 0.001  # what Ray itself takes
         _add(needed, one, pool.most_replicas if at_most else pool.replicas)

@@ -125,14 +125,31 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             # Only now: starting Ray installs handlers of its own.
             signal.signal(number, lambda *_: stop.set())
-        _announce(url, deployment.served_model_name)
+        _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
         stop.wait()
         console.print("Stopping: running answers are finished first")
 
 
-def _announce(url: str, model: str) -> None:
+@app.command(rich_help_panel=SERVING)
+def deploy(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deployment file.")],
+    address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
+) -> None:
+    """Put a deployment on a running Ray cluster and leave it there; again, to change it without a failed request.
+
+    `serve shutdown` takes it down.
+    """
+    from cluster.config import load_config
+    from cluster.deployment import deploy
+
+    deployment = load_config(config)
+    url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))
+    _announce(url, deployment.served_model_name)
+
+
+def _announce(url: str, model: str, how_it_stops: str = "") -> None:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "..."}]})
-    console.print(f"\nReady at [bold]{url}/v1[/] (Ctrl-C stops it)\n")
+    console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
     curl = f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n"
     console.print(curl, markup=False, soft_wrap=True)
 

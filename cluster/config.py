@@ -111,18 +111,33 @@ class PoolConfig(BaseModel):
         return self.env if self.gpus_per_replica else {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB, **self.env}
 
 
-def _unified(topology: str) -> str:
-    if topology == "split":
-        raise ValueError("separate prefill and decode pools cannot be deployed yet: use unified")
-    return topology
+class PrefillConfig(PoolConfig):
+    """The pool that prefills for a split target: what it does not say is as the target says, but for its size."""
+
+    model: Annotated[str, AfterValidator(_absolute)] = Field("", description="the target's")
 
 
 class TargetConfig(PoolConfig):
-    """The target pool, and whether one pool does both prefill and decode."""
+    """The target pool, and whether another one prefills for it."""
 
-    topology: Annotated[Literal["unified", "split"], AfterValidator(_unified)] = Field(
-        "unified", description="unified: one pool prefills and decodes; split is not there yet"
+    topology: Literal["unified", "split"] = Field(
+        "unified",
+        description="unified: one pool prefills and decodes; split: `prefill` does the one, and KV blocks cross",
     )
+    prefill: PrefillConfig | None = Field(None, description="the prefilling pool of a split target")
+
+    @model_validator(mode="after")
+    def _prefill_is_like_the_target(self) -> Self:
+        if self.topology == "unified":
+            if self.prefill:
+                raise ValueError("prefill is a pool of a split target: set topology to split, or leave it out")
+            return self
+        if self.engine == "transformers":
+            raise ValueError("the transformers engine cannot be split: use vllm")
+        prefill = self.prefill or PrefillConfig()
+        inherited = PoolConfig.model_fields.keys() - {"replicas", "autoscaling"} - prefill.model_fields_set
+        update = {name: getattr(self, name) for name in inherited}
+        return self.model_copy(update={"prefill": prefill.model_copy(update=update)})
 
 
 class RouterConfig(BaseModel):
@@ -213,10 +228,17 @@ class DeploymentConfig(BaseModel):
     kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig())
     spans_machines: bool = Field(False, description="the model folders lie on the pools' machines, perhaps not on this")
 
+    @property
+    def pools(self) -> dict[str, PoolConfig]:
+        """The pools by name: speculator, target, and prefill where the target is split."""
+        prefill = {"prefill": self.target.prefill} if self.target.prefill else {}
+        return {"speculator": self.speculator, "target": self.target, **prefill}
+
     def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
-        """With the GPUs of both pools decided."""
-        pools = {name: placed(getattr(self, name), on_gpus=on_gpus) for name in ("speculator", "target")}
-        return self.model_copy(update=pools)
+        """With the GPUs of all pools decided."""
+        pools = {name: placed(pool, on_gpus=on_gpus) for name, pool in self.pools.items()}
+        target = pools["target"].model_copy(update={"prefill": pools.get("prefill")})
+        return self.model_copy(update={"speculator": pools["speculator"], "target": target})
 
 
 def load_config(path: str | Path) -> DeploymentConfig:

@@ -22,7 +22,7 @@ def check(config: ConfigFile) -> None:
     from cluster.preflight import check_models
 
     deployment = load_config(config)
-    models = [pool.model for pool in (deployment.speculator, deployment.target)]
+    models = list(dict.fromkeys(pool.model for pool in deployment.pools.values()))
     absent = [model for model in models if not Path(model).exists()]
     if not absent:
         check_models(deployment)
@@ -53,11 +53,10 @@ def manifests(
 
 
 def _pools(config: "DeploymentConfig") -> str:
-    pools = {"speculator": config.speculator, "target": config.target}
     parts = [
         f"{name} {p.replicas if p.most_replicas == p.replicas else f'{p.replicas} to {p.most_replicas}'} x "
         f"{p.tensor_parallel} on {p.engine}"
-        for name, p in pools.items()
+        for name, p in config.pools.items()
     ]
     return f"{config.served_model_name}, " + ", ".join(parts)
 

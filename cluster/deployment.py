@@ -1,11 +1,11 @@
-"""Bring a deployment up on Ray and take it down again: what `skim serve` and `skim demo` share."""
+"""Bring a deployment up on Ray, change it while it runs, take it down again: `skim serve`, `demo` and `deploy`."""
 
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 import torch
@@ -42,21 +42,40 @@ def deployed(
     if address is not None:
         _make_way(config, name)
     try:
-        config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
-        _check_resources(config)
-        serve.start(
-            http_options=HTTPOptions(host=config.router.host, port=config.router.port),
-            logging_config=LoggingConfig(log_level="WARNING"),
-        )
-        serve.run_many(
-            [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-        _await_running(name, progress)
-        yield f"http://{_reachable(config.router.host)}:{config.router.port}"
+        yield apply(config, name, progress=progress)
     finally:
         _stop(name)
+
+
+def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
+    """Put `config` on the running Ray cluster at `address` and leave it there; gives the endpoint's base URL."""
+    check_models(config)
+    _start_ray(config, address)
+    try:
+        return apply(config, progress=progress)
+    finally:
+        ray.shutdown()
+
+
+def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress = print) -> str:
+    """Start `config` on the Ray that this process is connected to, or turn what runs there into it; the base URL.
+
+    Serve replaces changed replicas one after the other, and only those: an old one takes no more requests and ends when
+    its answers are finished, within `drain_timeout_s`. A pool of two replicas or more answers all the while.
+    """
+    config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
+    _check_resources(config)
+    serve.start(
+        http_options=HTTPOptions(host=config.router.host, port=config.router.port),
+        logging_config=LoggingConfig(log_level="WARNING"),
+    )
+    serve.run_many(
+        [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+    _await_running(name, progress)
+    return f"http://{_reachable(config.router.host)}:{config.router.port}"
 
 
 def _start_ray(config: DeploymentConfig, address: str | None) -> None:
@@ -146,5 +165,7 @@ def _reachable(host: str) -> str:
 def _stop(name: str) -> None:
     """Drain and stop our application, then leave Ray; a Ray that was started here ends with that."""
     if ray.is_initialized():
-        serve.delete(name)
+        # It waits a minute; on a cluster that goes on, Serve deletes what is left when its answers are finished.
+        with suppress(TimeoutError):
+            serve.delete(name)
         ray.shutdown()

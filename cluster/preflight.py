@@ -19,7 +19,7 @@ def check_models(config: DeploymentConfig) -> None:
 
     Folders that this machine does not have are left to the pools, which check the same on theirs.
     """
-    pools = {"speculator": config.speculator, "target": config.target}
+    pools = config.pools
     remote = config.spans_machines and not all(Path(pool.model).exists() for pool in pools.values())
     if remote:
         return
@@ -52,8 +52,7 @@ def free_port() -> int:
 
 def check_memory(config: DeploymentConfig) -> None:
     """Raise SkimError if the CPU pools would not fit into this machine's free memory."""
-    pools = (config.speculator, config.target)
-    needed = sum(pool.replicas * _replica_bytes(pool) for pool in pools if not pool.gpus_per_replica)
+    needed = sum(pool.replicas * _replica_bytes(pool) for pool in config.pools.values() if not pool.gpus_per_replica)
     free = psutil.virtual_memory().available
     if needed > free:
         raise SkimError(

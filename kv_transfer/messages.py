@@ -174,6 +174,8 @@ class GenerateRequest:
     sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Engines other than vLLM
     read the few that they know and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
     arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
+    prefill_only, kv_blocks: the legs of a split target. The first prefills and tells where the KV lies
+    (`GenerateOutput.kv_blocks`), the second takes it from there and decodes; its answer counts.
     """
 
     request_id: str
@@ -183,6 +185,8 @@ class GenerateRequest:
     cache_salt: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     decode: DecodeOptions = field(default_factory=lambda: DecodeOptions())
+    prefill_only: bool = False
+    kv_blocks: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,8 +221,8 @@ class GenerateOutput:
     """Target to router: one step of a stream. `finished` is true on the last one.
 
     prompt_logprobs: per prompt token (None for the first), only for dense requests that asked.
-    cached_tokens: prompt tokens that came from the prefix cache. timings: milliseconds by part (queue, prefill), on the
-    first output.
+    cached_tokens: prompt tokens that came from the prefix cache, or whose KV another engine made. timings: milliseconds
+    by part (queue, prefill), on the first output. kv_blocks: where the prompt's KV lies, at the end of a prefill leg.
     """
 
     completions: list[Completion]
@@ -226,6 +230,7 @@ class GenerateOutput:
     cached_tokens: int = 0
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    kv_blocks: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,8 +17,8 @@ from router.pools import ServePools
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    options, decode: the deployment's PrefillOptions and SpeculationOptions as dicts. vllm_args: options of vLLM's HTTP
-    front.
+    prefill: the first half of a split target. options, decode: the deployment's PrefillOptions and SpeculationOptions,
+    as dicts. vllm_args: options of vLLM's HTTP front.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class RouterDeployment:
         speculator: DeploymentHandle,
         target: DeploymentHandle,
         *,
+        prefill: DeploymentHandle | None = None,
         model: str,
         served_model_name: str,
         options: Mapping[str, Any],
@@ -34,7 +35,7 @@ class RouterDeployment:
         admission_timeout_s: float,
         vllm_args: Mapping[str, Any],
     ) -> None:
-        self._pools = ServePools(speculator, target, admission_timeout_s)
+        self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
         self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s)

@@ -1,4 +1,7 @@
-"""The router's view of the two pools: two calls, over Ray Serve handles.
+"""The router's view of the pools: two calls, over Ray Serve handles.
+
+With a split target, generating has two legs: a prefill replica reads the prompt, and a decode replica takes its KV
+blocks from there. Whatever happens to the first leg, the second answers: it reads what it does not get.
 
 Serve picks the replica (fewest ongoing requests of two choices). A call that is cancelled here is cancelled there. A
 replica that dies before it answered is replaced by another one; after the first output the failure is the caller's.
@@ -8,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 from ray.exceptions import RayActorError, RayError
@@ -16,13 +20,16 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from actors.target import ACCEPTED
 from kv_transfer.codec import decode, encode
-from kv_transfer.errors import EngineUnavailableError
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest, Session
 
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
+
+# The first token is sampled where the answer is decoded; a request must make one to have prefilled.
+_PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 
 
 class Pools(Protocol):
@@ -45,11 +52,21 @@ class Pools(Protocol):
 
 
 class ServePools:
-    """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica."""
+    """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
 
-    def __init__(self, speculator: DeploymentHandle, target: DeploymentHandle, admission_timeout_s: float) -> None:
+    prefill: the first half of a split target; `target` is then the decoding half.
+    """
+
+    def __init__(
+        self,
+        speculator: DeploymentHandle,
+        target: DeploymentHandle,
+        admission_timeout_s: float,
+        prefill: DeploymentHandle | None = None,
+    ) -> None:
         self._speculator = speculator
         self._target = target.options(stream=True)
+        self._prefill = prefill.options(stream=True) if prefill is not None else None
         self._admission_timeout_s = admission_timeout_s
         self._info_handles = (speculator, target)
         self.speculator: ModelInfo
@@ -80,11 +97,36 @@ class ServePools:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        first: GenerateOutput | None = None
+        # vLLM makes prompt log probabilities where it reads the prompt.
+        if self._prefill is not None and request.sampling.get("prompt_logprobs") is None:
+            first = await self._prefilled(self._prefill, request)
+        if first is not None:
+            request = replace(request, kv_blocks=first.kv_blocks)
+        async with aclosing(self._answer(self._target, request)) as outputs:
+            async for output in outputs:
+                yield output if first is None else _with_prefill(output, first)
+                first = None
+
+    async def _prefilled(self, handle: DeploymentHandle, request: GenerateRequest) -> GenerateOutput | None:
+        """What the prefill leg told; None if it failed, and the decoding half reads the prompt itself."""
+        leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True)
+        try:
+            async with aclosing(self._answer(handle, leg)) as outputs:
+                told = [output async for output in outputs]
+        except InvalidRequestError:
+            raise
+        except SkimError as error:
+            logger.warning("request %s is prefilled by its decoding replica: %s", request.request_id, error)
+            return None
+        return replace(told[-1], timings=told[0].timings)
+
+    async def _answer(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         payload = encode(request)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             started = False
             try:
-                async with aclosing(self._stream(payload)) as outputs:
+                async with aclosing(self._stream(handle, payload)) as outputs:
                     async for output in outputs:
                         started = True
                         yield output
@@ -97,8 +139,8 @@ class ServePools:
                 )
         raise EngineUnavailableError("no target replica could take this request; try again in a moment")
 
-    async def _stream(self, payload: bytes) -> AsyncGenerator[GenerateOutput, None]:
-        response = self._target.generate.remote(payload)
+    async def _stream(self, handle: DeploymentHandle, payload: bytes) -> AsyncGenerator[GenerateOutput, None]:
+        response = handle.generate.remote(payload)
         try:
             await self._admitted(response)
             async for reply in response:
@@ -119,3 +161,10 @@ class ServePools:
             raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
         if first != ACCEPTED:
             raise EngineUnavailableError("the target replica answered out of turn; the pools run different versions")
+
+
+def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:
+    """The decoding half's first output, with the engines' time of both legs; the rest of the wait is the way."""
+    timings = dict(prefill.timings)
+    timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
+    return replace(output, timings=timings)

@@ -5,11 +5,15 @@ An engine does not find these mistakes: vLLM counts the compact prompt, and rota
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest, ModelInfo
 
 RESERVED_PREFIX = "skim_"
+
+KvRole = Literal["prefill", "decode"]
+"""The halves of a split target."""
 
 
 def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_tokens: int = 16) -> int:
@@ -40,6 +44,18 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
             f" {info.max_model_len} (max_model_len); keep fewer tokens or lower max_tokens"
         )
     return max_tokens
+
+
+def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:
+    """Which leg of a split target the request is; None for a whole one, which every engine takes.
+
+    role: the half that the engine was started as. Raises InvalidRequestError for a leg of the other half.
+    """
+    leg: KvRole | None = "prefill" if request.prefill_only else "decode" if request.kv_blocks is not None else None
+    if leg not in (None, role):
+        half = f"the {role} half of a split one" if role else "not a split one"
+        raise InvalidRequestError(f"this target is {half}: it cannot take a {leg} leg")
+    return leg
 
 
 def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.model_info import inspect_model
 from target_service.answer import Answers, NewToken
-from target_service.limits import check_request
+from target_service.limits import KvRole, check_leg, check_request
 from target_service.sampling import Sampling, read_sampling
 
 
@@ -23,6 +24,7 @@ class MockTarget:
     model: a folder whose config and tokenizer are read. prefill_ms, prefill_ms_per_token, decode_ms: how long it takes
     until the first token, the same for each kept token, and between tokens. fail_before_first: so many requests fail
     with EngineUnavailableError before their first token. Sampling fields that choose tokens have no effect here.
+    kv_role, kv_host: as VllmTarget; what comes with KV blocks is not prefilled again.
     started, running, aborted: counts of requests.
     """
 
@@ -35,7 +37,10 @@ class MockTarget:
         decode_ms: float = 0.0,
         fail_before_first: int = 0,
         max_model_len: int | None = None,
+        kv_role: KvRole | None = None,
+        kv_host: str = "127.0.0.1",
     ) -> None:
+        self._kv_role, self._kv_host = kv_role, kv_host
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self._prefill_ms, self._prefill_ms_per_token, self._decode_ms = prefill_ms, prefill_ms_per_token, decode_ms
         self._failures_left = fail_before_first
@@ -44,6 +49,7 @@ class MockTarget:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """As TargetEngine.generate; stops at max_tokens or at a stop string or stop token that happens to come."""
         max_tokens = check_request(request, self.info)
+        check_leg(request, self._kv_role)
         sampling = read_sampling(request.sampling, refuse_others=False, engine="mock")
         self.started += 1
         self.running += 1
@@ -53,20 +59,22 @@ class MockTarget:
                 self._failures_left -= 1
                 finished = True
                 raise EngineUnavailableError("the mock target was told to fail")
-            async for output in self._answer(request.prompt, sampling, max_tokens):
+            async for output in self._answer(request, sampling, max_tokens):
                 finished = output.finished
-                yield output
+                yield replace(output, kv_blocks={"host": self._kv_host}) if request.prefill_only else output
         finally:
             self.running -= 1
             self.aborted += not finished
 
     async def _answer(
-        self, prompt: KeptPrompt, sampling: Sampling, max_tokens: int
+        self, request: GenerateRequest, sampling: Sampling, max_tokens: int
     ) -> AsyncGenerator[GenerateOutput, None]:
-        prefill_ms = self._prefill_ms + self._prefill_ms_per_token * prompt.token_ids.size
+        prompt, arrived = request.prompt, request.kv_blocks is not None
+        prefill_ms = 0.0 if arrived else self._prefill_ms + self._prefill_ms_per_token * prompt.token_ids.size
         await asyncio.sleep(prefill_ms / 1e3)
         answers = Answers(sampling, max_tokens, self._tokenizer, set())
-        answers.on_first_output = {"timings": {"queue": 0.0, "prefill": prefill_ms}}
+        cached = int(prompt.token_ids.size) if arrived else 0
+        answers.on_first_output = {"timings": {"queue": 0.0, "prefill": prefill_ms}, "cached_tokens": cached}
         if sampling.prompt_logprobs is not None:
             certain = [None, *([TokenLogprob(id, 0.0, 1)] for id in prompt.token_ids[1:].tolist())]
             answers.on_first_output["prompt_logprobs"] = certain

@@ -18,7 +18,8 @@ from kv_transfer.model_info import inspect_model
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
 from target_service.draft_settings import DRAFTING, encode_settings
-from target_service.limits import check_request
+from target_service.limits import KvRole, check_request
+from target_service.vllm_blocks import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_decode_stats import DecodeCounts
 from target_service.vllm_outputs import generate_output
 from target_service.vllm_speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
@@ -33,7 +34,9 @@ class VllmTarget:
 
     decode: fields of DecodeOptions, how decoding is speculated for requests that do not say none; None never does.
     draft_model: the folder of the drafting weights, for vLLM's own methods that have some. draft_channel: keyword
-    arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
+    arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping). kv_role: which half of
+    a split target this is, whose KV blocks move from `prefill` to `decode`; None for a whole one. kv_host: this node's
+    address, at which the other half finds the blocks.
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
     Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -51,6 +54,8 @@ class VllmTarget:
         decode: Mapping[str, Any] | None = None,
         draft_model: str | None = None,
         draft_channel: Mapping[str, Any] | None = None,
+        kv_role: KvRole | None = None,
+        kv_host: str = "127.0.0.1",
         **engine_options: Any,
     ) -> None:
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
@@ -58,20 +63,27 @@ class VllmTarget:
         engine_options["max_model_len"] = info.max_model_len
         self.decode = read_decode(decode)
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
-        self._engine: AsyncLLM = start_engine(
-            model,
-            tensor_parallel,
-            engine_options,
-            worker_cls=self.worker_cls,
-            scheduler_cls=self.scheduler_cls,
-            async_scheduler_cls=self.async_scheduler_cls,
-            stat_logger=self._count_decodes,
-        )
+        self._kv_role = kv_role
+        engine_options |= connector_options(kv_role, engine_options)
+        with side_channel(kv_role, kv_host):
+            self._engine: AsyncLLM = start_engine(
+                model,
+                tensor_parallel,
+                engine_options,
+                worker_cls=self.worker_cls,
+                scheduler_cls=self.scheduler_cls,
+                async_scheduler_cls=self.async_scheduler_cls,
+                stat_loggers=[self._count_decodes, self._count_transfers],
+            )
         self.info = info
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
         self._decode_counts = DecodeCounts(config, engine_index)
         return self._decode_counts
+
+    def _count_transfers(self, config: VllmConfig, engine_index: int = 0) -> TransferCounts:
+        self._transfer_counts = TransferCounts(config, engine_index)
+        return self._transfer_counts
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """As TargetEngine.generate; the look-ahead tokens and the session are used with decode method remote."""
@@ -103,6 +115,8 @@ class VllmTarget:
         """vLLM's parameters for this request, checked; the kept positions travel in `extra_args`."""
         max_tokens = check_request(request, self.info)
         extra_args = dict(request.sampling.get("extra_args") or {})
+        if blocks := transfer_params(self._kv_role, request):
+            extra_args["kv_transfer_params"] = blocks
         prompt = request.prompt
         if not prompt.is_dense:
             extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
@@ -129,6 +143,10 @@ class VllmTarget:
             return {}
         [told, *_] = await self._engine.collective_rpc("draft_stats")
         return {**(told or {}), **self._decode_counts.counts()}
+
+    def transfer_stats(self) -> dict[str, int]:
+        """`vllm_blocks.TransferCounts` of a decoding half; {} for any other engine."""
+        return self._transfer_counts.counts() if self._kv_role == "decode" else {}
 
     async def check_health(self) -> None:
         try:

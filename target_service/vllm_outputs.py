@@ -19,6 +19,7 @@ def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOut
         cached_tokens=output.num_cached_tokens or 0,
         prompt_logprobs=[_candidates(p) if p else None for p in prompt_logprobs] if prompt_logprobs else None,
         timings=_timings(output.metrics) if with_timings and output.metrics else {},
+        kv_blocks=output.kv_transfer_params,
     )
 
 

@@ -1,6 +1,6 @@
 """Starts vLLM's AsyncLLM with Skim's worker and scheduler, or says in one sentence why it does not start."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -27,11 +27,11 @@ def start_engine(
     worker_cls: str,
     scheduler_cls: str,
     async_scheduler_cls: str,
-    stat_logger: StatLogger | None = None,
+    stat_loggers: Sequence[StatLogger] = (),
 ) -> AsyncLLM:
     """An engine for the model in folder `model`; options are fields of AsyncEngineArgs. Classes are dotted names.
 
-    stat_logger: makes what the engine tells its numbers to, besides vLLM's own.
+    stat_loggers: make what the engine tells its numbers to, besides vLLM's own.
 
     Raises ModelError for a model whose positions cannot be restored, SkimError for all else that stops the start.
     """
@@ -48,7 +48,7 @@ def start_engine(
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:
         try:
-            return AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger] if stat_logger else None)
+            return AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers) or None)
         except Exception as e:
             cause = first_exception(notes)
             reason = " ".join(cause[1].split()) or cause[0] if cause else _first_line(e)

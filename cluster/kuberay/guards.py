@@ -19,7 +19,7 @@ def disruption_budgets(config: DeploymentConfig) -> list[Object]:
                 "selector": {"matchLabels": labels(config.kubernetes, pool)},
             },
         }
-        for pool in ("router", "speculator", "target")
+        for pool in ("router", *config.pools)
     ]
 
 

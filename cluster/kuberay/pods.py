@@ -15,7 +15,7 @@ AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
 PROBE_EVERY_S = 10
 
-SERVING = ("router", "speculator", "target")
+SERVING = ("router", "speculator", "target", "prefill")
 # Who asks for the key of the endpoint, and who shows it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
 NONE: Mapping[str, str] = {}
@@ -32,7 +32,7 @@ CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 
 
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
-    """What our objects select pods by: this deployment, or one part of it (head, router, speculator, target, batch)."""
+    """What our objects select pods by: this deployment, or one part of it (head, router, target, ...)."""
     found = {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name}
     return found | ({"app.kubernetes.io/component": component} if component else {})
 

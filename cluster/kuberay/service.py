@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cluster.app import ACCELERATOR, APP_NAME, SPECULATOR_RESOURCE, TARGET_RESOURCE
+from cluster.app import ACCELERATOR, APP_NAME, RESOURCES
 from cluster.config import DeploymentConfig, PoolConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
@@ -94,15 +94,14 @@ def _groups(config: DeploymentConfig) -> list[Object]:
     sizes = (router.replicas, router.replicas, router.replicas)
     return [
         worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
-        _pool_group(config, "speculator", config.speculator, settings.speculator, SPECULATOR_RESOURCE),
-        _pool_group(config, "target", config.target, settings.target, TARGET_RESOURCE),
+        *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
     ]
 
 
-def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig, resource: str) -> Object:
+def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig) -> Object:
     gpus = pool.gpus_per_replica or 0.0
     cpu = _whole_cores(name, pod, pool.cpus_per_replica)
-    holds = _on_one_node({resource: 1, **pool.resources})
+    holds = _on_one_node({RESOURCES[name]: 1, **pool.resources})
     if pool.accelerator_type:
         # Ray finds it out by itself once a node is up; the autoscaler must know before that.
         holds[ACCELERATOR + pool.accelerator_type] = 1
@@ -162,8 +161,9 @@ def serve_config(config: DeploymentConfig) -> Object:
 def _in_the_pods(config: DeploymentConfig) -> Object:
     """The config's settings with the pods' paths and addresses, and without any secret: pods read those themselves."""
     settings: Object = config.model_dump(mode="json", exclude={"kubernetes"})
-    for pool in ("speculator", "target"):
-        settings[pool]["model"] = _model_path(config, settings[pool]["model"])
+    for pool in (settings["speculator"], settings["target"], settings["target"]["prefill"]):
+        if pool is not None:
+            pool["model"] = _model_path(config, pool["model"])
     if (
         settings["speculator"]["model"] == settings["target"]["model"]
         and config.speculator.model != config.target.model

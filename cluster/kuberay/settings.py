@@ -120,3 +120,4 @@ class KubernetesConfig(BaseModel):
     router: PodConfig = Field(default_factory=lambda: PodConfig())
     speculator: PodConfig = Field(default_factory=lambda: PodConfig(memory="32Gi", shared_memory="4Gi"))
     target: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
+    prefill: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))

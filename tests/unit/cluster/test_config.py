@@ -160,8 +160,16 @@ def test_numbers_are_fine_as_environment_variables(write):
         ("target: {model: [", "line 1 is not valid YAML"),
         ("target: !!python/object:os.system {}", "is not valid YAML"),
         (
-            "target: {model: big, topology: split}\nspeculator: {model: s}",
-            "target.topology: separate prefill and decode p",
+            "target: {model: big, prefill: {replicas: 2}}\nspeculator: {model: s}",
+            "target: prefill is a pool of a split target: set topology to split",
+        ),
+        (
+            "target: {model: big, topology: split, engine: transformers}\nspeculator: {model: s}",
+            "target: the transformers engine cannot be split",
+        ),
+        (
+            "target: {model: big, topology: split, prefill: {replica: 2}}\nspeculator: {model: s}",
+            "target.prefill.replica: is not a setting; did you mean replicas?",
         ),
         (
             "target: {model: big, replicas: 9, autoscaling: {max_replicas: 3}}\nspeculator: {model: s}",
@@ -218,3 +226,17 @@ def test_a_config_does_not_change(write):
     config = load_config(write(SMALLEST))
     with pytest.raises(ValidationError):
         config.router.port = 1
+
+
+def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):
+    target = "model: big, tensor_parallel: 4, replicas: 3, topology: split, env: {A: 1}"
+    prefill = "prefill: {replicas: 2, tensor_parallel: 2}"
+    config = load_config(write(f"target: {{{target}, {prefill}}}\nspeculator: {{model: s}}"))
+    pools = config.pools
+    assert list(pools) == ["speculator", "target", "prefill"]
+    assert pools["prefill"].model == pools["target"].model
+    assert (pools["prefill"].env, pools["prefill"].tensor_parallel, pools["prefill"].replicas) == ({"A": "1"}, 2, 2)
+    placed = config.placed(on_gpus=True).pools
+    assert [pool.gpus_per_replica for pool in placed.values()] == [1, 4, 2]
+    alone = load_config(write("target: {model: big, replicas: 3, topology: split}\nspeculator: {model: s}"))
+    assert alone.pools["prefill"].replicas == 1

@@ -10,7 +10,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.target import ACCEPTED
-from kv_transfer.codec import encode, encode_error
+from kv_transfer.codec import decode, encode, encode_error
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, WireError
 from kv_transfer.messages import (
     Completion,
@@ -104,6 +104,12 @@ def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0):
     """ServePools over handles that give these replies, and the two handles."""
     handles = Handle(*speculator), Handle(*target)
     return ServePools(*handles, admission_timeout_s), *handles
+
+
+def split_pools(*, prefill=(), target=()):
+    """ServePools with a split target, and the handles of its halves."""
+    halves = Handle(*target), Handle(*prefill)
+    return ServePools(Handle(), halves[0], 60.0, halves[1]), *halves
 
 
 async def texts(pools):
@@ -222,6 +228,67 @@ async def test_an_answer_that_is_not_read_to_its_end_is_cancelled_in_the_pool():
     assert not reply.cancelled
     await stream.aclose()
     assert reply.cancelled
+
+
+BLOCKS = {"remote_block_ids": [[1, 2]]}
+
+
+def prefilled(**timings):
+    return encode(GenerateOutput([], True, timings=timings, kv_blocks=BLOCKS))
+
+
+async def test_a_split_target_prefills_in_one_half_and_decodes_in_the_other():
+    first = GenerateOutput([Completion(0, "a", np.array([1], np.int32))], True, timings={"queue": 50.0, "prefill": 2.0})
+    pools, target, prefill = split_pools(
+        prefill=[Reply(ACCEPTED, prefilled(queue=3.0, prefill=40.0))], target=[Reply(ACCEPTED, encode(first))]
+    )
+    [told] = [output async for output in pools.generate(REQUEST)]
+    leg, decoding = (decode(handle.payloads[0], GenerateRequest) for handle in (prefill, target))
+    assert (leg.prefill_only, leg.kv_blocks, leg.sampling["max_tokens"]) == (True, None, 1)
+    assert (decoding.prefill_only, decoding.kv_blocks, decoding.sampling) == (False, BLOCKS, REQUEST.sampling)
+    assert leg.prompt.token_ids.tolist() == decoding.prompt.token_ids.tolist() == [1, 2, 3]
+    assert told.timings == {"queue": 3.0, "prefill": 42.0}
+
+
+@pytest.mark.parametrize(
+    "leg",
+    [
+        [Reply(died()) for _ in range(MAX_ATTEMPTS)],
+        [Reply(ACCEPTED, encode_error(EngineUnavailableError("no")))],
+        [Reply(DeploymentUnavailableError(DeploymentID("prefill")))],
+        [Reply(ACCEPTED, output("x"), died())],
+    ],
+)
+async def test_whatever_happens_to_the_prefill_leg_the_other_half_answers(leg):
+    pools, target, _ = split_pools(prefill=leg, target=[Reply(*GOOD)])
+    assert await texts(pools) == ["a", "b"]
+    assert target.payloads == [encode(REQUEST)]
+
+
+async def test_a_prompt_that_the_prefill_leg_refuses_is_refused():
+    pools, target, _ = split_pools(prefill=[Reply(ACCEPTED, encode_error(InvalidRequestError("too long")))])
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await texts(pools)
+    assert target.payloads == []
+
+
+async def test_prompt_log_probabilities_are_made_where_the_answer_is():
+    pools, target, prefill = split_pools(target=[Reply(*GOOD)])
+    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"prompt_logprobs": 1})
+    _ = [output async for output in pools.generate(request)]
+    assert (prefill.payloads, target.payloads) == ([], [encode(request)])
+
+
+async def test_a_request_cancelled_in_its_prefill_leg_never_reaches_the_other_half():
+    reply = Reply(ACCEPTED, FOREVER)
+    pools, target, _ = split_pools(prefill=[reply])
+    task = asyncio.create_task(texts(pools))
+    await until(lambda: reply.waiting)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reply.cancelled
+    assert target.payloads == []
 
 
 async def test_a_selection_comes_back():

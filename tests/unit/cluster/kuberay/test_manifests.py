@@ -34,12 +34,17 @@ def pods(objects):
                 yield f"{thing['kind']} {group.get('groupName', 'head')}", group["template"]
 
 
+def pools_of(router):
+    """The pools that the router's deployment is bound to."""
+    bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
+    return [pool._bound_deployment for pool in bound]
+
+
 def replicas_of(config):
     """What one replica of each deployment asks of Ray, from the Serve config as its nodes read it."""
     served = yaml.safe_load(service_of(config)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
-    found = [router, *(bound._bound_deployment for bound in router.init_args)]
-    for deployment in found:
+    for deployment in [router, *pools_of(router)]:
         options = deployment.ray_actor_options
         asked = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
         if kind := options.get("accelerator_type"):
@@ -52,12 +57,12 @@ def test_each_replica_fits_on_the_nodes_of_its_pool_and_no_other(example):
     cluster = {"metadata": {"namespace": "x", "name": "x"}, "spec": service_of(example)["rayClusterConfig"]}
     nodes = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
     asked = dict(replicas_of(example))
-    assert asked.keys() == {"router", "speculator", "target"}
+    assert asked.keys() == {"router", *example.pools}
     for name, needs in asked.items():
         fitting = [n for n, node in nodes.items() if all(node["resources"].get(r, 0) >= x for r, x in needs.items())]
         assert fitting == [name]
-    pools = {"speculator": example.speculator, "target": example.target}
-    assert {name: nodes[name]["max_workers"] for name in pools} == {n: p.most_replicas for n, p in pools.items()}
+    most = {name: pool.most_replicas for name, pool in example.pools.items()}
+    assert {name: nodes[name]["max_workers"] for name in most} == most
     assert nodes["headgroup"]["resources"]["CPU"] == 0
 
 
@@ -69,8 +74,8 @@ def test_serve_takes_the_config_and_builds_the_same_pools(example):
     assert application.import_path == "cluster.app:serve_app"
     router = serve_app(application.args)._bound_deployment
     wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
-    for one, other in zip(router.init_args, wanted.init_args, strict=True):
-        assert one._bound_deployment._deployment_config == other._bound_deployment._deployment_config
+    for one, other in zip(pools_of(router), pools_of(wanted), strict=True):
+        assert one._deployment_config == other._deployment_config
     assert router.init_kwargs["options"] == wanted.init_kwargs["options"]
 
 
