@@ -1,5 +1,6 @@
 """The small interface that every speculator engine implements: vLLM, transformers (the oracle) and a mock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
@@ -137,6 +138,41 @@ class BranchingEngine(SpeculatorEngine, Protocol):
         Each continuation is sampled by itself. Counts as the session's one call.
         """
         ...
+
+
+class DraftsMany(ABC):
+    """The `BranchingEngine` part of an engine whose `draft` is a `draft_many` of one answer."""
+
+    supports_branches = True
+
+    async def draft(
+        self,
+        session: str,
+        answer: Int32Array,
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> Drafted:
+        """See `BranchingEngine.draft`."""
+        [drafted] = await self.draft_many(
+            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
+        )
+        return drafted
+
+    @abstractmethod
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """See `BranchingEngine.draft_many`."""
 
 
 def supports_branches(engine: SpeculatorEngine) -> TypeGuard[BranchingEngine]:

@@ -9,20 +9,18 @@ import torch
 from kv_transfer.errors import EngineUnavailableError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import inspect_model
-from speculator_service.engine import Drafted, Scores
+from speculator_service.engine import Drafted, DraftsMany, Scores
 from speculator_service.limits import check_length
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
 
-class MockSpeculator:
+class MockSpeculator(DraftsMany):
     """Scores a token by a hash of its id, and another hash names the next one. Reads config and tokenizer only.
 
     started, aborted, running: calls of `score` begun, cancelled, and under way. sessions: by id, the context length
     and the last token of the prompt.
     """
-
-    supports_branches = True
 
     def __init__(
         self,
@@ -90,22 +88,6 @@ class MockSpeculator:
         check_length(prompt.context_length, 0, self.info)
         await asyncio.sleep((self._latency_ms + self._ms_per_token * prompt.token_ids.size) / 1e3)
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
-
-    async def draft(
-        self,
-        session: str,
-        answer: Int32Array,
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> Drafted:
-        """As `BranchingEngine.draft`."""
-        [drafted] = await self.draft_many(
-            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
-        )
-        return drafted
 
     async def draft_many(
         self,

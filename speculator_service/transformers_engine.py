@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
-from speculator_service.engine import Drafted, Scores
+from speculator_service.engine import Drafted, DraftsMany, Scores
 from speculator_service.limits import check_length
 from speculator_service.scoring import Aggregate, layer_scores, scored_layers
 from speculator_service.transformers_sessions import CacheSession, SessionTable, check_tokens
@@ -46,10 +46,8 @@ AttentionInterface.register(_ATTENTION, _attend)
 AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
-class TransformersSpeculator:
+class TransformersSpeculator(DraftsMany):
     """Takes each step's queries from inside attention and the keys from the KV cache."""
-
-    supports_branches = True
 
     def __init__(
         self,
@@ -108,22 +106,6 @@ class TransformersSpeculator:
         check_length(prompt.context_length, 0, self.info)
         check_tokens([prompt.token_ids], self._embeddings)
         await self._on_worker(lambda c: self._open(session, prompt, c))
-
-    async def draft(
-        self,
-        session: str,
-        answer: Int32Array,
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> Drafted:
-        """As `BranchingEngine.draft`."""
-        [drafted] = await self.draft_many(
-            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
-        )
-        return drafted
 
     async def draft_many(
         self,

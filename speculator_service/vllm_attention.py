@@ -79,6 +79,8 @@ class QueryCapture:
 
     def expect(self, slots: Sequence[int]) -> None:
         """The queries wanted from the coming run of the model, by the KV slot of their token."""
+        if not slots and not self._slots.numel():
+            return  # most steps draft, and nothing is wanted of them
         # From pinned memory the copy does not wait for the device (no-op on CPU).
         wanted = torch.tensor(slots, dtype=torch.int64, pin_memory=self._buffer.is_cuda)
         self._slots = wanted.to(self._buffer.device, non_blocking=True)

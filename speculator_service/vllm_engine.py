@@ -24,14 +24,15 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
-from speculator_service.engine import Drafted, Scores
+from speculator_service.engine import Drafted, DraftsMany, Scores
 from speculator_service.vllm_positions import kept_session
 from speculator_service.vllm_requests import SCORE_ARG
 from speculator_service.vllm_sessions import DraftOptions, Session, SessionTable
 from speculator_service.vllm_start import start_engine
+from speculator_service.vllm_together import Party
 
 
-class VllmSpeculator:
+class VllmSpeculator(DraftsMany):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
     `info.max_model_len` is M + look_ahead at most. The engine needs one position more, because the last look-ahead
@@ -39,7 +40,6 @@ class VllmSpeculator:
     """
 
     info: ModelInfo
-    supports_branches = True
 
     def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
@@ -58,7 +58,7 @@ class VllmSpeculator:
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
         self._sessions = SessionTable(self._engine.vllm_config.cache_config.block_size)
-        self._rounds = itertools.count()
+        self._rounds, self._party = itertools.count(), Party()
         self._closed = False
 
     async def score(
@@ -89,38 +89,9 @@ class VllmSpeculator:
         self._check_length(prompt.context_length, 0)
         self._check_ids(prompt.token_ids)
         opened = kept_session(prompt)
-        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args)
+        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._party.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)
-
-    async def draft(
-        self,
-        session: str,
-        answer: Int32Array,
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> Drafted:
-        """See `BranchingEngine.draft`. Sampled drafts have at most vllm_sessions.MAX_TOP pairs of q each.
-
-        Their alternatives' probabilities are those among the top_m tokens; greedy drafts' are of the vocabulary.
-        """
-        kept = self._sessions.get(session)
-        if answer.size:
-            self._check_ids(answer)
-        count = min(count, self.info.max_model_len - kept.context_length - answer.size)
-        if count <= 0:
-            await self.check_health()
-            return Drafted(np.empty(0, np.int32))
-        options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
-        asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
-        output = await self._generate(
-            f"{session}.{next(self._rounds)}", asked, options.sampling(kept.extra_args), kept.cache_salt
-        )
-        self._sessions.note_round(kept, before, asked, output)
-        return options.drafted(output)
 
     async def draft_many(
         self,
@@ -132,12 +103,30 @@ class VllmSpeculator:
         top_m: int = 0,
         alternatives: int = 0,
     ) -> list[Drafted]:
-        """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them."""
-        drafts = (
-            self.draft(session, answer, count, temperature=temperature, top_m=top_m, alternatives=alternatives)
-            for answer in answers
+        """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them.
+
+        Sampled drafts have at most vllm_sessions.MAX_TOP pairs of q each. Their alternatives' probabilities are those
+        among the top_m tokens; greedy drafts' are of the vocabulary.
+        """
+        kept = self._sessions.get(session)
+        options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
+        return list(await asyncio.gather(*(self._draft(session, kept, answer, options) for answer in answers)))
+
+    async def _draft(self, name: str, kept: Session, answer: Int32Array, options: DraftOptions) -> Drafted:
+        if answer.size:
+            self._check_ids(answer)
+        count = min(options.count, self.info.max_model_len - kept.context_length - answer.size)
+        if count <= 0:
+            await self.check_health()
+            return Drafted(np.empty(0, np.int32))
+        options = replace(options, count=count)
+        party = await self._party.join()
+        asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
+        output = await self._generate(
+            f"{name}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, party), kept.cache_salt
         )
-        return list(await asyncio.gather(*drafts))
+        self._sessions.note_round(kept, before, asked, output)
+        return options.drafted(output)
 
     async def close_session(self, session: str) -> None:
         """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until something needs the place."""

@@ -1,21 +1,22 @@
-"""The schedulers of a speculator: drafts take turns with prompts (`vllm_turns`), and scores get to the front.
+"""The scheduler of a speculator: drafts take turns with prompts (`vllm_turns`) and wait for those that were begun with
+them (`vllm_together`), requests run on (`vllm_run_on`), and scores get to the front.
 
 The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the name `SCORES`; here each payload becomes
 `EngineCoreOutput.kv_transfer_params`, which vLLM delivers as `RequestOutput.kv_transfer_params`.
 """
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
-from speculator_service.vllm_turns import DraftTurns
+from speculator_service.vllm_run_on import RunOnScheduler
+from speculator_service.vllm_tails import TailScheduler
 
 SCORES = "skim_scores"
 
 
-class SpeculatorScheduler(DraftTurns):
-    """For engines that schedule a step after the last one's tokens are known (CPU)."""
+class SpeculatorScheduler(RunOnScheduler, TailScheduler):
+    """Schedules a step after the last one's tokens are known: with several tokens a step, ahead would gain little."""
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -27,7 +28,3 @@ class SpeculatorScheduler(DraftTurns):
                     if output.request_id in scores:
                         output.kv_transfer_params = scores[output.request_id]
         return outputs
-
-
-class AsyncSpeculatorScheduler(SpeculatorScheduler, AsyncScheduler):
-    """For engines that schedule ahead (GPU; run on CPU with the V2 runner in Triton's interpreter)."""

@@ -1,8 +1,9 @@
 """Drafting sessions on vLLM: token ids held here, KV held by the engine's prefix cache.
 
-Each round is a request of its own: the prompt, the answer so far, a few tokens more. Whole blocks that an earlier round
-or the scoring of the prompt has read come from the prefix cache, under their tokens' hash, so tokens that the target
-rejected are rolled back by not being asked for again, and several answers of one session can be continued at once.
+Each round is a request of its own: the prompt, the answer so far, a few tokens more. Blocks that an earlier round or
+the scoring of the prompt has read come from the prefix cache, under their tokens' hash (the last one by `vllm_tails`),
+so tokens that the target rejected are rolled back by not being asked for again, and several answers of one session can
+be continued at once.
 An idle session holds no slot and no referenced block: under pressure vLLM's own LRU takes its blocks, the longest
 unused session's first, and the next round reads what is gone anew.
 """
@@ -125,8 +126,11 @@ class DraftOptions:
         top_m = min(top_m, most) if temperature >= _GREEDY_BELOW else 0
         return cls(count, temperature if top_m else 0.0, top_m, min(alternatives, most))
 
-    def sampling(self, extra_args: Mapping[str, Any] | None) -> SamplingParams:
-        """vLLM's parameters. Its logprobs are those that it samples from (logprobs_mode, set by `vllm_start`)."""
+    def sampling(self, extra_args: Mapping[str, Any] | None, party: tuple[int, int]) -> SamplingParams:
+        """vLLM's parameters. Its logprobs are those that it samples from (logprobs_mode, set by `vllm_start`).
+
+        party: see `vllm_together`.
+        """
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_m,
@@ -136,7 +140,7 @@ class DraftOptions:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={**(extra_args or {}), DRAFT_ARG: True},
+            extra_args={**(extra_args or {}), DRAFT_ARG: party},
         )
 
     def drafted(self, output: RequestOutput) -> Drafted:

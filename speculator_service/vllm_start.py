@@ -1,7 +1,8 @@
 """Start vLLM's AsyncLLM as a speculator engine: its options, its environment, and its failures in a person's words."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -18,9 +20,14 @@ from speculator_service.vllm_sessions import MAX_TOP
 
 WORKER = "speculator_service.vllm_worker.SpeculatorWorker"
 SCHEDULER = "speculator_service.vllm_scheduler.SpeculatorScheduler"
-ASYNC_SCHEDULER = "speculator_service.vllm_scheduler.AsyncSpeculatorScheduler"
 # The probabilities that come back are those that a draft was sampled from.
-OWN_SETTINGS = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "max_logprobs": MAX_TOP}
+OWN_SETTINGS = {
+    "skip_tokenizer_init": True,
+    "logprobs_mode": "processed_logprobs",
+    "max_logprobs": MAX_TOP,
+    # With several tokens a step (`vllm_run_on`) there would be little to gain.
+    "async_scheduling": False,
+}
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls", *OWN_SETTINGS)
 
 
@@ -39,7 +46,8 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
         try:
             config = _engine_config(model, max_model_len, tensor_parallel, options)
             _refuse_unsupported(model, config)
-            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+            with _cores_of_one_process(config):
+                return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except SkimError:
             raise
         except Exception as error:  # vLLM raises ValueError, RuntimeError, OSError, pydantic's and CUDA's own
@@ -61,18 +69,29 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
     else:
         # Queries are captured in Python, which a replayed graph of the whole model would not run.
         settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
-    config = AsyncEngineArgs(
+    return AsyncEngineArgs(
         **settings,
         **OWN_SETTINGS,
         model=model,
         max_model_len=max_model_len,
         tensor_parallel_size=tensor_parallel,
         worker_cls=WORKER,
+        scheduler_cls=SCHEDULER,
     ).create_engine_config()
-    # Known only now: vLLM schedules ahead unless something in the configuration speaks against it.
-    scheduler = config.scheduler_config
-    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
-    return config
+
+
+@contextmanager
+def _cores_of_one_process(config: VllmConfig) -> Iterator[None]:
+    """A single rank on CPU runs inside the engine core, as on a GPU: a message less between processes in each step.
+
+    vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts.
+    """
+    if not current_platform.is_cpu() or config.parallel_config.world_size > 1:
+        yield
+        return
+    config.parallel_config.distributed_executor_backend = "uni"
+    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
+        yield
 
 
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:

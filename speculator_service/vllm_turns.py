@@ -1,7 +1,7 @@
 """Drafts do not wait for prompts: while both are there, the engine's time is shared between them, half and half.
 
 vLLM fills each step with the prompts that it has begun to read, so a draft would wait until they are read, or take a
-whole chunk's time per token. A target waits a few hundred milliseconds at most.
+whole chunk's time per step. A target waits a few hundred milliseconds at most.
 """
 
 import time
@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 DRAFT_ARG = "skim_draft"
-"""Key in `SamplingParams.extra_args`: true for a round of a session."""
+"""Key in `SamplingParams.extra_args` of a session's round: (id, size) of those begun at once, see `vllm_together`."""
 
 
 class Turns:
@@ -50,9 +50,9 @@ class DraftTurns(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         reading = [request for request in self.running if request.is_prefill_chunk]
-        waiting = [request for request in self.waiting if not _is_draft(request)]
+        waiting = [request for request in self.waiting if not draft_argument(request)]
         drafts = len(waiting) < len(self.waiting) or any(
-            _is_draft(request) and not request.is_prefill_chunk for request in self.running
+            draft_argument(request) and not request.is_prefill_chunk for request in self.running
         )
         if not self.turns.begin(drafts=drafts, prompts=bool(reading or waiting)):
             return super().schedule(*args, **kwargs)
@@ -72,6 +72,7 @@ class DraftTurns(Scheduler):
         return output
 
 
-def _is_draft(request: Request) -> bool:
+def draft_argument(request: Request) -> tuple[int, int] | None:
+    """The request's DRAFT_ARG; None for a prompt."""
     params = request.sampling_params
-    return bool(params and params.extra_args and params.extra_args.get(DRAFT_ARG))
+    return (params.extra_args or {}).get(DRAFT_ARG) if params else None

@@ -4,11 +4,11 @@ Overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads nothing b
 `ModelRunnerOutput` and the attention layers, so one class serves both model runners (V1 on CPU, V2 on a GPU). Keys are
 read once, after the last look-ahead step. All of this runs in the engine's own processes.
 
-EOS: with async scheduling (GPU) sampled tokens reach the host only in `get_output`. Scores are therefore copied to the
-host per step [S, M], and the steps after an EOS are masked there.
+What remains of a request after its prompt is run here, in the same engine step (`vllm_run_on`). Each of those steps
+goes through the same methods, so queries, restored positions and sampling are as in a step of its own.
 
-Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter with async scheduling. Not run: any GPU, so
-neither pinned copies, events, NCCL nor CUDA graphs.
+Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter. Not run: any GPU, so neither NCCL nor CUDA
+graphs.
 """
 
 import time
@@ -27,6 +27,7 @@ from speculator_service.vllm_attention import QueryCapture, scorable_layers
 from speculator_service.vllm_keys import KeyReader
 from speculator_service.vllm_positions import RestoredPositions
 from speculator_service.vllm_requests import RequestLedger, ScoredRequest, Wanted
+from speculator_service.vllm_run_on import following_steps, merge
 from speculator_service.vllm_sampling import sample_exactly
 from speculator_service.vllm_scheduler import SCORES
 
@@ -47,7 +48,8 @@ class SpeculatorWorker(PlatformWorker):
             self._layers, self.scheduler_config.max_num_seqs, self.model_config.dtype, self.device
         )
         self._wanted: list[Wanted] = []
-        self._scored, self._scoring_ms = 0, 0.0
+        self._step = SchedulerOutput.make_empty()
+        self._steps, self._scored, self._scoring_ms = 0, 0, 0.0
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize_from_config(kv_cache_config)
@@ -70,33 +72,61 @@ class SpeculatorWorker(PlatformWorker):
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        self._wanted = self._ledger.update(scheduler_output)
+        self._step = scheduler_output
+        return self._forward(scheduler_output)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """The tokens of the step that was executed, and of those that its requests take by themselves after it."""
+        self._steps += 1
+        wanted = [self._wanted]
+        outputs: list[ModelRunnerOutput] = []
+        latest = super().sample_tokens(grammar_output)
+        for step in following_steps(self._step):
+            self._forward(step)
+            # Here, so that the device has the next forward to do while this one's tokens travel (GPU).
+            outputs.append(_on_host(latest))
+            wanted.append(self._wanted)
+            latest = super().sample_tokens(None)
+        outputs.append(_on_host(latest))
+        merged = merge(outputs)
+        if scores := self._finish(list(zip(wanted, outputs, strict=True))):
+            setattr(merged, SCORES, scores)
+        return merged
+
+    def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run the model, and take the queries that are wanted of this step."""
+        self._wanted = self._ledger.update(step)
         self._capture.expect([wanted.slot for wanted in self._wanted])
-        self._positions.expect(scheduler_output)
-        output = super().execute_model(scheduler_output)
+        self._positions.expect(step)
+        output = super().execute_model(step)
         if self._wanted:
             queries = self._capture.collect()
             for row, wanted in enumerate(self._wanted):
                 wanted.request.queries[wanted.step] = queries[:, row]
         return output
 
-    @torch.inference_mode()
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        output = super().sample_tokens(grammar_output)
-        if not self._wanted or output is None:
-            return output
-        # The step's sampling is already under way: scoring comes after it, so it delays no other request's token.
-        scored = ScoredStep(self._wanted, {w.request.id: self._score(w.request) for w in self._wanted if w.is_last})
+    def _finish(self, steps: list[tuple[list[Wanted], ModelRunnerOutput]]) -> dict[str, dict[str, Any]]:
+        """Note the sampled tokens, and score the requests that are done: payloads by id, on the rank that answers."""
+        done: list[ScoredRequest] = []
+        for wanted, output in steps:
+            for request, step, _ in wanted:
+                # A re-prefill after preemption passes through known steps without sampling.
+                if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
+                    request.tokens[step] = sampled[0]
+            done += [w.request for w in wanted if w.is_last]
+        scores = [(request, self._score(request)) for request in done]
         if not self.is_driver_worker:
-            return output
-        if isinstance(output, AsyncModelRunnerOutput):
-            return ScoredOutput(output, scored)
-        scored.finish(output)
-        return output
+            return {}
+        return {request.id: _payload(request, aggregate) for request, aggregate in scores}
 
     def speculator_stats(self) -> dict[str, float]:
-        """Requests alive, scored, resumed after preemption; prompt tokens from the cache; milliseconds of scoring."""
+        """Requests alive, scored, resumed after preemption; prompt tokens from the cache; milliseconds of scoring.
+
+        steps: engine steps that sampled, however many tokens.
+        """
         return {
+            "steps": self._steps,
             "alive": len(self._ledger.requests),
             "resumed": self._ledger.resumed,
             "cached_tokens": self._ledger.cached_tokens,
@@ -105,7 +135,7 @@ class SpeculatorWorker(PlatformWorker):
         }
 
     def _score(self, request: ScoredRequest) -> Aggregate:
-        """Attention of all steps to the prompt [1 or L, S, M], over the heads of all ranks, on its way to the host."""
+        """Attention of all steps to the prompt [1 or L, S, M], over the heads of all ranks."""
         began = time.perf_counter()
         layers = scored_layers(len(self._layers), request.options["layers"])
         steps = request.look_ahead + 1
@@ -126,56 +156,23 @@ class SpeculatorWorker(PlatformWorker):
             torch.distributed.all_reduce(
                 aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
             )
-        if aggregate.table.is_cuda:
-            host = torch.empty_like(aggregate.table, device="cpu", pin_memory=True)
-            aggregate.table = host.copy_(aggregate.table, non_blocking=True)
         self._scored += 1
         self._scoring_ms += 1e3 * (time.perf_counter() - began)
         return aggregate
 
 
-class ScoredStep:
-    """One engine step's look-ahead tokens and finished scores, put together once the tokens are on the host."""
-
-    def __init__(self, wanted: list[Wanted], scores: dict[str, Aggregate]) -> None:
-        self._wanted, self._scores = wanted, scores
-        # Marks the point on the device's stream where the scores have reached the host.
-        self._copied = torch.cuda.Event() if scores and torch.cuda.is_available() else None
-        if self._copied:
-            self._copied.record()
-
-    def finish(self, output: ModelRunnerOutput) -> None:
-        """Note the sampled tokens and hang the payloads of the requests that are done on `output`."""
-        for request, step, _ in self._wanted:
-            # A re-prefill after preemption passes through known steps without sampling.
-            if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
-                request.tokens[step] = sampled[0]
-        if self._scores:
-            if self._copied:
-                self._copied.synchronize()
-            payloads = {w.request.id: self._payload(w.request) for w in self._wanted if w.is_last}
-            setattr(output, SCORES, payloads)
-
-    def _payload(self, request: ScoredRequest) -> dict[str, Any]:
-        """importance: float32 [M] as bytes. tokens: to the first EOS, included. speculate_ms: first step to scores."""
-        tokens = [request.tokens[step] for step in range(request.look_ahead)]
-        valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
-        importance = self._scores[request.id].importance(valid)
-        return {
-            "importance": importance.numpy().tobytes(),
-            # Step i is valid while token i is still part of the answer.
-            "tokens": tokens[: int(valid.sum())],
-            "speculate_ms": 1e3 * (time.perf_counter() - request.started),
-        }
+def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
+    """The output once its tokens are here; the V2 runner gives it before that."""
+    return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
 
 
-class ScoredOutput(AsyncModelRunnerOutput):
-    """The runner's asynchronous output, with scores once its tokens are on the host (GPU)."""
-
-    def __init__(self, output: AsyncModelRunnerOutput, step: ScoredStep) -> None:
-        self._output, self._step = output, step
-
-    def get_output(self) -> ModelRunnerOutput:
-        output = self._output.get_output()
-        self._step.finish(output)
-        return output
+def _payload(request: ScoredRequest, aggregate: Aggregate) -> dict[str, Any]:
+    """importance: float32 [M] as bytes. tokens: to the first EOS, included. speculate_ms: first step to scores."""
+    tokens = [request.tokens[step] for step in range(request.look_ahead)]
+    valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
+    return {
+        "importance": aggregate.importance(valid).cpu().numpy().tobytes(),
+        # Step i is valid while token i is still part of the answer.
+        "tokens": tokens[: int(valid.sum())],
+        "speculate_ms": 1e3 * (time.perf_counter() - request.started),
+    }

@@ -75,6 +75,10 @@ class Rig:
         assert same.float().mean() > 0.99  # the last of many may change places with one as likely
         assert all(token in row for token, row in zip(drafted.tokens, q_ids, strict=True))
 
+    async def steps(self) -> int:
+        """Engine steps since the start that sampled."""
+        return (await self.engine.worker_stats())[0]["steps"]
+
     async def call(self, function) -> list:
         """Run `function(worker)` on every rank of the live engine: how the negative controls break a hook."""
         return await self.engine._engine.collective_rpc(function)
@@ -109,6 +113,21 @@ def ends_early(path: Path) -> list[int]:
     ).look_ahead_tokens
     # The first token that was not decoded before, from the third on, so that steps before and after it count.
     return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]
+
+
+def tokens_a_step(most: int):
+    """For `Rig.call`: a request makes at most so many tokens in an engine step; 17 is what it is by itself.
+
+    With few, requests are still there when others need their blocks. Only for a single rank, which runs in the process
+    of the scheduler.
+    """
+
+    def limit(worker):
+        from speculator_service import vllm_run_on
+
+        vllm_run_on.MOST = most - 1
+
+    return limit
 
 
 def kept_of(token_ids, seed=0) -> KeptPrompt:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import SelectionOptions
-from tests.engine.speculator_service.conftest import TOLERANCE
+from tests.engine.speculator_service.conftest import TOLERANCE, tokens_a_step
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
@@ -21,6 +21,7 @@ def rig(start):
 
 
 async def test_preempted_prompts_score_as_if_they_had_not_been(rig):
+    await rig.call(tokens_a_step(2))
     cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=40)) for length in range(150, 222, 12)]
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert (await rig.engine.worker_stats())[0]["resumed"] > 0

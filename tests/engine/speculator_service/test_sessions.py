@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.errors import InvalidRequestError, SessionLostError
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from tests.engine.speculator_service.conftest import TOLERANCE, kept_of
+from tests.engine.speculator_service.conftest import TOLERANCE, kept_of, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
 
@@ -82,6 +82,35 @@ async def test_q_is_the_truncated_distribution_at_its_temperature(rig):
         drafted = await rig.engine.draft("q", answer, 3, temperature=temperature, top_m=top_m)
         rig.check_sampled(prompt, answer, drafted, 3, temperature, top_m)
     await rig.engine.close_session("q")
+
+
+async def test_a_round_is_one_engine_step(rig):
+    """Its drafts, its branches and a look-ahead too; long ones take several. Control: without running on, as many."""
+    prompt = await rig.keep("one", random_prompt(100, seed=15), OPTIONS)
+    answer = np.array(random_prompt(5, seed=16), np.int32)
+
+    async def steps(*calls):
+        before = await rig.steps()
+        for drafted, count in zip(await asyncio.gather(*(c for c, _ in calls)), (n for _, n in calls), strict=True):
+            rig.check_greedy(prompt, answer, drafted, count)
+        return await rig.steps() - before
+
+    assert await steps((rig.engine.draft("one", answer, 6), 6)) == 1
+    assert await steps((rig.engine.draft("one", answer, 40), 40)) == 3  # 17, 17 and 6
+    before = await rig.steps()
+    many = await rig.engine.draft_many("one", [answer] * 4, 5, temperature=0.7, top_m=8)
+    for drafted in many:
+        rig.check_sampled(prompt, answer, drafted, 5, 0.7, 8)
+    assert await rig.steps() - before == 1
+    assert await rig.errors([(random_prompt(200, seed=17), SelectionOptions(look_ahead=8))]) <= [TOLERANCE]
+    assert await rig.steps() - before == 2
+
+    await rig.call(tokens_a_step(1))
+    try:
+        assert await steps((rig.engine.draft("one", answer, 6), 6)) == 6
+    finally:
+        await rig.call(tokens_a_step(17))
+    await rig.engine.close_session("one")
 
 
 async def test_sampled_drafts_follow_the_q_that_comes_with_them(rig):

@@ -1,4 +1,4 @@
-"""The model runner and the scheduling that GPUs use, on CPU: vLLM's V2 runner in Triton's interpreter, a step ahead.
+"""The model runner that GPUs use, on CPU: vLLM's V2 runner in Triton's interpreter.
 
 The engine's processes find `v2_on_cpu/sitecustomize.py` first; this process keeps vLLM as it is on CPU.
 """
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import SelectionOptions
-from speculator_service import vllm_start
-from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE, kept_of
+from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE, kept_of, tokens_a_step
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
@@ -24,24 +23,15 @@ def rig(start, device):
     small = {"max_model_len": 256, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "max_num_seqs": 4}
     # The interpreter has no log1p, with which vLLM draws in float32.
     small["use_fp64_gumbel"] = True
-    engine_config = vllm_start._engine_config
-
-    def ahead(*args):
-        config = engine_config(*args)
-        # vLLM's CPU platform switches it off, for no runner of its own needs it.
-        config.scheduler_config.async_scheduling = True
-        config.scheduler_config.scheduler_cls = vllm_start.ASYNC_SCHEDULER
-        return config
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "v2_on_cpu"))
-        patch.setattr(vllm_start, "_engine_config", ahead)
         yield start("llama", {"head_dim": 64}, **small)
 
 
-async def test_the_v2_runner_scheduled_ahead(rig):
+async def test_the_v2_runner_scores(rig):
     """Chunked, ended early and preempted in one batch, then from the prefix cache."""
     cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=20)) for length in (100, 113, 126, 139)]
+    await rig.call(tokens_a_step(2))
     cases += [(EARLY_PROMPT, SelectionOptions(look_ahead=8)), ([20], SelectionOptions(look_ahead=0))]
     assert max(await rig.errors(cases)) <= TOLERANCE
     for _ in range(2):
@@ -51,9 +41,9 @@ async def test_the_v2_runner_scheduled_ahead(rig):
     assert stats["cached_tokens"] > 0
 
     def running(worker):
-        return [type(worker.model_runner).__module__, worker.scheduler_config.async_scheduling]
+        return type(worker.model_runner).__module__
 
-    assert await rig.call(running) == [["vllm.v1.worker.cpu.model_runner", True]]
+    assert await rig.call(running) == ["vllm.v1.worker.cpu.model_runner"]
 
 
 async def test_the_v2_runner_drafts(rig):
@@ -68,3 +58,7 @@ async def test_the_v2_runner_drafts(rig):
     for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
         rig.check_greedy(prompt, answer, likeliest, 3)
         rig.check_sampled(prompt, answer, random, 3, 0.9, 16)
+    await rig.call(tokens_a_step(17))
+    before = await rig.steps()
+    await rig.engine.draft("kept", answer, 3)
+    assert await rig.steps() - before == 1

@@ -1,0 +1,109 @@
+"""The last block of a request is found again too, full or not.
+
+vLLM's prefix cache knows whole blocks only, so each drafting round would read up to a block of tokens anew, against
+the whole prompt. vLLM can start a request inside a block that is somebody else's: it copies the block (made for Mamba;
+`SingleTypeKVCacheManager.add_local_computed_blocks`, `SchedulerOutput.kv_cache_block_copies`). Here the block that a
+finished request has not filled is remembered, and offered to a request that continues the same tokens. It carries a
+hash of its own, so that vLLM keeps and evicts it like any cached block, and takes the hash away when it is reused.
+"""
+
+from typing import Any, NamedTuple
+
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+MOST = 4
+"""Tails remembered after the same whole blocks: the latest, as branches leave many."""
+
+
+class Tail(NamedTuple):
+    """A block whose first tokens are these, as long as it carries this hash."""
+
+    block: KVCacheBlock
+    hash: BlockHashWithGroupId
+    tokens: tuple[int, ...]
+
+    @property
+    def is_there(self) -> bool:
+        return self.block.block_hash == self.hash
+
+
+class TailScheduler(Scheduler):
+    """Remembers the unfilled blocks of finished requests, for models with one group of full attention."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tails: dict[bytes, list[Tail]] = {}  # by what comes before the block
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        if stopped and self.kv_cache_manager.enable_caching:
+            self._remember(request)
+        return new_token_ids, stopped
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        blocks, count, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        if self.kv_cache_manager.prefix_cache_lookup_enabled(request) and self._has_room(request):
+            # The last token is always read: its logits are wanted.
+            wanted = request.all_token_ids[count : min(count + self.block_size, request.num_tokens - 1)]
+            tails = self._there(self._before(request, count // self.block_size))
+            common, tail = max(((_common(t.tokens, wanted), t) for t in tails), key=lambda c: c[0], default=(0, None))
+            if tail and common:
+                return KVCacheBlocks(([*blocks.blocks[0], tail.block],)), count + common, boundary, diverged
+        return blocks, count, boundary, diverged
+
+    def _has_room(self, request: Request) -> bool:
+        """Original and copy are held at once: a request that needs the whole cache would wait for that one for ever."""
+        manager = self.kv_cache_manager
+        needed = -(-request.num_tokens // self.block_size) + 1 + manager.watermark_blocks
+        return bool(manager.block_pool.get_num_free_blocks() > needed)
+
+    def _remember(self, request: Request) -> None:
+        computed = min(request.num_computed_tokens, request.num_tokens)
+        full = computed // self.block_size
+        tokens = tuple(request.all_token_ids[full * self.block_size : computed])
+        if not tokens:
+            return
+        block = self.kv_cache_manager.get_blocks(request.request_id).blocks[0][full]
+        before = self._before(request, full)
+        tails = self._there(before)
+        if block.block_hash is not None or any(tail.tokens == tokens for tail in tails):
+            return
+        hash = make_block_hash_with_group_id(BlockHash(sha256(("tail", before, tokens, block.block_id))), 0)
+        self.kv_cache_manager.block_pool._insert_block_hash(hash, block, num_tokens=computed)
+        for old in tails[: len(tails) + 1 - MOST]:
+            self._forget(old)
+        self._tails.pop(before, None)
+        self._tails[before] = [*tails[-MOST + 1 :], Tail(block, hash, tokens)]
+        if len(self._tails) > self.kv_cache_manager.block_pool.num_gpu_blocks:
+            del self._tails[next(iter(self._tails))]
+
+    def _forget(self, tail: Tail) -> None:
+        """Nobody will look for it any more: its block is the next to be used again."""
+        pool = self.kv_cache_manager.block_pool
+        pool._remove_cached_block_hashes(tail.block)
+        if not tail.block.ref_cnt:
+            pool.free_block_queue.remove(tail.block)
+            pool.free_block_queue.prepend_n([tail.block])
+
+    def _there(self, before: bytes) -> list[Tail]:
+        return [tail for tail in self._tails.get(before, ()) if tail.is_there]
+
+    def _before(self, request: Request, full: int) -> bytes:
+        """What the whole blocks before a tail are known by; the salt where there are none."""
+        return bytes(request.block_hashes[full - 1]) if full else (request.cache_salt or "").encode()
+
+
+def _common(a: tuple[int, ...], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
