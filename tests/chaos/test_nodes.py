@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 import ray
+from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.config import HTTPOptions
 
 from cluster.config import DeploymentConfig, config_from_flags
 from cluster.demo_document import make_document
@@ -38,6 +40,8 @@ def config(**overrides: Any) -> DeploymentConfig:
         "target.engine_options": {"prefill_ms": 200.0, "decode_ms": 20.0},
         "router.resources": {"router_pool": 1},
         "router.select_timeout_s": 5.0,
+        # What a dead node took with it will never finish.
+        **{f"{part}.drain_timeout_s": 5.0 for part in ("speculator", "target", "router")},
         **overrides,
     }
     return config_from_flags(ROOT / "examples" / "demo.yaml", settings)
@@ -106,8 +110,12 @@ def nodes() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def url(nodes: dict[str, Any]) -> Iterator[str]:
-    port = free_port()
-    with deployed(config(**{"router.port": port}), address=nodes["cluster"].address, **QUIET) as url:
+    address, port = nodes["cluster"].address, free_port()
+    # All nodes are this machine: proxies of several would share the port, and one that died would have taken requests.
+    ray.init(address, log_to_driver=False)
+    serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(port=port))
+    ray.shutdown()
+    with deployed(config(**{"router.port": port}), address=address, **QUIET) as url:
         yield url
 
 
