@@ -28,19 +28,19 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 # The session limits of the four rings and lint sum up to 25 minutes.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) --session-timeout=120 tests/unit
+	$(PYTEST) --session-timeout=200 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) --session-timeout=840 tests/engine
+	$(PYTEST) --session-timeout=1100 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
-	$(PYTEST) --session-timeout=400 tests/e2e
+	$(PYTEST) --session-timeout=800 tests/e2e
 
 chaos: $(INSTALLED) ## tests that kill replicas under requests
 	@printf '\n== chaos: replicas that die\n'
-	$(PYTEST) --session-timeout=140 tests/chaos
+	$(PYTEST) --session-timeout=300 tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

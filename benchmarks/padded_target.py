@@ -11,6 +11,7 @@ What it is not: a larger model. It answers no better, and a better target might 
 import copy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -44,7 +45,7 @@ def pad_target(source: Path, folder: Path, layers: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _idle_copy(layer: torch.nn.Module, index: int) -> torch.nn.Module:
+def _idle_copy(layer: Any, index: int) -> Any:
     idle = copy.deepcopy(layer)
     idle.self_attn.layer_idx = index
     for projection in (idle.self_attn.o_proj, idle.mlp.down_proj):

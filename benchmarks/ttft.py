@@ -73,7 +73,7 @@ def turns(settings: Settings, round_index: int) -> Iterator[Turn]:
 
     The limit of a case needs to know how much Skim kept, so it comes after it in both.
     """
-    cases = [(length, [None]) for length in settings.short_lengths]
+    cases: list[tuple[int, list[float | None]]] = [(length, [None]) for length in settings.short_lengths]
     cases += [(length, list(settings.keep_rates)) for length in settings.lengths]
     for length, rates in cases:
         dense = [Turn("dense", length, None)]
