@@ -1,43 +1,82 @@
-"""A pool's counts as Prometheus metrics: gauges of Ray, which every node exports.
-
-A count `rounds` of the target pool is `skim_target_rounds`. A mapping is one metric with the tag `reason`, a list one
-with the tag `position`: `skim_target_fallbacks{reason="timeout"}`, `skim_target_accepted_per_position{position="0"}`.
-"""
+"""Records the metrics of `metric_table` through Ray, which exports them on every node for Prometheus."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from ray.serve.metrics import Gauge
+from ray.serve.metrics import Counter, Gauge, Histogram
+
+from actors.metric_table import METRICS, Metric, pool_metric
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 
 
+class Meter(Protocol):
+    """What records; tests give one that remembers."""
+
+    def record(self, name: str, value: float, **tags: str) -> None:
+        """Add `value` to a counter, set a gauge to it, or count it in a histogram, as METRICS says of `name`."""
+        ...
+
+
+class RayMeter:
+    """Meter over ray.serve.metrics. An instrument is made when it is first needed, and there is one of each."""
+
+    def __init__(self) -> None:
+        self._record: dict[str, Callable[..., None]] = {}
+
+    def record(self, name: str, value: float, **tags: str) -> None:
+        if name not in self._record:
+            self._record[name] = _instrument(METRICS[name])
+        self._record[name](value, tags)
+
+
+def _instrument(metric: Metric) -> Callable[..., None]:
+    if metric.kind == "counter":
+        increase = Counter(metric.name, metric.text, metric.tags).inc
+        # Ray takes no increment of nothing.
+        return lambda value, tags: increase(value, tags) if value > 0 else None
+    if metric.kind == "gauge":
+        return Gauge(metric.name, metric.text, metric.tags).set
+    return Histogram(metric.name, metric.text, list(metric.buckets), metric.tags).observe
+
+
 class PoolMetrics:
     """Publishes what `stats` gives, again and again; pool: `speculator` or `target`."""
 
     def __init__(self, pool: str, stats: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-        self._pool, self._stats = pool, stats
-        self._gauges: dict[str, Gauge] = {}
+        self._stats, self._counts = stats, PoolCounts(pool, RayMeter())
+        self._pool = pool
         self._task = asyncio.create_task(self._publish())
 
     async def _publish(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
-                for name, tags, value in samples(await self._stats()):
-                    self._gauge(name, tags).set(value, tags)
+                self._counts.record(await self._stats())
             except Exception as error:  # a metric is never worth an engine
                 logger.warning("no %s metrics this time: %s", self._pool, error)
 
-    def _gauge(self, name: str, tags: Mapping[str, str]) -> Gauge:
-        if name not in self._gauges:
-            full = f"skim_{self._pool}_{name}"
-            self._gauges[name] = Gauge(full, f"{name.replace('_', ' ')} of the {self._pool} pool", tuple(tags))
-        return self._gauges[name]
+
+class PoolCounts:
+    """Records a pool's counts since its start: of those that only rise, what they rose by since the last time.
+
+    A count that is no metric is left out.
+    """
+
+    def __init__(self, pool: str, meter: Meter) -> None:
+        self._pool, self._meter = pool, meter
+        self._last: dict[tuple[str, ...], float] = {}
+
+    def record(self, stats: Mapping[str, Any]) -> None:
+        for metric, tags, value in samples(self._pool, stats):
+            if metric.kind == "counter":
+                key = (metric.name, *tags.values())
+                self._last[key], value = value, value - self._last.get(key, 0.0)
+            self._meter.record(metric.name, value, **tags)
 
 
 def request_counts(engine: Any) -> dict[str, Any]:
@@ -45,12 +84,14 @@ def request_counts(engine: Any) -> dict[str, Any]:
     return {name: getattr(engine, name) for name in ("started", "running", "aborted") if hasattr(engine, name)}
 
 
-def samples(stats: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Each number in `stats` with its name and tags, as the module's text says."""
-    for name, value in stats.items():
-        if isinstance(value, Mapping):
-            yield from ((name, {"reason": str(key)}, float(v)) for key, v in value.items())
-        elif isinstance(value, list | tuple):
-            yield from ((name, {"position": str(i)}, float(v)) for i, v in enumerate(value))
+def samples(pool: str, stats: Mapping[str, Any]) -> Iterator[tuple[Metric, dict[str, str], float]]:
+    """Each number in `stats` with its metric and tags. A mapping's keys, or a list's places, are the metric's tag."""
+    for count, value in stats.items():
+        if (metric := pool_metric(pool, count)) is None:
+            continue
+        if metric.tags:
+            [tag] = metric.tags
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            yield from ((metric, {tag: str(key)}, float(part)) for key, part in parts)
         else:
-            yield name, {}, float(value)
+            yield metric, {}, float(value)

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from actors.metrics import RayMeter
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -38,7 +39,7 @@ class RouterDeployment:
         self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
-        self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s)
+        self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s, RayMeter())
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

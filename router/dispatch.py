@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.metrics import Meter
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import (
     GenerateOutput,
@@ -23,6 +24,7 @@ from kv_transfer.messages import (
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
 from router.explain import SelectionLog, explanation
+from router.metrics import record_decision, record_first_token
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import protected_spans
@@ -55,9 +57,15 @@ class Dispatcher:
     """defaults, decode_defaults: the deployment's options. select_timeout_s: after it a prompt runs dense."""
 
     def __init__(
-        self, pools: Pools, defaults: PrefillOptions, decode_defaults: SpeculationOptions, select_timeout_s: float
+        self,
+        pools: Pools,
+        defaults: PrefillOptions,
+        decode_defaults: SpeculationOptions,
+        select_timeout_s: float,
+        meter: Meter,
     ) -> None:
         self.pools = pools
+        self.meter = meter
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
         self._select_timeout_s = select_timeout_s
@@ -70,6 +78,7 @@ class Dispatcher:
         outcome = context.begin(len(prompt.token_ids))
         kept = await self._read(request_id, prompt, context, outcome)
         outcome.mode = outcome.mode or "dense"
+        record_decision(self.meter, outcome)
         request = GenerateRequest(
             request_id,
             kept,
@@ -86,7 +95,9 @@ class Dispatcher:
                 async for output in outputs:
                     if not began:
                         began = True
-                        _time_prefill(outcome, output, 1e3 * (time.perf_counter() - sent))
+                        now = time.perf_counter()
+                        _time_prefill(outcome, output, 1e3 * (now - sent))
+                        record_first_token(self.meter, outcome, 1e3 * (now - context.arrived))
                         context.answering = True
                     yield output
         finally:

@@ -121,13 +121,13 @@ def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
     node = ray.nodes()[0]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = (
-        "skim_target_rounds",
-        "skim_target_drafts",
-        "skim_target_accepted",
-        "skim_target_accepted_per_position",
-        "skim_target_fallbacks",
-        "skim_speculator_sessions",
-        "skim_speculator_ahead_hits",
-        "skim_speculator_evicted",
+        "ray_skim_router_requests_total",
+        "ray_skim_router_ttft_seconds_bucket",
+        "ray_skim_target_rounds_total",
+        "ray_skim_target_accepted_total",
+        "ray_skim_target_accepted_per_position_total",
+        "ray_skim_target_acceptance",
+        "ray_skim_speculator_opened_total",
+        "ray_skim_speculator_sessions",
     )
-    _await(lambda: all(f"{name}{{" in httpx.get(url).text for name in wanted))
+    _await(lambda: all(f"\n{name}{{" in httpx.get(url).text for name in wanted))

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.metrics import samples
 from actors.speculator import SpeculatorActor
 from actors.target import ACCEPTED, TargetActor
 from kv_transfer.codec import decode, encode
@@ -207,13 +206,3 @@ async def test_a_replica_that_goes_closes_its_engine(make):
     actor.__del__()
     assert closed
     actor._engine.close = lambda: None
-
-
-def test_metrics_are_flat_with_tags():
-    stats = {"rounds": 3, "fallbacks": {"timeout": 1}, "accepted_per_position": [5, 2]}
-    assert list(samples(stats)) == [
-        ("rounds", {}, 3.0),
-        ("fallbacks", {"reason": "timeout"}, 1.0),
-        ("accepted_per_position", {"position": "0"}, 5.0),
-        ("accepted_per_position", {"position": "1"}, 2.0),
-    ]

@@ -19,6 +19,7 @@ from router.options import PrefillOptions, SpeculationOptions
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 from target_service.mock_engine import MockTarget
+from tests.unit.actors.local_meter import LocalMeter
 
 MODELS = Path(__file__).parents[3] / "demo_models"
 MODEL_NAME = "demo"
@@ -78,7 +79,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     from router.openai_app import build_openai_app
 
     defaults = PrefillOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
-    dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S)
+    dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
     app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, {"dtype": "float32"})
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

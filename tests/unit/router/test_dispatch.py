@@ -12,6 +12,7 @@ from router.context import TIMING_PARTS, RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.explain import SelectionLog
 from router.options import PrefillOptions, SpeculationOptions
+from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 
 IDS = [7 + i % 900 for i in range(600)]
@@ -24,7 +25,7 @@ def prompt(ids=IDS, **fields):
 
 async def run(pools, one_prompt, timeout_s=60.0, **options):
     """What came out, the outcome, the dispatcher."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s)
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
     context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
     return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
@@ -179,7 +180,7 @@ async def test_salt_priority_and_engine_arguments_reach_the_pools():
 
 async def test_an_answer_that_is_not_read_to_its_end_is_aborted():
     pools = LocalPools(target={"decode_ms": 600_000})
-    stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0).run(
+    stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter()).run(
         "r", prompt(), RequestContext(PrefillOptions(), DecodeOptions())
     )
     await anext(stream)
@@ -257,7 +258,7 @@ def test_the_log_holds_the_latest_selections():
 async def test_several_prompts_are_accounted_for_in_their_order():
     """The second is decided first: the first waits for its selection."""
     pools = LocalPools(speculator={"latency_ms": 20})
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0)
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
     context = RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
 
     async def consume(name, ids):

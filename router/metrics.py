@@ -1,0 +1,21 @@
+"""What the router tells Prometheus of each prompt: how it ran and why, what was kept, and when its first token came."""
+
+from actors.metrics import Meter
+from router.context import TIMING_PARTS, TOTAL, Outcome
+
+
+def record_decision(meter: Meter, outcome: Outcome) -> None:
+    """How the prompt runs is decided. A beam search counts each of its steps."""
+    meter.record("skim_router_requests_total", 1, mode=outcome.mode, reason=outcome.reason)
+    meter.record("skim_router_prompt_tokens_total", outcome.prompt_tokens, mode=outcome.mode)
+    meter.record("skim_router_kept_tokens_total", outcome.kept_tokens, mode=outcome.mode)
+    if outcome.mode == "speculative":
+        meter.record("skim_router_keep_rate", outcome.keep_rate)
+        meter.record("skim_router_coverage", outcome.coverage)
+
+
+def record_first_token(meter: Meter, outcome: Outcome, total_ms: float) -> None:
+    """total_ms: from the request's arrival until the target's first output was here."""
+    for part, ms in {**outcome.timings, TOTAL: total_ms}.items():
+        if part in TIMING_PARTS or part == TOTAL:
+            meter.record("skim_router_ttft_seconds", ms / 1e3, mode=outcome.mode, part=part)
