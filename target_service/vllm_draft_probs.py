@@ -50,7 +50,9 @@ class DraftDistributions:
             return None
         drafts = metadata.draft_token_ids.long()
         probs = torch.zeros(drafts.numel(), self._runner.input_batch.vocab_size, device=drafts.device)
-        probs.scatter_(1, drafts[:, None], 1.0)
+        # vLLM pads a request that joins a decode step with drafts that are none (-1): always rejected, and with q = 0
+        # what comes instead is drawn from p.
+        probs.scatter_(1, drafts.clamp(min=0)[:, None], (drafts >= 0).float()[:, None])
         for start, end, proposal in sampled:
             ids = async_tensor_h2d(proposal.q_ids[: end - start].astype(np.int64), drafts.device)
             q = async_tensor_h2d(proposal.q_probs[: end - start].astype(np.float32), drafts.device)
