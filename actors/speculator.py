@@ -7,6 +7,7 @@ import ray
 
 from actors.failures import reply_to_failure
 from actors.metrics import PoolMetrics, request_counts
+from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
@@ -21,7 +22,7 @@ class SpeculatorActor:
     """One replica: one engine, the selection on top of it, and its draft server.
 
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
-    its DraftService; None serves no drafts.
+    its DraftService; None serves no drafts. batch: of its WorkMeter.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -31,6 +32,8 @@ class SpeculatorActor:
         tensor_parallel: int,
         options: Mapping[str, Any],
         channel: Mapping[str, Any] | None = None,
+        *,
+        batch: int = 1,
     ) -> None:
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._drafts = None
@@ -38,6 +41,7 @@ class SpeculatorActor:
             self._drafts = DraftService(self._engine, max_branches=channel.get("max_branches", 64))
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address)
+        self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("speculator", self.stats)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
@@ -58,7 +62,8 @@ class SpeculatorActor:
         """SelectRequest in, Selection or an error out, all encoded. Cancelling the call aborts it in the engine."""
         try:
             request = decode(payload, SelectRequest)
-            selection = await self._service.select(request)
+            with self._work.request(int(request.token_ids.size)):
+                selection = await self._service.select(request)
             if self._drafts is not None and selection.kept.session is not None and request.decode is not None:
                 self._drafts.adopt(
                     selection.kept.session.id, selection.kept.look_ahead_tokens, request.decode.draft_ahead
@@ -79,6 +84,10 @@ class SpeculatorActor:
             sessions = session_stats()
             counts |= {name: sessions[name] for name in ("rollbacks", "rebuilt")}
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook, called every few seconds in a pool that scales."""
+        return self._work.stats()
 
     async def check_health(self) -> None:
         """Serve asks every few seconds; idle sessions go then, also where no request comes any more."""

@@ -9,6 +9,7 @@ import ray
 
 from actors.failures import reply_to_failure
 from actors.metrics import PoolMetrics, request_counts
+from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
 from target_service.engine import create_engine
@@ -22,15 +23,16 @@ ACCEPTED = b""
 class TargetActor:
     """One replica: one engine, over one or several GPUs of its node (tensor parallel).
 
-    A half of a split target (option `kv_role`) hands its KV blocks out at this node's address.
+    A half of a split target (option `kv_role`) hands its KV blocks out at this node's address. batch: of its WorkMeter.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any]
+        self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any], *, batch: int = 1
     ) -> None:
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)
 
     async def info(self) -> bytes:
@@ -42,9 +44,10 @@ class TargetActor:
         yield ACCEPTED
         try:
             request = decode(payload, GenerateRequest)
-            async with aclosing(self._engine.generate(request)) as outputs:
-                async for output in outputs:
-                    yield encode(output)
+            with self._work.request(int(request.prompt.token_ids.size)):
+                async with aclosing(self._engine.generate(request)) as outputs:
+                    async for output in outputs:
+                        yield encode(output)
         except Exception as error:
             yield reply_to_failure(error, "target")
 
@@ -56,6 +59,10 @@ class TargetActor:
         if transfer_stats := getattr(self._engine, "transfer_stats", None):
             counts |= transfer_stats()
         return counts
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook, called every few seconds in a pool that scales."""
+        return self._work.stats()
 
     async def check_health(self) -> None:
         await self._engine.check_health()

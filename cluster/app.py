@@ -27,6 +27,7 @@ APP_NAME = "skim"
 
 # A node states how many replicas of each pool it may hold; a replica takes one.
 RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
+WORK_POLICY = "cluster.autoscaling:WorkPolicy"
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray tells kinds of GPUs apart."""
 
@@ -52,14 +53,17 @@ def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = config.channel.model_dump(include={"port", "max_branches"})
     channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
-    speculator = _bind(_pool("speculator", SpeculatorActor, config.speculator), *_engine(config.speculator), channel)
+    pool = _pool("speculator", SpeculatorActor, config.speculator)
+    speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator))
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
     if config.target.prefill is not None:
         role = {"kv_role": "decode"}
         pool = _pool("prefill", TargetActor, config.target.prefill)
-        prefill = {"prefill": _bind(pool, *_engine(config.target.prefill, kv_role="prefill"))}
-    target = _bind(_pool("target", TargetActor, config.target), *_engine(config.target, **_decoding(config), **role))
+        engine = _engine(config.target.prefill, kv_role="prefill")
+        prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill))}
+    pool = _pool("target", TargetActor, config.target)
+    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target))
     router = serve.deployment(router_ingress(), name="router").options(
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
@@ -121,8 +125,17 @@ def _replicas(pool: PoolConfig) -> dict[str, Any]:
 
 
 def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]:
-    """Options of ray.serve.config.AutoscalingConfig. A policy of our own would join here, as `policy`."""
-    return {**scaling.model_dump(exclude_none=True), "initial_replicas": at_start}
+    """Options of ray.serve.config.AutoscalingConfig."""
+    options = scaling.model_dump(exclude_none=True, exclude={"policy", "drain_s", "batch"})
+    if scaling.policy == "work":
+        options["policy"] = {"policy_function": WORK_POLICY, "policy_kwargs": {"drain_s": scaling.drain_s}}
+    return {**options, "initial_replicas": at_start}
+
+
+def _meter(pool: PoolConfig) -> dict[str, int]:
+    """The actor's argument for its WorkMeter; left out where it is the default, so that no replica starts anew."""
+    batch = pool.autoscaling.batch if pool.autoscaling else 1
+    return {"batch": batch} if batch > 1 else {}
 
 
 def logging_options(observability: ObservabilityConfig) -> LoggingConfig:

@@ -24,14 +24,29 @@ def _absolute(model: str, info: ValidationInfo) -> str:
 
 
 class AutoscalingConfig(BaseModel):
-    """How a pool's replicas follow its load: Ray Serve's own request-based policy, with Serve's names."""
+    """How a pool's replicas follow its load, by requests or by seconds of work; Serve's options have Serve's names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_replicas: int = Field(1, ge=0, description="0 lets an idle pool go away; the next request waits for its start")
     max_replicas: int = Field(1, ge=1)
+    policy: Literal["requests", "work"] = Field(
+        "requests", description="requests: Serve's own, by their number; work: by the seconds that they take"
+    )
     target_ongoing_requests: float = Field(
-        8.0, gt=0, allow_inf_nan=False, description="requests per replica, queued ones too, that the pool is sized for"
+        8.0, gt=0, allow_inf_nan=False, description="requests: per replica, queued ones too, that the pool is sized for"
+    )
+    drain_s: float = Field(
+        5.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="work: seconds of work per replica, queued ones too, that the pool is sized for",
+    )
+    batch: int = Field(
+        1,
+        ge=1,
+        description="work: requests that a replica works on at once without slowing them down; "
+        "1 where it prefills, more where it decodes",
     )
     upscale_delay_s: float = Field(30.0, ge=0, allow_inf_nan=False, description="how long the load must have been high")
     downscale_delay_s: float = Field(600.0, ge=0, allow_inf_nan=False, description="how long it must have been low")

@@ -182,6 +182,30 @@ async def test_a_session_can_be_ended_from_outside():
     await actor._server.stop()
 
 
+async def test_a_replica_measures_its_work():
+    """The speculator by the whole prompt, the target by what was kept; an abort is over, and teaches nothing."""
+    for actor, ask in (
+        (await speculator(latency_ms=1), lambda actor: actor.select(select_request())),
+        (await target(prefill_ms=1), lambda actor: replies(actor, generate_request())),
+    ):
+        assert (await actor.record_autoscaling_stats())["seconds_per_request"] == 0
+        await ask(actor)
+        stats = await actor.record_autoscaling_stats()
+        assert stats["seconds_per_request"] > 0
+        assert stats["seconds_per_token"] == pytest.approx(stats["seconds_per_request"] / 400)
+    actor = await target(prefill_ms=600_000)
+    stream = actor.generate(generate_request())
+    await anext(stream)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert (await actor.record_autoscaling_stats())["tokens_in_flight"] == 400
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    stats = await actor.record_autoscaling_stats()
+    assert (stats["tokens_in_flight"], stats["seconds_per_request"]) == (0, 0)
+
+
 async def test_health_is_the_engines():
     actor = await speculator()
     await actor.check_health()

@@ -27,6 +27,18 @@ def test_pools_that_scale():
     assert speculator._deployment_config.autoscaling_config is None
 
 
+def test_pools_that_scale_by_work():
+    scaling = {"policy": "work", "drain_s": 3, "max_replicas": 4}
+    settings = {
+        "speculator": {"model": "/small", "autoscaling": scaling},
+        "target": {"model": "/big", "autoscaling": {**scaling, "batch": 16}},
+    }
+    _, speculator, target = deployments(build_app(config_from_settings(settings)))
+    policy = speculator._deployment_config.autoscaling_config.policy
+    assert (policy.policy_function, policy.policy_kwargs) == ("cluster.autoscaling:WorkPolicy", {"drain_s": 3})
+    assert (speculator.init_kwargs, target.init_kwargs) == ({}, {"batch": 16})
+
+
 def test_what_a_replica_asks_of_its_node():
     pools = {"speculator": {"model": "/small", "node_labels": {"zone": "a"}, "resources": {"fast_disk": 2}}}
     config = config_from_settings({**pools, "target": {"model": "/big"}, "router": {"resources": {"router_pool": 1}}})
