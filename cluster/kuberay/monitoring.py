@@ -1,7 +1,17 @@
-"""What Prometheus reads: every Ray node exports its pool's counters, and the head those of Ray itself."""
+"""What Prometheus reads, and what it and Grafana make of it: the alert rules and the dashboard of `cluster/monitoring`.
+
+Every Ray node exports its pool's metrics, and the head those of Ray itself.
+"""
+
+from pathlib import Path
+
+import yaml
 
 from cluster.config import DeploymentConfig
 from cluster.kuberay.pods import Object, labels, metadata
+
+MONITORING = Path(__file__).parents[1] / "monitoring"
+RULES, DASHBOARD = MONITORING / "rules.yaml", MONITORING / "dashboard.json"
 
 NODE_LABELS = {"ray_io_cluster": "ray_io_cluster", "app_kubernetes_io_component": "component"}
 
@@ -22,6 +32,28 @@ def pod_monitors(config: DeploymentConfig) -> list[Object]:
         }
         for name, found in ports.items()
     ]
+
+
+def alert_rules(config: DeploymentConfig) -> Object:
+    """A PrometheusRule of the Prometheus operator."""
+    settings = config.kubernetes
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {**metadata(settings), "labels": {**labels(settings), **settings.monitor_labels}},
+        "spec": yaml.safe_load(RULES.read_text(encoding="utf-8")),
+    }
+
+
+def dashboard(config: DeploymentConfig) -> Object:
+    """A ConfigMap that the dashboard sidecar of Grafana's Helm chart finds by its label."""
+    found = metadata(config.kubernetes, "dashboard")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**found, "labels": {**found["labels"], "grafana_dashboard": "1"}},
+        "data": {"skim.json": DASHBOARD.read_text(encoding="utf-8")},
+    }
 
 
 def _relabelings() -> list[Object]:

@@ -7,7 +7,7 @@ import yaml
 from cluster.config import DeploymentConfig
 from cluster.kuberay.guards import disruption_budgets, network_policies
 from cluster.kuberay.job import batch_job
-from cluster.kuberay.monitoring import pod_monitors
+from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors
 from cluster.kuberay.pods import Object
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.storage import model_claim, redis
@@ -39,6 +39,8 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
         "network-policies.yaml": network_policies(config),
         "disruption-budgets.yaml": disruption_budgets(config),
         "pod-monitors.yaml": pod_monitors(config),
+        "alert-rules.yaml": [alert_rules(config)],
+        "dashboard.yaml": [dashboard(config)],
         "rayservice.yaml": [ray_service(config)],
         "jobs/batch.yaml": [batch_job(config, batch)] if batch else [],
     }

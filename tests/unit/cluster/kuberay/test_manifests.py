@@ -25,7 +25,7 @@ def service_of(config):
 def pods(objects):
     """Every pod template, by the object's kind and the part it plays."""
     for thing in objects:
-        spec = thing["spec"]
+        spec = thing.get("spec", {})
         if thing["kind"] == "StatefulSet":
             yield "redis", spec["template"]
         cluster = spec.get("rayClusterConfig") or spec.get("rayClusterSpec")
@@ -116,7 +116,7 @@ def test_pods_are_guarded(objects):
 
 def test_the_head_does_no_work_and_comes_back(objects):
     for thing in objects:
-        cluster = thing["spec"].get("rayClusterConfig")
+        cluster = thing.get("spec", {}).get("rayClusterConfig")
         if cluster:
             assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
             assert cluster["authOptions"] == {"mode": "token"}
@@ -138,7 +138,7 @@ def test_objects_point_at_each_other(example, objects):
             assert selected(thing["spec"]["selector"])
         if thing["kind"] == "NetworkPolicy":
             assert selected(thing["spec"]["podSelector"])
-        for endpoint in thing["spec"].get("podMetricsEndpoints", []):
+        for endpoint in thing.get("spec", {}).get("podMetricsEndpoints", []):
             ports = [
                 p["name"] for t in selected(thing["spec"]["selector"]) for p in t["spec"]["containers"][0]["ports"]
             ]
