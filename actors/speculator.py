@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
+from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
 from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
@@ -35,6 +36,7 @@ class SpeculatorActor:
         *,
         batch: int = 1,
     ) -> None:
+        log_through_serve()
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._drafts = None
         if channel is not None:

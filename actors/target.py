@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
+from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
@@ -29,6 +30,7 @@ class TargetActor:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any], *, batch: int = 1
     ) -> None:
+        log_through_serve()
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from actors.logs import log_through_serve
 from actors.metrics import RayMeter
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
@@ -36,6 +37,7 @@ class RouterDeployment:
         admission_timeout_s: float,
         vllm_args: Mapping[str, Any],
     ) -> None:
+        log_through_serve()
         self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
