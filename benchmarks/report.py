@@ -42,6 +42,7 @@ SECTIONS = (
     Section("overhead", "What the router, Ray and the wire add", "benchmarks.overhead"),
     Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),
+    Section("scale", "Pools that follow a step of the load", "benchmarks.scale"),
     Section("eval", "Quality against keep rate", "evals.results"),
     Section("gpu-ttft", "On a GPU: time to the first token", "benchmarks.gpu.ttft"),
     Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),

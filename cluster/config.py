@@ -56,6 +56,9 @@ class AutoscalingConfig(BaseModel):
     upscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step up")
     downscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step down")
     look_back_period_s: float = Field(30.0, gt=0, allow_inf_nan=False, description="window the load is averaged over")
+    metrics_interval_s: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="how often replicas and routers report; less than the window"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

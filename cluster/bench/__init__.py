@@ -9,9 +9,10 @@ from cluster.bench.channel import channel
 from cluster.bench.decode import decode
 from cluster.bench.goodput import goodput
 from cluster.bench.overhead import overhead
+from cluster.bench.scale import scale
 from cluster.bench.scoring import scoring
 from cluster.bench.ttft import ttft
 
 app = typer.Typer(help="Measure on this machine; ratios from interleaved runs.", no_args_is_help=True)
-for command in (ttft, goodput, decode, overhead, scoring, channel):
+for command in (ttft, goodput, decode, overhead, scoring, channel, scale):
     app.command()(command)

@@ -1,0 +1,75 @@
+"""What the scaling benchmark tells of a run: who waited when, which pool grew, and how often it turned."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import scale
+from cluster.app import build_app
+
+SETTINGS = scale.Settings(target="/t", speculator="/s", drain_s=3.0)
+BEGINS = {"before": 0.0, "step": 10.0, "after": 50.0}
+# One waits 1 s before the step; in it 4 s, then 20 s, then 2 s; one fails after it.
+REQUESTS = [
+    {"s": at, "ttft_s": ttft, "failed": ttft is None}
+    for at, ttft in [(1.0, 1.0), (12.0, 4.0), (15.0, 20.0), (40.0, 2.0), (52.0, None)]
+]
+SIZES = {"speculator": [1, 1, 3, 3, 2, 2], "target": [1, 1, 1, 2, 1, 2]}  # every 10 s, from 5 s on
+SAMPLES = [
+    {"s": 5.0 + 10 * i, **{key: SIZES[pool][i] for pool in scale.POOLS for key in (pool, f"{pool}_asked")}}
+    for i in range(6)
+]
+
+
+@pytest.fixture
+def result() -> dict:
+    told = scale.summary(SETTINGS, REQUESTS, SAMPLES, BEGINS, 60.0)
+    settings = vars(SETTINGS)
+    return {"settings": settings, "begins": BEGINS, "ends": 60.0, "requests": REQUESTS, "samples": SAMPLES, **told}
+
+
+def test_who_waits(result: dict) -> None:
+    assert [scale.waiting(REQUESTS, at) for at in (0.5, 1.5, 2.0, 15.0, 16.5, 35.0, 53.0)] == [0, 1, 0, 2, 1, 0, 0]
+
+
+def test_the_table_has_the_parts_of_the_run(result: dict) -> None:
+    columns, rows = scale.table(result)
+    assert rows == [
+        ["before", "1", "0", "1.0", "1.0", "0", "1", "1"],
+        ["step, first half", "2", "0", "12.0", "18.4", "2", "3", "1"],
+        ["step, second half", "1", "0", "2.0", "2.0", "0", "2", "1"],
+        ["after", "1", "1", "-", "-", "0", "2", "2"],
+    ]
+    assert all(len(row) == len(columns) for row in rows)
+
+
+def test_growth_and_turns_are_counted_from_the_step_on(result: dict) -> None:
+    assert result["first_growth_s"] == {"speculator": 15.0, "target": 25.0}
+    assert result["turns"] == {"speculator": 1, "target": 2}
+    assert result["objective_s"] == 9.0
+    text = scale.describe(result)
+    assert "speculator after 15 s, target after 25 s." in text
+    assert "Changes of direction from the step on: 1 (speculator) and 2 (target)." in text
+
+
+def test_requests_as_the_load_generator_saves_them() -> None:
+    sent = {"start_times": [100.5, 101.0], "ttfts": [0.5, 0.0], "errors": ["", "Service Unavailable"]}
+    assert scale.requests_of(sent, 100.0) == [
+        {"s": 0.5, "ttft_s": 0.5, "failed": False},
+        {"s": 1.0, "ttft_s": None, "failed": True},
+    ]
+
+
+@pytest.mark.parametrize("policy", ["work", "requests"])
+def test_the_deployment_scales_by_the_policy(policy: str) -> None:
+    router = build_app(scale._deployment(scale.Settings("/t", "/s", policy)))._bound_deployment
+    for bound in router.init_args:
+        scaling = bound._bound_deployment._deployment_config.autoscaling_config
+        assert scaling.policy.is_default_policy_function() == (policy == "requests")
+        assert (scaling.initial_replicas, scaling.metrics_interval_s) == (1, 1)
+
+
+def test_it_is_drawn(result: dict, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scale.plot(result, tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").stat().st_size > 10_000
