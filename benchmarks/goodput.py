@@ -29,6 +29,7 @@ from benchmarks.dense_server import dense_server
 from benchmarks.knee import SHARE, Point, breaks_at, knee, next_rate
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
+from benchmarks.servers import engine_environment
 from benchmarks.vllm_load import Load, send
 from cluster.config import DeploymentConfig, config_from_flags
 from cluster.deployment import deployed
@@ -37,7 +38,7 @@ from cluster.preflight import free_port
 SERVERS = ("dense", "skim")
 
 _NAME = "bench"
-_KV_CACHE_GIB = {"dense": "2", "skim": "1"}  # of each engine: Skim has two
+_KV_CACHE_GIB = {"dense": 2, "skim": 1}  # of each engine: Skim has two
 # Where the search begins, in requests per idle time to first token: near what a queue of one server bears.
 _FIRST_LOAD = {"dense": 0.45, "skim": 0.9}
 # How long requests arrive, in objectives: an overload of one part in so many still shows.
@@ -71,7 +72,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     with ExitStack() as stack:
         progress("starting the dense server", 0.0)
         options = {**_engine_options(settings), "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        environment = {"VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB["dense"]}
+        environment = {**engine_environment(_KV_CACHE_GIB["dense"]), "VLLM_PLUGINS": ""}
         dense = stack.enter_context(dense_server(Path(settings.target), _NAME, options, environment))
         progress("starting Skim", 0.05)
         skim = stack.enter_context(deployed(_deployment(settings), progress=lambda line: None))
@@ -148,7 +149,7 @@ def _deployment(settings: Settings) -> DeploymentConfig:
     for pool in ("target", "speculator"):
         flags[f"{pool}.model"] = Path(getattr(settings, pool))
         flags[f"{pool}.cpus_per_replica"] = 0.5
-        flags[f"{pool}.env"] = {"VLLM_CPU_KVCACHE_SPACE": _KV_CACHE_GIB["skim"]}
+        flags[f"{pool}.env"] = engine_environment(_KV_CACHE_GIB["skim"])
         flags[f"{pool}.engine_options"] = _engine_options(settings)
     return config_from_flags(None, flags)
 
