@@ -34,7 +34,8 @@ def test_pools_that_scale_by_work():
         "target": {"model": "/big", "autoscaling": {**scaling, "batch": 16}},
     }
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    policy = speculator._deployment_config.autoscaling_config.policy
+    told = speculator._deployment_config
+    policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as it reaches Serve
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.autoscaling:WorkPolicy", {"drain_s": 3})
     assert (speculator.init_kwargs, target.init_kwargs) == ({}, {"batch": 16})
 
