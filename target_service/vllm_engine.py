@@ -1,6 +1,6 @@
 """The target on vLLM: continuous batching, paged KV, prefix caching and tensor parallelism, with restored positions."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -23,7 +23,7 @@ from target_service.vllm_blocks import TransferCounts, connector_options, side_c
 from target_service.vllm_decode_stats import DecodeCounts
 from target_service.vllm_outputs import generate_output
 from target_service.vllm_speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
-from target_service.vllm_start import start_engine
+from target_service.vllm_start import find_stat_logger, start_engine
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """What `GenerateRequest.engine_args` may hold: keywords of AsyncLLM.generate that need no more than this request."""
@@ -36,7 +36,8 @@ class VllmTarget:
     draft_model: the folder of the drafting weights, for vLLM's own methods that have some. draft_channel: keyword
     arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping). kv_role: which half of
     a split target this is, whose KV blocks move from `prefill` to `decode`; None for a whole one. kv_host: this node's
-    address, at which the other half finds the blocks.
+    address, at which the other half finds the blocks. stat_loggers: dotted names of classes that vLLM tells its own
+    numbers as well (vllm.v1.metrics.loggers.StatLoggerBase).
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
     Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -56,6 +57,7 @@ class VllmTarget:
         draft_channel: Mapping[str, Any] | None = None,
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
+        stat_loggers: Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
@@ -73,7 +75,7 @@ class VllmTarget:
                 worker_cls=self.worker_cls,
                 scheduler_cls=self.scheduler_cls,
                 async_scheduler_cls=self.async_scheduler_cls,
-                stat_loggers=[self._count_decodes, self._count_transfers],
+                stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
             )
         self.info = info
 

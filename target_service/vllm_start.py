@@ -7,6 +7,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -53,6 +54,17 @@ def start_engine(
             cause = first_exception(notes)
             reason = " ".join(cause[1].split()) or cause[0] if cause else _first_line(e)
             raise SkimError(f"the target engine did not start with {model}: {reason:.400}") from e
+
+
+def find_stat_logger(name: str) -> StatLogger:
+    """The class of this dotted name, such as vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger. Raises SkimError."""
+    try:
+        found = resolve_obj_by_qualname(name)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if not (isinstance(found, type) and issubclass(found, StatLoggerBase)):
+        raise SkimError(f"the target engine's option stat_loggers names {name!r}, which is no StatLoggerBase of vLLM's")
+    return found
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
