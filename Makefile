@@ -16,7 +16,7 @@ help: ## this list
 demo: $(INSTALLED) ## ask a question about a long document through both pools, beside the dense run
 	$(BIN)/skim demo
 
-test: lint unit engine e2e chaos ## lint and all tests, at most 25 minutes
+test: lint unit engine e2e chaos ## lint and all tests, about 25 minutes
 
 lint: $(INSTALLED) ## style, types, and who may import whom
 	@printf '\n== lint: style, types, imports\n'
@@ -25,7 +25,7 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The session limits of the four rings and lint sum up to 25 minutes.
+# The whole takes some 25 minutes on two quiet cores; the session limits leave a busy machine room.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
 	$(PYTEST) --session-timeout=200 tests/unit
