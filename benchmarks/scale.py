@@ -115,7 +115,7 @@ def summary(
     return {
         "rows": rows,
         "objective_s": settings.speculator_s + settings.target_s + 2 * settings.drain_s,
-        "turns": {pool: turns(size) for pool, size in sizes.items()},
+        "turns": {pool: turns(size.tolist()) for pool, size in sizes.items()},
         "first_growth_s": {
             pool: next((at for at, size in zip(times, sizes[pool], strict=True) if size > sizes[pool][0]), None)
             for pool in POOLS
