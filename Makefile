@@ -16,7 +16,7 @@ help: ## this list
 demo: $(INSTALLED) ## ask a question about a long document through both pools, beside the dense run
 	$(BIN)/skim demo
 
-test: lint unit engine e2e chaos ## lint and all tests, about 25 minutes
+test: lint unit engine e2e chaos ## lint and all tests, at most 25 minutes on two quiet cores
 
 lint: $(INSTALLED) ## style, types, and who may import whom
 	@printf '\n== lint: style, types, imports\n'
@@ -25,22 +25,22 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The whole takes some 25 minutes on two quiet cores; the session limits leave a busy machine room.
+# Measured on two quiet cores: 54, 680, 474 and 173 s. The session limits leave a machine with other work a sixth more.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) --session-timeout=200 tests/unit
+	$(PYTEST) --session-timeout=90 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) --session-timeout=1100 tests/engine
+	$(PYTEST) --session-timeout=800 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
-	$(PYTEST) --session-timeout=800 tests/e2e
+	$(PYTEST) --session-timeout=560 tests/e2e
 
 chaos: $(INSTALLED) ## tests that kill replicas under requests
 	@printf '\n== chaos: replicas that die\n'
-	$(PYTEST) --session-timeout=300 tests/chaos
+	$(PYTEST) --session-timeout=210 tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

@@ -29,6 +29,7 @@ from benchmarks.progress import Progress, silent
 from cluster.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.engine_start import CORES
 from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
 from speculator_service.drafting import DraftService
 from speculator_service.engine import SpeculatorEngine
@@ -385,11 +386,11 @@ def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> d
 @contextmanager
 def _pinned(core: int) -> Iterator[None]:
     """Engines that start inside run on this core alone."""
-    name, usable = "VLLM_CPU_OMP_THREADS_BIND", os.sched_getaffinity(0)
-    os.environ[name] = str(core)
+    usable = os.sched_getaffinity(0)
+    os.environ[CORES] = str(core)
     os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
-        del os.environ[name]
+        del os.environ[CORES]
         os.sched_setaffinity(0, usable)

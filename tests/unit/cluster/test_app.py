@@ -78,3 +78,16 @@ def test_logs():
     demo = load_config(EXAMPLES / "demo.yaml").observability
     assert (logging_options(demo).log_level, logging_options(demo).encoding) == ("INFO", "TEXT")
     assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability).encoding == "JSON"
+
+
+def test_only_what_changed_is_replaced():
+    """A deployment's version is made of its arguments: another number of replicas is the same version."""
+
+    def versions(**target):
+        settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", **target}}
+        return [part.version for part in deployments(build_app(config_from_settings(settings)))]
+
+    assert versions() == versions(replicas=2)
+    router, speculator, target = versions(engine_options={"max_model_len": 2048})
+    assert [router, speculator] == versions()[:2]
+    assert target not in (None, versions()[2])
