@@ -59,9 +59,10 @@ lock: ## pin all dependencies anew in requirements/cpu.lock and gpu.lock
 		--unsafe-package nixl-cu12 --extra cpu --extra batch --extra bench --extra split --extra dev \
 		$(if $(UPGRADE),--upgrade) \
 		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
-	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras --allow-unsafe \
+	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-		--extra gpu --extra batch $(if $(UPGRADE),--upgrade) --output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
+		--unsafe-package nixl-cu12 --extra gpu --extra batch --extra split $(if $(UPGRADE),--upgrade) \
+		--output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
