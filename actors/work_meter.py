@@ -42,19 +42,20 @@ class WorkMeter:
             self._tokens -= tokens
 
     def stats(self) -> dict[str, float]:
-        """What `cluster.autoscaling` reads. Costs are means over about the last ten requests, 0 before the first.
+        """What `cluster.autoscaling` reads.
 
         tokens_in_flight: to read, of the requests that run. busy: share of the time since the last call, 0 to 1.
+        seconds_per_request, seconds_per_token: means over about the last ten requests; left out before the first, as
+        Serve averages over time: a new replica's zeros would make its pool look cheap for a while.
         """
         self._advance()
         elapsed, busy = self._now - self._read_at, self._busy - self._busy_when_read
         self._read_at, self._busy_when_read = self._now, self._busy
-        return {
-            "tokens_in_flight": float(self._tokens),
-            "seconds_per_request": self._mean_seconds,
-            "seconds_per_token": self._mean_seconds / self._mean_tokens if self._mean_tokens else 0.0,
-            "busy": busy / elapsed if elapsed > 0 else 0.0,
-        }
+        load = {"tokens_in_flight": float(self._tokens), "busy": busy / elapsed if elapsed > 0 else 0.0}
+        if not self._finished:
+            return load
+        per_token = self._mean_seconds / self._mean_tokens if self._mean_tokens else 0.0
+        return {**load, "seconds_per_request": self._mean_seconds, "seconds_per_token": per_token}
 
     def _advance(self) -> None:
         now = self._clock()

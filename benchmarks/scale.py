@@ -7,7 +7,8 @@ vLLM's own load generator; a phase ends when its last request is answered.
 
 *Waiting*: requests that were sent and have no first token yet. *Asked*: replicas that run or start. *Turns*: how often
 a pool's size changed its direction from the step on; one is the end of the load, or of a backlog. *Objective*: idle,
-plus `drain_s` in each of the two pools.
+plus `drain_s` in each of the two pools. *Met from*: when the first request was sent of those after the step's begin
+from which on all met the objective.
 """
 
 import threading
@@ -35,7 +36,7 @@ SLOTS = 2
 _NAME = "bench"
 _PROMPT_TOKENS = 1536
 _LIGHT = 0.4
-_BEFORE_S, _AFTER_S = 12.0, 40.0
+_BEFORE_S, _AFTER_S = 12.0, 60.0
 _INTERVAL_S = 1.0
 
 
@@ -58,7 +59,7 @@ class Settings:
 
 
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; takes `step_s` and about two minutes. Raises SkimError.
+    """Measure; takes `step_s` and a bit over two minutes. Raises SkimError.
 
     `requests`: when each was sent, its time to first token and whether it failed; `samples`: replicas of each pool, one
     a second. All times in seconds from the first request.
@@ -100,7 +101,8 @@ def summary(
     begins: Mapping[str, float],
     ends: float,
 ) -> dict[str, Any]:
-    """`rows`: by part of the run; `objective_s`; `turns` and `first_growth_s` (after the step's begin) by pool."""
+    """`rows`: by part of the run; `objective_s`; `turns` by pool; after the step's begin: `first_growth_s` by pool and
+    `met_from_s` (None: the last request did not meet it)."""
     step, after = begins["step"], begins["after"]
     middle = step + (after - step) / 2
     spans = {
@@ -112,15 +114,27 @@ def summary(
     rows = [_row(name, requests, samples, *span) for name, span in spans.items()]
     sizes = {pool: np.array([sample[f"{pool}_asked"] for sample in samples if sample["s"] >= step]) for pool in POOLS}
     times = [sample["s"] - step for sample in samples if sample["s"] >= step]
+    objective = settings.speculator_s + settings.target_s + 2 * settings.drain_s
     return {
         "rows": rows,
-        "objective_s": settings.speculator_s + settings.target_s + 2 * settings.drain_s,
+        "objective_s": objective,
+        "met_from_s": _met_from(requests, step, objective),
         "turns": {pool: turns(size.tolist()) for pool, size in sizes.items()},
         "first_growth_s": {
             pool: next((at for at, size in zip(times, sizes[pool], strict=True) if size > sizes[pool][0]), None)
             for pool in POOLS
         },
     }
+
+
+def _met_from(requests: Sequence[Mapping[str, Any]], step: float, objective: float) -> float | None:
+    met_from = None
+    for request in sorted((request for request in requests if request["s"] >= step), key=lambda request: request["s"]):
+        if request["ttft_s"] is None or request["ttft_s"] > objective:
+            met_from = None
+        elif met_from is None:
+            met_from = request["s"] - step
+    return met_from
 
 
 def turns(sizes: Sequence[int]) -> int:
@@ -159,8 +173,9 @@ def _row(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, which pool grew first, and whether it was calm."""
-    settings, grown = result["settings"], result["first_growth_s"]
+    """What was measured, which pool grew first, when the objective was met again, and whether it was calm."""
+    settings, grown, met = result["settings"], result["first_growth_s"], result["met_from_s"]
+    back = "was not met again" if met is None else f"was met by all requests from {met:.0f} s after the step's begin on"
     growth = [f"{pool} " + ("never" if grown[pool] is None else f"after {grown[pool]:.0f} s") for pool in POOLS]
     changes = " and ".join(f"{result['turns'][pool]} ({pool})" for pool in POOLS)
     return (
@@ -168,7 +183,7 @@ def describe(result: dict[str, Any]) -> str:
         f"{settings['step_s']:.0f} s and back, on engines without a model: {settings['speculator_s']:g} s per request "
         "in the speculator pool, "
         f"{settings['target_s']:g} s in the target pool, {SLOTS} at a time per replica; one replica each at the start. "
-        f"The objective for the first token is {result['objective_s']:g} s. More replicas were asked for by: "
+        f"The objective for the first token, {result['objective_s']:g} s, {back}. More replicas were asked for by: "
         f"{', '.join(growth)}. Changes of direction from the step on: {changes}."
     )
 

@@ -19,6 +19,7 @@ from cluster.config import (
     DeploymentConfig,
     ObservabilityConfig,
     PoolConfig,
+    RouterConfig,
     config_from_settings,
 )
 from router.deployment import router_ingress
@@ -53,21 +54,20 @@ def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = config.channel.model_dump(include={"port", "max_branches"})
     channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
-    pool = _pool("speculator", SpeculatorActor, config.speculator)
+    sizes = sizes_of(config)
+    pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator))
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
     if config.target.prefill is not None:
         role = {"kv_role": "decode"}
-        pool = _pool("prefill", TargetActor, config.target.prefill)
+        pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
         engine = _engine(config.target.prefill, kv_role="prefill")
         prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill))}
-    pool = _pool("target", TargetActor, config.target)
+    pool = _pool("target", TargetActor, config.target, sizes)
     target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target))
     router = serve.deployment(router_ingress(), name="router").options(
-        num_replicas=config.router.replicas,
-        max_ongoing_requests=config.router.max_ongoing_requests,
-        graceful_shutdown_timeout_s=config.router.drain_timeout_s,
+        **sizes["router"],
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
     return _bind(
@@ -96,7 +96,17 @@ def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Applicatio
     return deployment.bind(*args, **kwargs)
 
 
-def _pool(name: str, actor: type, pool: PoolConfig) -> serve.Deployment:
+def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
+    """Of each deployment, the options that Serve changes without a new replica: how many there are, and their load."""
+    sizes = {"router": {"num_replicas": config.router.replicas, **_load(config.router)}}
+    return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
+
+
+def _load(part: PoolConfig | RouterConfig) -> dict[str, Any]:
+    return {"max_ongoing_requests": part.max_ongoing_requests, "graceful_shutdown_timeout_s": part.drain_timeout_s}
+
+
+def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str, Any]]) -> serve.Deployment:
     options: dict[str, Any] = {
         "num_cpus": pool.cpus_per_replica,
         "num_gpus": pool.gpus_per_replica or 0,
@@ -108,9 +118,7 @@ def _pool(name: str, actor: type, pool: PoolConfig) -> serve.Deployment:
     if pool.node_labels:
         options["label_selector"] = pool.node_labels
     return serve.deployment(actor, name=name).options(
-        **_replicas(pool),
-        max_ongoing_requests=pool.max_ongoing_requests,
-        graceful_shutdown_timeout_s=pool.drain_timeout_s,
+        **sizes[name],
         # A model that cannot start will not start the second time either.
         max_constructor_retry_count=1,
         ray_actor_options=options,
@@ -129,7 +137,9 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     options = scaling.model_dump(exclude_none=True, exclude={"policy", "drain_s", "batch"})
     if scaling.policy == "work":
         options["policy"] = {"policy_function": WORK_POLICY, "policy_kwargs": {"drain_s": scaling.drain_s}}
-    return {**options, "initial_replicas": at_start}
+    # Ray brings a pool back to its initial replicas whenever its options change (DeploymentAutoscalingState.register):
+    # one under load is not to lose the others.
+    return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
 
 
 def _meter(pool: PoolConfig) -> dict[str, int]:

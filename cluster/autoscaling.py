@@ -103,7 +103,7 @@ def load_of(ctx: "AutoscalingContext") -> Load:
         return float(sum(reported.get(name, {}).values()))
 
     def cost(name: str) -> float:
-        measured = [value for value in reported.get(name, {}).values() if value > 0]
+        measured = reported.get(name, {}).values()
         return fmean(measured) if measured else float(ctx.policy_state.get(name, 0.0))
 
     return Load(

@@ -76,7 +76,7 @@ class PoolConfig(BaseModel):
         description="model folder; relative ones are taken from the config file's folder"
     )
     engine: Literal["vllm", "transformers", "mock"] = "vllm"
-    replicas: int = Field(1, ge=1, description="with autoscaling: how many at the start")
+    replicas: int = Field(1, ge=1, description="with autoscaling: how many at the start, and after a change of it")
     autoscaling: AutoscalingConfig | None = Field(None, description="null: always as many as `replicas` says")
     tensor_parallel: int = Field(1, ge=1, description="ranks that one replica is split over")
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray sets aside")

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
+WAKE_AFTER_S = 1.0
+"""A selection that takes so long may be waiting for an empty pool to start."""
 
 # The first token is sampled where the answer is decoded; a request must make one to have prefilled.
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
@@ -69,6 +71,8 @@ class ServePools:
         self._prefill = prefill.options(stream=True) if prefill is not None else None
         self._admission_timeout_s = admission_timeout_s
         self._info_handles = (speculator, target)
+        self._halves = [target] if prefill is None else [prefill, target]
+        self._waking: asyncio.Task[object] | None = None
         self.speculator: ModelInfo
         self.target: ModelInfo
 
@@ -79,6 +83,7 @@ class ServePools:
 
     async def select(self, request: SelectRequest) -> Selection:
         response = self._speculator.select.remote(encode(request))
+        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target)
         try:
             reply = await response
         except asyncio.CancelledError:
@@ -86,7 +91,21 @@ class ServePools:
             raise
         except (RayError, RayServeException) as error:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
+        finally:
+            alarm.cancel()
         return decode(reply, Selection)
+
+    def _wake_target(self) -> None:
+        """Have an empty target pool start now, not after the selection: a call that waits is what Serve starts it for.
+
+        One at a time, so that it does not count as load.
+        """
+
+        async def ask() -> None:
+            await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
+
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(ask())
 
     async def end_session(self, session: Session) -> None:
         # A handle cannot name a replica; the others do not know the session.

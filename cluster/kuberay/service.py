@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cluster.app import ACCELERATOR, APP_NAME, RESOURCES
+from cluster.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of
 from cluster.config import DeploymentConfig, PoolConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
@@ -138,7 +138,11 @@ def _fault_tolerance(config: DeploymentConfig) -> Object:
 
 
 def serve_config(config: DeploymentConfig) -> Object:
-    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), as its nodes shall see it."""
+    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), as its nodes shall see it.
+
+    Sizes stand in `deployments`, not in `args`: a change of `args`, or of a scaling policy, starts every replica anew
+    (ray.serve._private.deploy_utils.get_app_code_version).
+    """
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": "0.0.0.0", "port": config.router.port},
@@ -147,7 +151,8 @@ def serve_config(config: DeploymentConfig) -> Object:
                 "name": APP_NAME,
                 "route_prefix": "/",
                 "import_path": "cluster.app:serve_app",
-                "args": _in_the_pods(config),
+                "args": _without_sizes(_in_the_pods(config)),
+                "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
                 "logging_config": {
                     "log_level": config.observability.log_level.upper(),
                     "encoding": config.observability.log_format.upper(),
@@ -156,6 +161,18 @@ def serve_config(config: DeploymentConfig) -> Object:
             }
         ],
     }
+
+
+def _without_sizes(settings: Object) -> Object:
+    """The settings without what `deployments` says; of a pool's scaling, replicas themselves know `batch` only."""
+    pools = [settings["speculator"], settings["target"], settings["target"]["prefill"]]
+    for part in filter(None, [settings["router"], *pools]):
+        for size in ("replicas", "max_ongoing_requests", "drain_timeout_s"):
+            del part[size]
+        scaling = part.pop("autoscaling", None)
+        if scaling and scaling["batch"] > 1:
+            part["autoscaling"] = {"batch": scaling["batch"]}
+    return settings
 
 
 def _in_the_pods(config: DeploymentConfig) -> Object:

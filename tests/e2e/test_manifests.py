@@ -54,6 +54,10 @@ class RayService:
         client.deploy_apps(self._served)
         client._wait_for_application_running(APP_NAME, timeout_s=180)
 
+    def apply(self, spec: dict[str, Any]) -> None:
+        """Put another Serve config, as the operator does when the RayService has changed."""
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"])))
+
     def drain(self, group: str, node: str) -> None:
         """Run what a pod of the group runs before it ends, for `node`; without the wait after it."""
         hook = self._groups[group]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
@@ -69,18 +73,24 @@ class RayService:
         self.cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[RayService]:
+PORT = free_port()
+
+
+def spec(**overrides: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "router.port": free_port(),
+        "router.port": PORT,
         "kubernetes.models.mount_path": str(ROOT / "demo_models"),
         "speculator.engine": "mock",
         "speculator.engine_options": {},
         "target.engine": "mock",
         "target.engine_options": {"decode_ms": 100},
     }
-    config = config_from_flags(ROOT / "examples" / "demo.yaml", settings)
-    running = RayService(ray_service(config)["spec"])
+    return dict(ray_service(config_from_flags(ROOT / "examples" / "demo.yaml", settings | overrides))["spec"])
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RayService]:
+    running = RayService(spec())
     yield running
     running.close()
 
@@ -93,11 +103,13 @@ def nodes(service: RayService) -> dict[str, str]:
     return started
 
 
-def places() -> dict[str, set[str]]:
-    """Where the replicas of each deployment run: node ids."""
+def running(what: str) -> dict[str, set[str]]:
+    """Of the running replicas of each deployment: their `node_id` or `replica_id`."""
     deployments = _get_global_client().get_serve_details()["applications"][APP_NAME]["deployments"]
-    running = {name: [r for r in d["replicas"] if r["state"] == "RUNNING"] for name, d in deployments.items()}
-    return {name: {replica["node_id"] for replica in replicas} for name, replicas in running.items()}
+    return {
+        name: {replica[what] for replica in deployment["replicas"] if replica["state"] == "RUNNING"}
+        for name, deployment in deployments.items()
+    }
 
 
 def test_it_answers(service: RayService, nodes: dict[str, str]) -> None:
@@ -108,22 +120,29 @@ def test_it_answers(service: RayService, nodes: dict[str, str]) -> None:
 
 
 def test_each_pool_stands_on_its_own_nodes(nodes: dict[str, str]) -> None:
-    assert places() == {name: {node} for name, node in nodes.items()}
+    assert running("node_id") == {name: {node} for name, node in nodes.items()}
 
 
-def test_a_pod_that_ends_moves_its_replica_and_finishes_its_answers(service: RayService, nodes: dict[str, str]) -> None:
+def test_a_pool_grows_in_place_and_a_pod_that_ends_finishes_its_answers(
+    service: RayService, nodes: dict[str, str]
+) -> None:
+    """A second replica is asked for under a running answer; then the pod of the first one ends."""
+    before = running("replica_id")
     body = {"model": "skim-demo", "prompt": "the price of tea", "max_tokens": 60, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         next(lines)
         new = service.add_node("target")
+        service.apply(spec(**{"target.replicas": 2}))
         service.drain("target", nodes["target"])
         rest = list(lines)
     assert rest[-1] == "data: [DONE]"
     assert len(rest) > 50
     assert not any("error" in line for line in rest)
     deadline = time.monotonic() + 60
-    while places()["target"] != {new}:
-        assert time.monotonic() < deadline, f"the replica is still on {places()['target']}"
+    while running("node_id")["target"] != {new}:
+        assert time.monotonic() < deadline, f"the replica is still on {running('node_id')['target']}"
         time.sleep(0.5)
+    after = running("replica_id")
+    assert (after["router"], after["speculator"]) == (before["router"], before["speculator"])
     test_it_answers(service, nodes)

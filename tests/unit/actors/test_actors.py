@@ -188,7 +188,7 @@ async def test_a_replica_measures_its_work():
         (await speculator(latency_ms=1), lambda actor: actor.select(select_request())),
         (await target(prefill_ms=1), lambda actor: replies(actor, generate_request())),
     ):
-        assert (await actor.record_autoscaling_stats())["seconds_per_request"] == 0
+        assert "seconds_per_request" not in await actor.record_autoscaling_stats()
         await ask(actor)
         stats = await actor.record_autoscaling_stats()
         assert stats["seconds_per_request"] > 0
@@ -203,7 +203,8 @@ async def test_a_replica_measures_its_work():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     stats = await actor.record_autoscaling_stats()
-    assert (stats["tokens_in_flight"], stats["seconds_per_request"]) == (0, 0)
+    assert stats["tokens_in_flight"] == 0
+    assert "seconds_per_request" not in stats
 
 
 async def test_health_is_the_engines():

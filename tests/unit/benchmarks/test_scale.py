@@ -46,10 +46,19 @@ def test_the_table_has_the_parts_of_the_run(result: dict) -> None:
 def test_growth_and_turns_are_counted_from_the_step_on(result: dict) -> None:
     assert result["first_growth_s"] == {"speculator": 15.0, "target": 25.0}
     assert result["turns"] == {"speculator": 1, "target": 2}
-    assert result["objective_s"] == 9.0
+    assert (result["objective_s"], result["met_from_s"]) == (9.0, None)
     text = scale.describe(result)
+    assert "first token, 9 s, was not met again. " in text
     assert "speculator after 15 s, target after 25 s." in text
     assert "Changes of direction from the step on: 1 (speculator) and 2 (target)." in text
+
+
+def test_the_objective_is_met_again_when_no_later_request_misses_it() -> None:
+    answered = REQUESTS[:-1]
+    told = scale.summary(SETTINGS, answered, SAMPLES, BEGINS, 60.0)
+    assert told["met_from_s"] == 30.0
+    late = [*answered, {"s": 53.0, "ttft_s": 9.1, "failed": False}]
+    assert scale.summary(SETTINGS, late, SAMPLES, BEGINS, 60.0)["met_from_s"] is None
 
 
 def test_requests_as_the_load_generator_saves_them() -> None:
@@ -66,7 +75,7 @@ def test_the_deployment_scales_by_the_policy(policy: str) -> None:
     for bound in router.init_args:
         scaling = bound._bound_deployment._deployment_config.autoscaling_config
         assert scaling.policy.is_default_policy_function() == (policy == "requests")
-        assert (scaling.initial_replicas, scaling.metrics_interval_s) == (1, 1)
+        assert (scaling.min_replicas, scaling.metrics_interval_s) == (1, 1)
 
 
 def test_it_is_drawn(result: dict, tmp_path: Path) -> None:

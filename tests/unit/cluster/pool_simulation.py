@@ -61,7 +61,7 @@ class SimulatedPool:
         self.config = AutoscalingConfig(**options)
         chosen = policy or _resolve_policy_callable(self.config.policy)
         self.policy = autoscaling_policy._apply_autoscaling_config(chosen)
-        self.target, self.state, self.made = self.config.initial_replicas, {}, 0
+        self.target, self.state, self.made = self.config.initial_replicas or self.config.min_replicas, {}, 0
         self.replicas, self.queue = [], deque()
         self.samples = deque(maxlen=max(1, int(self.config.look_back_period_s)))
         self.history = []  # of the target, one a second
@@ -107,8 +107,9 @@ class SimulatedPool:
         metrics = {}
         for replica in running:
             reports = [sample[2][replica.name] for sample in self.samples if replica.name in sample[2]]
-            for name in reports[0] if reports else ():
-                metrics.setdefault(name, {})[replica.name] = float(np.mean([report[name] for report in reports]))
+            for name in {name for report in reports for name in report}:
+                told = [report[name] for report in reports if name in report]
+                metrics.setdefault(name, {})[replica.name] = float(np.mean(told))
         return AutoscalingContext(
             deployment_id=None,
             deployment_name=self.name,

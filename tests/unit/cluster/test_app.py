@@ -1,8 +1,11 @@
 """From a config to Serve's deployments: what each replica asks of Ray, and how many there are."""
 
 import pytest
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deployment_info import DeploymentInfo
 
-from cluster.app import CHANNEL_TOKEN, build_app, logging_options, serve_app
+from cluster.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, serve_app
 from cluster.config import config_from_settings, load_config
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.conftest import MODELS
@@ -20,11 +23,25 @@ def deployments(app):
 def test_pools_that_scale():
     _, speculator, target = deployments(build_app(load_config(EXAMPLES / "multi-node.yaml")))
     scaling = target._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 6)
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 6)
     assert (scaling.target_ongoing_requests, scaling.upscale_delay_s, scaling.downscale_delay_s) == (32, 20, 900)
     assert speculator.ray_actor_options["accelerator_type"] == "L40S"
     _, speculator, _ = deployments(build_app(load_config(EXAMPLES / "demo.yaml")))
     assert speculator._deployment_config.autoscaling_config is None
+
+
+@pytest.mark.parametrize(("at_start", "after"), [({}, 3), ({"replicas": 2}, 2)])
+def test_a_change_of_a_pools_bounds_leaves_it_at_its_size(at_start, after):
+    """By Ray's own hand; but for a pool that is told how many to start with: Ray takes that for each change."""
+    state = DeploymentAutoscalingState(DeploymentID("target", APP_NAME))
+
+    def sized(now, most):
+        pool = {"model": "/big", "autoscaling": {"max_replicas": most}, **at_start}
+        _, _, target = deployments(build_app(config_from_settings({"speculator": {"model": "/small"}, "target": pool})))
+        return state.register(DeploymentInfo(target._deployment_config, target._replica_config, 0, ""), now)
+
+    assert sized(-1, most=4) == at_start.get("replicas", 1)
+    assert sized(3, most=8) == after
 
 
 def test_pools_that_scale_by_work():

@@ -100,11 +100,14 @@ def test_the_load_as_serve_reports_it():
     meter = WorkMeter(clock=iter([0.0, 0.0, 2.0, 2.0, 2.0]).__next__)
     with meter.request(1000):
         pass
-    reports = {name: {"old": value, "new": 0.0} for name, value in meter.stats().items()}
+    idle = WorkMeter(clock=lambda: 0.0).stats()
+    reports = {
+        name: {"old": value} | ({"new": idle[name]} if name in idle else {}) for name, value in meter.stats().items()
+    }
     load = load_of(context(reports))
     assert load == Load(2.0, 1.0, 0.0, 1.0, 2.0, 0.002)
     _, state = WorkPolicy(5.0)(context(reports))
-    unknown = {name: {"new": 0.0} for name in reports}
+    unknown = {name: {"new": value} for name, value in idle.items()}
     assert load_of(context(unknown, policy_state=state)).seconds_per_request == 2.0
     assert load_of(context(None)).seconds_per_request == 0.0
 

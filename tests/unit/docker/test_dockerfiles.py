@@ -68,7 +68,9 @@ def test_the_locks_pin_the_same_engine():
 def test_a_split_target_finds_nixl_for_the_cuda_of_torch():
     """nixl takes the build of torch's CUDA, and any build without one; UCX's CUDA part needs that CUDA's runtime."""
     for lock in ("cpu", "gpu"):
-        pins = dict(re.findall(r"^([\w.-]+)={2,3}([\w.+]+)$", (ROOT / "requirements" / f"{lock}.lock").read_text(), re.M))
+        pins = dict(
+            re.findall(r"^([\w.-]+)={2,3}([\w.+]+)$", (ROOT / "requirements" / f"{lock}.lock").read_text(), re.M)
+        )
         assert pins["nixl"] == pins["nixl-cu13"] == "1.3.2"
         assert "nixl-cu12" not in pins
     assert pins["nvidia-cuda-runtime"].split(".")[0] == pins["cuda-toolkit"].split(".")[0] == "13"

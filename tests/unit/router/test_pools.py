@@ -308,6 +308,28 @@ async def test_a_cancelled_selection_is_cancelled_in_the_pool():
     assert reply.cancelled
 
 
+async def test_while_a_selection_waits_both_halves_of_the_target_are_woken_once(monkeypatch):
+    """Else two empty pools would start one after the other."""
+    monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
+    halves = Handle(Reply(died()), Reply(FOREVER)), Handle(Reply(FOREVER), Reply(FOREVER))
+    pools = ServePools(Handle(Reply(FOREVER), Reply(FOREVER)), halves[0], 60.0, halves[1])
+    selecting = [asyncio.create_task(pools.select(SELECT)) for _ in range(2)]
+    await until(lambda: all(handle.replies[0].waiting for handle in halves))
+    await asyncio.sleep(0.01)
+    for task in selecting:
+        task.cancel()
+    await asyncio.wait(selecting)
+    assert not any(handle.replies[1].waiting for handle in halves)
+
+
+async def test_a_selection_that_is_quick_wakes_nobody(monkeypatch):
+    monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.01)
+    pools, _, target = serve_pools(speculator=[Reply(SELECTION)], target=[Reply(FOREVER)])
+    await pools.select(SELECT)
+    await asyncio.sleep(0.02)
+    assert not target.replies[0].waiting
+
+
 @pytest.mark.parametrize("failure", [ActorDiedError(), BackPressureError(1, 1), TaskCancelledError()])
 async def test_a_selection_that_fails_says_so(failure):
     pools, _, _ = serve_pools(speculator=[Reply(failure)])

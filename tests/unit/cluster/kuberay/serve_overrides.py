@@ -1,0 +1,55 @@
+"""A Serve config as Ray's controller takes it, and what in it Ray would pass over: its schemas ignore unknown names."""
+
+from ray.serve._private.application_state import override_deployment_info
+from ray.serve._private.build_app import build_app
+from ray.serve._private.config import DeploymentConfig, ReplicaConfig
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import serve_app
+
+FREE = {"args"}
+"""Ours to fill."""
+
+
+def unknown_names(served):
+    """Dotted names that Ray's schemas do not know."""
+    taken = ServeDeploySchema.model_validate(served).model_dump(mode="json", exclude_unset=True)
+    return [*_dropped(served, taken, ""), *_unknown_scaling(served)]
+
+
+def _dropped(given, taken, path):
+    if isinstance(given, list):
+        return [name for i, (one, two) in enumerate(zip(given, taken, strict=True)) for name in
+                _dropped(one, two, f"{path}.{i}")]  # fmt: skip
+    if not isinstance(given, dict):
+        return []
+    lost = [f"{path}.{name}" for name in given.keys() - taken.keys()]
+    kept = given.keys() & taken.keys() - FREE
+    return lost + [name for key in kept for name in _dropped(given[key], taken[key], f"{path}.{key}")]
+
+
+def _unknown_scaling(served):
+    """Ray takes `autoscaling_config` as any mapping at first."""
+    for deployment in (d for application in served["applications"] for d in application["deployments"]):
+        scaling = deployment.get("autoscaling_config", {})
+        policy = scaling.get("policy", {})
+        known = [(scaling, AutoscalingConfig), (policy, AutoscalingConfig.model_fields["policy"].annotation)]
+        for given, model in known:
+            yield from (f"{deployment['name']}: {name}" for name in given.keys() - model.model_fields.keys())
+
+
+def deployed(application):
+    """DeploymentConfig by name: the application as its import path builds it, with its overrides, as in the controller.
+
+    Raises ValueError for a deployment that does not exist.
+    """
+    built = build_app(serve_app(application.args), name=application.name)
+    infos = {part.name: _as_sent(part) for part in built.deployments}
+    return {name: info.deployment_config for name, info in override_deployment_info(infos, application).items()}
+
+
+def _as_sent(part):
+    sent = part._deployment_config.to_proto_bytes(), part._replica_config.to_proto_bytes()
+    return DeploymentInfo(DeploymentConfig.from_proto_bytes(sent[0]), ReplicaConfig.from_proto_bytes(sent[1]), 0, "")
