@@ -177,17 +177,24 @@ def _channel(channel: ChannelConfig) -> dict[str, Any]:
 
 def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
     """What a Ray cluster must offer for `config` at the start, or at its largest: CPU, GPU, the pools' resources."""
-    needed: dict[str, float] = {"CPU": config.router.replicas * config.router.cpus}
-    _add(needed, config.router.resources, config.router.replicas)
+    needed: dict[str, float] = {}
+    for name, one in taken_by_one(config).items():
+        if name == "router":
+            times = config.router.replicas
+        else:
+            times = config.pools[name].most_replicas if at_most else config.pools[name].replicas
+        for resource, amount in one.items():
+            needed[resource] = needed.get(resource, 0.0) + times * amount
+    return needed
+
+
+def taken_by_one(config: DeploymentConfig) -> dict[str, dict[str, float]]:
+    """What one replica of each deployment takes, and one node must hold: tensor parallel ranks stay together."""
+    taken = {"router": {"CPU": config.router.cpus, **config.router.resources}}
     for name, pool in config.pools.items():
         one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources}
         one[RESOURCES[name]] = 1.0
         if pool.accelerator_type:
             one[ACCELERATOR + pool.accelerator_type] = 0.001  # what Ray itself takes
-        _add(needed, one, pool.most_replicas if at_most else pool.replicas)
-    return {name: amount for name, amount in needed.items() if amount}
-
-
-def _add(total: dict[str, float], one: Mapping[str, float], times: int) -> None:
-    for name, amount in one.items():
-        total[name] = total.get(name, 0.0) + times * amount
+        taken[name] = one
+    return {name: {resource: amount for resource, amount in one.items() if amount} for name, one in taken.items()}

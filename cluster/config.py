@@ -78,7 +78,7 @@ class PoolConfig(BaseModel):
     engine: Literal["vllm", "transformers", "mock"] = "vllm"
     replicas: int = Field(1, ge=1, description="with autoscaling: how many at the start, and after a change of it")
     autoscaling: AutoscalingConfig | None = Field(None, description="null: always as many as `replicas` says")
-    tensor_parallel: int = Field(1, ge=1, description="ranks that one replica is split over")
+    tensor_parallel: int = Field(1, ge=1, description="ranks that one replica is split over, on one node")
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray sets aside")
     gpus_per_replica: float | None = Field(
         None,
@@ -110,6 +110,12 @@ class PoolConfig(BaseModel):
         if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
             return settings
         return {**settings, "replicas": max(1, scaling["min_replicas"])}
+
+    @model_validator(mode="after")
+    def _a_gpu_for_each_rank(self) -> Self:
+        if self.tensor_parallel > 1 and 0 < (self.gpus_per_replica or 0) < self.tensor_parallel:
+            raise ValueError("gpus_per_replica must be at least tensor_parallel: each rank has a GPU of its own")
+        return self
 
     @model_validator(mode="after")
     def _starts_in_range(self) -> Self:

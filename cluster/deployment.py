@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from cluster.app import ACCELERATOR, APP_NAME, build_app, logging_options, needed_resources
+from cluster.app import ACCELERATOR, APP_NAME, build_app, logging_options, needed_resources, taken_by_one
 from cluster.config import DeploymentConfig
 from cluster.preflight import check_memory, check_models, check_port
 from kv_transfer.errors import SkimError
@@ -130,6 +130,14 @@ def _check_resources(config: DeploymentConfig) -> None:
             raise SkimError(
                 f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name} and this deployment needs "
                 f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
+            )
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, one in taken_by_one(config).items():
+        if not any(all(node.get(resource, 0.0) >= amount for resource, amount in one.items()) for node in nodes):
+            asked = ", ".join(f"{amount:g} {resource}" for resource, amount in one.items())
+            raise SkimError(
+                f"no node of the Ray cluster has all that one {name} replica takes ({asked}), and a replica with its "
+                "tensor parallel ranks stays on one node: start a larger one, or lower what the replica takes"
             )
 
 

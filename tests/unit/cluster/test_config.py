@@ -176,6 +176,10 @@ def test_numbers_are_fine_as_environment_variables(write):
             "target: replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas",
         ),
         (
+            "target: {model: big, tensor_parallel: 8, gpus_per_replica: 4}\nspeculator: {model: s}",
+            "target: gpus_per_replica must be at least tensor_parallel",
+        ),
+        (
             "target: {model: big, autoscaling: {min_replicas: 3, max_replicas: 2}}\nspeculator: {model: s}",
             "target.autoscaling: max_replicas must be at least min_replicas",
         ),

@@ -6,7 +6,7 @@ import pytest
 
 from cluster import deployment
 from cluster.app import APP_NAME
-from cluster.config import load_config
+from cluster.config import config_from_flags, load_config
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.conftest import MODELS
 
@@ -34,6 +34,33 @@ def test_an_idle_serve_holds_the_port_itself(cluster):
     cluster.serve_up = True
     deployment._make_way(CONFIG, APP_NAME)
     assert cluster.calls == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ([8.0], None),
+        ([4.0, 8.0], None),
+        ([4.0, 4.0], r"no node .* all that one target replica takes \(0.5 CPU, 8 GPU, 1 target_pool\), .* larger one"),
+        ([4.0], r"offers 4 of the resource GPU and this deployment needs 8"),
+    ],
+)
+def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
+    """Serve would wait for it without a word, however many GPUs all nodes together have."""
+    config = config_from_flags(
+        MODELS.parent / "examples" / "demo.yaml",
+        {"target.tensor_parallel": 8, "target.gpus_per_replica": 8, "speculator.gpus_per_replica": 0},
+    )
+    pools = {"speculator_pool": 1.0, "target_pool": 1.0}
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": count, **pools}} for count in gpus]
+    nodes.append({"Alive": False, "Resources": {"CPU": 8.0, "GPU": 64.0, **pools}})
+    monkeypatch.setattr(deployment.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": sum(gpus), **pools})
+    if told is None:
+        deployment._check_resources(config)
+    else:
+        with pytest.raises(SkimError, match=told):
+            deployment._check_resources(config)
 
 
 def test_what_a_killed_run_left_is_replaced(cluster):
