@@ -8,6 +8,7 @@ import typer
 
 from cluster.bench.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
+from kv_transfer.messages import MAX_LOOK_AHEAD
 
 
 def decode(
@@ -18,6 +19,10 @@ def decode(
     prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Lengths of the prompts.")] = "2048",
     answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.2,
+    look_ahead: Annotated[
+        int,
+        typer.Option(min=0, max=MAX_LOOK_AHEAD, help="Drafts that come with the selection; 0: each needs a round."),
+    ] = 8,
     drafts: Annotated[int, typer.Option(min=1, max=16, help="Drafts per verification, K.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
     ignore_eos: Annotated[bool, typer.Option(help="Decode on past the end of the answer.")] = False,
@@ -30,9 +35,10 @@ def decode(
 ) -> None:
     """Tokens per second of decoding: plain, remote drafts, drafting ahead, and vLLM's draft_model."""
     from benchmarks import decode as benchmark
+    from benchmarks.decode_engines import MODES, Settings
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    settings = benchmark.Settings(
+    settings = Settings(
         target=str(target),
         speculator=str(speculator),
         prompts=prompts,
@@ -40,11 +46,12 @@ def decode(
         prompt_tokens=_lengths(prompt_tokens),
         answer_tokens=answer_tokens,
         keep_rate=keep_rate,
+        look_ahead=look_ahead,
         drafts=drafts,
         rounds=rounds,
         ignore_eos=ignore_eos,
         target_layers=target_layers,
-        modes=benchmark.MODES if modes is None else _chosen(modes, benchmark.MODES),
+        modes=MODES if modes is None else _chosen(modes, MODES),
     )
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
 
