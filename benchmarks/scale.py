@@ -5,33 +5,32 @@ either pool works on `SLOTS` requests at a time, and each takes what the setting
 shows what a pool does. The load is light, then `rate` requests a second, then light again, with Poisson arrivals from
 vLLM's own load generator; a phase ends when its last request is answered.
 
-*Waiting*: requests that were sent and have no first token yet. *Asked*: replicas that run or start. *Turns*: how often
-a pool's size changed its direction from the step on; one is the end of the load, or of a backlog. *Objective*: idle,
-plus `drain_s` in each of the two pools. *Met from*: when the first request was sent of those after the step's begin
-from which on all met the objective.
+*Waiting*: requests that were sent and have no first token yet. *Asked*: replicas that run or start. *Changes of
+direction*: of a pool's size, from the step on; one is the end of the load, or of a backlog. *Objective*: idle, plus
+`drain_s` in each of the two pools. It is *met again* when the first request was sent of those from which on all met it.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import plots
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
+from benchmarks.scale_summary import POOLS, summary, waiting
 from benchmarks.vllm_load import Load, send
 from cluster.app import APP_NAME
 from cluster.config import DeploymentConfig
 from cluster.deployment import deployed
 from cluster.preflight import free_port
 
-POOLS = ("speculator", "target")
 SLOTS = 2
+MOST = {"speculator": 4, "target": 3}
+"""Replicas that a pool may have."""
 
 _NAME = "bench"
 _PROMPT_TOKENS = 1536
@@ -83,7 +82,11 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
                 done += seconds
             ends = time.perf_counter() - zero
     result = {"machine": began, "settings": vars(settings) | _folders(settings), "begins": begins, "ends": ends}
-    return result | {"requests": requests, "samples": samples, **summary(settings, requests, samples, begins, ends)}
+    return result | {
+        "requests": requests,
+        "samples": samples,
+        **summary(vars(settings), requests, samples, begins, ends),
+    }
 
 
 def requests_of(sent: Mapping[str, Any], zero: float) -> list[dict[str, Any]]:
@@ -94,98 +97,26 @@ def requests_of(sent: Mapping[str, Any], zero: float) -> list[dict[str, Any]]:
     ]
 
 
-def summary(
-    settings: Settings,
-    requests: Sequence[Mapping[str, Any]],
-    samples: Sequence[Mapping[str, Any]],
-    begins: Mapping[str, float],
-    ends: float,
-) -> dict[str, Any]:
-    """`rows`: by part of the run; `objective_s`; `turns` by pool; after the step's begin: `first_growth_s` by pool and
-    `met_from_s` (None: the last request did not meet it)."""
-    step, after = begins["step"], begins["after"]
-    middle = step + (after - step) / 2
-    spans = {
-        "before": (0.0, step),
-        "step, first half": (step, middle),
-        "step, second half": (middle, after),
-        "after": (after, ends),
-    }
-    rows = [_row(name, requests, samples, *span) for name, span in spans.items()]
-    sizes = {pool: np.array([sample[f"{pool}_asked"] for sample in samples if sample["s"] >= step]) for pool in POOLS}
-    times = [sample["s"] - step for sample in samples if sample["s"] >= step]
-    objective = settings.speculator_s + settings.target_s + 2 * settings.drain_s
-    return {
-        "rows": rows,
-        "objective_s": objective,
-        "met_from_s": _met_from(requests, step, objective),
-        "turns": {pool: turns(size.tolist()) for pool, size in sizes.items()},
-        "first_growth_s": {
-            pool: next((at for at, size in zip(times, sizes[pool], strict=True) if size > sizes[pool][0]), None)
-            for pool in POOLS
-        },
-    }
-
-
-def _met_from(requests: Sequence[Mapping[str, Any]], step: float, objective: float) -> float | None:
-    met_from = None
-    for request in sorted((request for request in requests if request["s"] >= step), key=lambda request: request["s"]):
-        if request["ttft_s"] is None or request["ttft_s"] > objective:
-            met_from = None
-        elif met_from is None:
-            met_from = request["s"] - step
-    return met_from
-
-
-def turns(sizes: Sequence[int]) -> int:
-    """How often the direction of change changed."""
-    moves = np.diff(np.asarray(sizes))
-    signs = np.sign(moves[moves != 0])
-    return int((signs[1:] != signs[:-1]).sum())
-
-
-def waiting(requests: Sequence[Mapping[str, Any]], at: float) -> int:
-    """Requests that had been sent at this time and had no first token; failed ones do not count."""
-    return sum(
-        request["s"] <= at < request["s"] + request["ttft_s"] for request in requests if request["ttft_s"] is not None
-    )
-
-
-def _row(
-    name: str,
-    requests: Sequence[Mapping[str, Any]],
-    samples: Sequence[Mapping[str, Any]],
-    begin: float,
-    end: float,
-) -> dict[str, Any]:
-    mine = [request for request in requests if begin <= request["s"] < end]
-    ttfts = [request["ttft_s"] for request in mine if request["ttft_s"] is not None]
-    seen = [sample for sample in samples if begin <= sample["s"] < end]
-    return {
-        "part": name,
-        "requests": len(mine),
-        "failed": sum(request["failed"] for request in mine),
-        "ttft_median_s": float(np.median(ttfts)) if ttfts else None,
-        "ttft_p90_s": float(np.percentile(ttfts, 90)) if ttfts else None,
-        "most_waiting": max((waiting(requests, sample["s"]) for sample in seen), default=0),
-        **{f"{pool}_at_end": seen[-1][pool] if seen else None for pool in POOLS},
-    }
-
-
 def describe(result: dict[str, Any]) -> str:
     """What was measured, which pool grew first, when the objective was met again, and whether it was calm."""
-    settings, grown, met = result["settings"], result["first_growth_s"], result["met_from_s"]
+    settings, met = result["settings"], result["objective_met_again_after_s"]
+    first = "grew first" if result["short_pool_grew_first"] else "did not grow first"
     back = "was not met again" if met is None else f"was met by all requests from {met:.0f} s after the step's begin on"
-    growth = [f"{pool} " + ("never" if grown[pool] is None else f"after {grown[pool]:.0f} s") for pool in POOLS]
-    changes = " and ".join(f"{result['turns'][pool]} ({pool})" for pool in POOLS)
     return (
         f"Policy `{settings['policy']}`: from {_LIGHT:g} to {settings['rate']:g} requests/s for "
         f"{settings['step_s']:.0f} s and back, on engines without a model: {settings['speculator_s']:g} s per request "
-        "in the speculator pool, "
-        f"{settings['target_s']:g} s in the target pool, {SLOTS} at a time per replica; one replica each at the start. "
-        f"The objective for the first token, {result['objective_s']:g} s, {back}. More replicas were asked for by: "
-        f"{', '.join(growth)}. Changes of direction from the step on: {changes}."
+        f"in the speculator pool, {settings['target_s']:g} s in the target pool, {SLOTS} at a time per replica; from 1 "
+        f"to {MOST['speculator']} and {MOST['target']} replicas. The pool that was short, the {result['short_pool']}, "
+        f"{first}: {', '.join(_growth(result, pool) for pool in POOLS)}. The objective for the first token, "
+        f"{result['objective_s']:g} s, {back}. Changes of direction from the step on: "
+        + " and ".join(f"{result['direction_changes'][pool]} ({pool})" for pool in POOLS)
+        + (", so nothing oscillated." if result["calm"] else ".")
     )
+
+
+def _growth(result: Mapping[str, Any], pool: str) -> str:
+    after = result["first_growth_s"][pool]
+    return f"{pool} " + ("never" if after is None else f"after {after:.0f} s")
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -291,12 +222,11 @@ def _deployment(settings: Settings) -> DeploymentConfig:
         "speculator": {"latency_ms": 1e3 * settings.speculator_s},
         "target": {"prefill_ms": 1e3 * settings.target_s},
     }
-    most = {"speculator": 4, "target": 3}
     pools = {
         name: {
             **pool,
             "model": getattr(settings, name),
-            "autoscaling": {**scaling, "max_replicas": most[name]},
+            "autoscaling": {**scaling, "max_replicas": MOST[name]},
             "engine_options": costs[name],
         }
         for name in POOLS

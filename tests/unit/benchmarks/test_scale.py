@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scale
+from benchmarks.scale_summary import POOLS, summary, waiting
 from cluster.app import build_app
 
 SETTINGS = scale.Settings(target="/t", speculator="/s", drain_s=3.0)
@@ -14,22 +15,28 @@ REQUESTS = [
     {"s": at, "ttft_s": ttft, "failed": ttft is None}
     for at, ttft in [(1.0, 1.0), (12.0, 4.0), (15.0, 20.0), (40.0, 2.0), (52.0, None)]
 ]
-SIZES = {"speculator": [1, 1, 3, 3, 2, 2], "target": [1, 1, 1, 2, 1, 2]}  # every 10 s, from 5 s on
-SAMPLES = [
-    {"s": 5.0 + 10 * i, **{key: SIZES[pool][i] for pool in scale.POOLS for key in (pool, f"{pool}_asked")}}
-    for i in range(6)
-]
+
+
+def grown(sizes: dict) -> list[dict]:
+    """Samples every 10 s from 5 s on, where the pools' sizes are those given."""
+    return [
+        {"s": 5.0 + 10 * i, **{key: sizes[pool][i] for pool in POOLS for key in (pool, f"{pool}_asked")}}
+        for i in range(len(sizes["target"]))
+    ]
+
+
+SAMPLES = grown({"speculator": [1, 1, 3, 3, 2, 2], "target": [1, 1, 1, 2, 1, 2]})
 
 
 @pytest.fixture
 def result() -> dict:
-    told = scale.summary(SETTINGS, REQUESTS, SAMPLES, BEGINS, 60.0)
+    told = summary(vars(SETTINGS), REQUESTS, SAMPLES, BEGINS, 60.0)
     settings = vars(SETTINGS)
     return {"settings": settings, "begins": BEGINS, "ends": 60.0, "requests": REQUESTS, "samples": SAMPLES, **told}
 
 
 def test_who_waits(result: dict) -> None:
-    assert [scale.waiting(REQUESTS, at) for at in (0.5, 1.5, 2.0, 15.0, 16.5, 35.0, 53.0)] == [0, 1, 0, 2, 1, 0, 0]
+    assert [waiting(REQUESTS, at) for at in (0.5, 1.5, 2.0, 15.0, 16.5, 35.0, 53.0)] == [0, 1, 0, 2, 1, 0, 0]
 
 
 def test_the_table_has_the_parts_of_the_run(result: dict) -> None:
@@ -43,22 +50,42 @@ def test_the_table_has_the_parts_of_the_run(result: dict) -> None:
     assert all(len(row) == len(columns) for row in rows)
 
 
-def test_growth_and_turns_are_counted_from_the_step_on(result: dict) -> None:
+def test_growth_and_changes_of_direction_are_counted_from_the_step_on(result: dict) -> None:
     assert result["first_growth_s"] == {"speculator": 15.0, "target": 25.0}
-    assert result["turns"] == {"speculator": 1, "target": 2}
-    assert (result["objective_s"], result["met_from_s"]) == (9.0, None)
+    assert result["direction_changes"] == {"speculator": 1, "target": 2}
+    assert (result["objective_s"], result["objective_met_again_after_s"]) == (9.0, None)
     text = scale.describe(result)
+    assert "the speculator, grew first: speculator after 15 s, target after 25 s. " in text
     assert "first token, 9 s, was not met again. " in text
-    assert "speculator after 15 s, target after 25 s." in text
-    assert "Changes of direction from the step on: 1 (speculator) and 2 (target)." in text
+    assert text.endswith("Changes of direction from the step on: 1 (speculator) and 2 (target).")
+
+
+@pytest.mark.parametrize(
+    ("speculators", "targets", "first", "calm"),
+    [
+        ([1, 1, 2, 2, 1], [1, 1, 1, 2, 1], True, True),
+        ([1, 1, 2, 2, 2], [1, 1, 1, 1, 1], True, True),
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1], False, True),
+        ([1, 1, 1, 2, 1], [1, 1, 2, 2, 2], False, True),  # the other one did
+        ([1, 1, 2, 2, 2], [1, 1, 2, 2, 2], False, True),  # both at once
+        ([1, 1, 3, 2, 3], [1, 1, 1, 1, 1], True, False),
+    ],
+)
+def test_whether_the_claims_hold(speculators: list[int], targets: list[int], first: bool, calm: bool) -> None:
+    samples = grown({"speculator": speculators, "target": targets})
+    told = summary(vars(SETTINGS), REQUESTS, samples, BEGINS, 60.0)
+    assert (told["short_pool"], told["short_pool_grew_first"], told["calm"]) == ("speculator", first, calm)
+    swapped = vars(SETTINGS) | {"speculator_s": 1.0, "target_s": 2.0}
+    assert summary(swapped, REQUESTS, samples, BEGINS, 60.0)["short_pool"] == "target"
 
 
 def test_the_objective_is_met_again_when_no_later_request_misses_it() -> None:
     answered = REQUESTS[:-1]
-    told = scale.summary(SETTINGS, answered, SAMPLES, BEGINS, 60.0)
-    assert told["met_from_s"] == 30.0
+    told = summary(vars(SETTINGS), answered, SAMPLES, BEGINS, 60.0)
+    assert told["objective_met_again_after_s"] == 30.0
     late = [*answered, {"s": 53.0, "ttft_s": 9.1, "failed": False}]
-    assert scale.summary(SETTINGS, late, SAMPLES, BEGINS, 60.0)["met_from_s"] is None
+    told = summary(vars(SETTINGS), late, SAMPLES, BEGINS, 60.0)
+    assert told["objective_met_again_after_s"] is None
 
 
 def test_requests_as_the_load_generator_saves_them() -> None:
