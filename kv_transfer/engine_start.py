@@ -9,9 +9,10 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kv_transfer.errors import SkimError
 
@@ -39,6 +40,23 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
         finally:
             for name in added:
                 os.environ.pop(name, None)
+
+
+@contextmanager
+def rank_in_engine_core(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[None]:
+    """A single rank on CPU runs inside the engine core, as on a GPU: a process and a message in each step less.
+
+    vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts; it
+    is, while an engine starts in this context. config: vllm.config.VllmConfig, whose executor is set. omp_manager:
+    vllm.utils.ompmultiprocessing.OMPProcessManager, since nothing here imports vLLM.
+    """
+    parallel = config.parallel_config
+    if config.device_config.device_type != "cpu" or parallel.world_size > 1:
+        yield
+        return
+    parallel.distributed_executor_backend = "uni"
+    with omp_manager(config).configure_omp_envs(rank=0, local_rank=0):
+        yield
 
 
 def _core_shares(ranks: int) -> str:

@@ -1,8 +1,7 @@
 """Start vLLM's AsyncLLM as a speculator engine: its options, its environment, and its failures in a person's words."""
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +13,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.engine_start import first_exception, start_up_environment
+from kv_transfer.engine_start import first_exception, rank_in_engine_core, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
 from speculator_service.vllm_sessions import MAX_TOP
 
@@ -46,7 +45,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
         try:
             config = _engine_config(model, max_model_len, tensor_parallel, options)
             _refuse_unsupported(model, config)
-            with _cores_of_one_process(config):
+            with rank_in_engine_core(config, OMPProcessManager):
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except SkimError:
             raise
@@ -78,20 +77,6 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         worker_cls=WORKER,
         scheduler_cls=SCHEDULER,
     ).create_engine_config()
-
-
-@contextmanager
-def _cores_of_one_process(config: VllmConfig) -> Iterator[None]:
-    """A single rank on CPU runs inside the engine core, as on a GPU: a message less between processes in each step.
-
-    vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts.
-    """
-    if not current_platform.is_cpu() or config.parallel_config.world_size > 1:
-        yield
-        return
-    config.parallel_config.distributed_executor_backend = "uni"
-    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
-        yield
 
 
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:

@@ -8,10 +8,11 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kv_transfer.engine_start import first_exception, start_up_environment
+from kv_transfer.engine_start import first_exception, rank_in_engine_core, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
 from target_service import vllm_block_hash, vllm_draft_probs, vllm_positions_v1, vllm_positions_v2
 
@@ -49,7 +50,8 @@ def start_engine(
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:
         try:
-            return AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers) or None)
+            with rank_in_engine_core(config, OMPProcessManager):
+                return AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers) or None)
         except Exception as e:
             cause = first_exception(notes)
             reason = " ".join(cause[1].split()) or cause[0] if cause else _first_line(e)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -156,10 +157,14 @@ async def test_other_salts_share_no_cached_blocks(engine: VllmTarget) -> None:
 
 async def running_in_core(engine: VllmTarget) -> float:
     """Requests in the engine core, the one asked with here included: it tells its numbers with each step."""
-    seen = []
-    async for _ in engine.generate(GenerateRequest("probe", dense_prompt(40), {"max_tokens": 20, "ignore_eos": True})):
-        told = [s for m in REGISTRY.collect() if m.name == "vllm:num_requests_running" for s in m.samples]
-        seen.append(sum(sample.value for sample in told))
+    seen: list[float] = []
+    # An output may hold the tokens of several steps, if reading here is slower than the engine.
+    probe = GenerateRequest("probe", dense_prompt(40), {"max_tokens": 7000, "ignore_eos": True})
+    async with aclosing(engine.generate(probe)) as outputs:
+        while len(seen) < 20:
+            await anext(outputs)
+            told = [s for m in REGISTRY.collect() if m.name == "vllm:num_requests_running" for s in m.samples]
+            seen.append(sum(sample.value for sample in told))
     return max(seen[10:])
 
 

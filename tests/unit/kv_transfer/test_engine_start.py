@@ -1,0 +1,52 @@
+"""Where a rank on CPU runs, and on which cores, with vLLM's own manager of OpenMP's environment."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from kv_transfer.engine_start import CORES, rank_in_engine_core
+
+
+@pytest.fixture(autouse=True)
+def chosen_core(monkeypatch):
+    monkeypatch.setenv(CORES, "0")
+    for name in ("OMP_NUM_THREADS", "OMP_PLACES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def manager():
+    from vllm.platforms import current_platform
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    if not current_platform.is_cpu():
+        pytest.skip("vLLM's CPU build alone binds threads")
+    return OMPProcessManager
+
+
+def config(ranks, device="cpu"):
+    parallel = SimpleNamespace(
+        world_size=ranks,
+        local_world_size=ranks,
+        data_parallel_rank_local=None,
+        _api_process_count=1,
+        distributed_executor_backend="mp",
+    )
+    device_config = SimpleNamespace(device_type=device)
+    return SimpleNamespace(parallel_config=parallel, device_config=device_config, kv_transfer_config=None)
+
+
+def test_a_single_rank_runs_in_the_engine_core_on_the_cores_that_were_given(manager):
+    one = config(1)
+    with rank_in_engine_core(one, manager):
+        assert (os.environ["OMP_PLACES"], os.environ["OMP_NUM_THREADS"]) == ("{0}", "1")
+    assert one.parallel_config.distributed_executor_backend == "uni"
+    assert "OMP_PLACES" not in os.environ
+
+
+@pytest.mark.parametrize("other", [config(2), config(1, "cuda")])
+def test_other_engines_are_left_as_they_are(manager, other):
+    with rank_in_engine_core(other, manager):
+        assert "OMP_PLACES" not in os.environ
+    assert other.parallel_config.distributed_executor_backend == "mp"
