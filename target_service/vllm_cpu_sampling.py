@@ -1,8 +1,12 @@
-"""Repairs two faults of vLLM 0.29 on CPU. Whether a vLLM has them is tried, not read from its version.
+"""Repairs three faults of vLLM 0.29 on CPU. Whether a vLLM has them is tried, not read from its version.
 
 Temperature, top-k and top-p of drafted requests were uninitialised memory: `expand_kernel` of
 vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy, so `expand_batch_to_tokens`
 (vllm.v1.sample.rejection_sampler) returns what `new_empty` held.
+
+A draft that is none (-1, with which vLLM pads a request that joins a decode step) could be accepted in sampled
+requests: `rejection_random_sample_kernel` looks up the probability of token -1, the last one of the row before, where
+vLLM's Triton kernel of that name rejects it at once.
 
 A request with a seed whose prompt is prefilled in chunks ended the engine: GPUModelRunner._bookkeeping_sync rewinds its
 generator by `set_offset`, which CPU generators do not have.
@@ -48,6 +52,70 @@ def repair_expand_kernel(sampler: Any) -> bool:
     if expands_rightly(sampler.expand_kernel):
         return False
     sampler.expand_kernel = ExpandKernel()
+    return True
+
+
+class RejectionKernel:
+    """vLLM's CPU kernel of sampled requests, called as Triton kernels are, with the drafts that are none rejected."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        kernel = self._kernel[grid]
+
+        def verify(
+            output: torch.Tensor,
+            cumulative_counts: torch.Tensor,
+            drafts: torch.Tensor,
+            q: torch.Tensor | None,
+            p: torch.Tensor,
+            bonus: torch.Tensor,
+            recovered: torch.Tensor,
+            uniform: torch.Tensor,
+            *others: Any,
+            **options: Any,
+        ) -> None:
+            # A token that can be looked up, and a threshold that no ratio p / q reaches.
+            threshold = uniform.masked_fill(drafts < 0, torch.inf)
+            kernel(
+                output, cumulative_counts, drafts.clamp(min=0), q, p, bonus, recovered, threshold, *others, **options
+            )
+
+        return verify
+
+
+def rejects_padding(kernel: Any) -> bool:
+    """Whether this `rejection_random_sample_kernel` puts the recovered token in the place of a draft that is none."""
+    output = torch.full((2, 2), -1, dtype=torch.int32)
+    p = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    kernel[(2,)](
+        output,
+        torch.tensor([1, 2], dtype=torch.int32),
+        torch.tensor([2, -1], dtype=torch.int32),
+        None,
+        p,
+        torch.tensor([[0], [0]], dtype=torch.int32),
+        torch.tensor([1, 1], dtype=torch.int32),
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.tensor([False, False]),
+        1,
+        3,
+        None,
+        NO_DRAFT_PROBS=True,
+        SYNTHETIC_MODE=False,
+    )
+    return output.tolist() == [[2, 0], [1, -1]]
+
+
+def repair_rejection_kernel(sampler: Any) -> bool:
+    """Give `sampler`, the module vllm.v1.sample.rejection_sampler, a kernel that rejects padding if its own does not.
+
+    Call it as `repair_expand_kernel`. Returns whether there was need.
+    """
+    if rejects_padding(sampler.rejection_random_sample_kernel):
+        return False
+    sampler.rejection_random_sample_kernel = RejectionKernel(sampler.rejection_random_sample_kernel)
     return True
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
-from target_service.vllm_cpu_sampling import repair_expand_kernel, repair_rewinding
+from target_service.vllm_cpu_sampling import repair_expand_kernel, repair_rejection_kernel, repair_rewinding
 from target_service.vllm_positions_v1 import restore_positions
 from target_service.vllm_positions_v2 import restored_model_state
 from target_service.vllm_proposer import RemoteProposer
@@ -29,6 +29,7 @@ class TargetWorker(Worker):
         restore_positions(self.model_runner)
         if current_platform.is_cpu():
             repair_expand_kernel(rejection_sampler)
+            repair_rejection_kernel(rejection_sampler)
             repair_rewinding(self.model_runner)
         drafter = getattr(self.model_runner, "drafter", None)
         if isinstance(drafter, RemoteProposer):

@@ -1,12 +1,17 @@
 """The faults of vLLM on CPU, and their repair, on the functions themselves: no engine."""
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from target_service import vllm_cpu_sampling
-from target_service.vllm_cpu_sampling import expands_rightly, repair_expand_kernel
+from target_service.vllm_cpu_sampling import (
+    expands_rightly,
+    rejects_padding,
+    repair_expand_kernel,
+    repair_rejection_kernel,
+)
 
 
 @pytest.fixture
@@ -19,7 +24,13 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if not current_platform.is_cpu():
         pytest.skip("the faults are those of vLLM's CPU build")
     current_platform.import_kernels()
-    monkeypatch.setattr(rejection_sampler, "expand_kernel", cpu_triton_utils.expand_kernel)
+    for name in (
+        "expand_kernel",
+        "rejection_greedy_sample_kernel",
+        "rejection_random_sample_kernel",
+        "sample_recovered_tokens_kernel",
+    ):
+        monkeypatch.setattr(rejection_sampler, name, getattr(cpu_triton_utils, name))
     return rejection_sampler
 
 
@@ -43,6 +54,45 @@ def test_the_repair_is_made_where_there_is_need_alone(sampler: ModuleType) -> No
     assert repair_expand_kernel(sampler) is not was_right
     assert expands_rightly(sampler.expand_kernel)
     assert repair_expand_kernel(sampler) is False
+
+
+VOCABULARY = 4
+DRAFTS = [3, -1, 2, -1, -1]
+"""Of three requests with 1, 2 and 2 drafts; the first token of each row that is none is rejected, with all after it."""
+
+
+def verified(sampler: ModuleType, *, with_q: bool) -> torch.Tensor:
+    """vLLM's verification of DRAFTS, where p is sure of 3, 1, 1, 0, 2 and the bonus is 0; q is sure of a draft."""
+    drafts = torch.tensor(DRAFTS, dtype=torch.int32)
+    logits = torch.full((len(DRAFTS), VOCABULARY), -torch.inf)
+    logits[range(len(DRAFTS)), [3, 1, 1, 0, 2]] = 0.0
+    q = torch.zeros(len(DRAFTS), VOCABULARY)
+    q.scatter_(1, drafts.long().clamp(min=0)[:, None], (drafts >= 0).float()[:, None])
+    return sampler.rejection_sample(
+        drafts,
+        [1, 2, 2],
+        2,
+        torch.tensor([1, 3, 5], dtype=torch.int32),
+        q if with_q else None,
+        logits,
+        torch.zeros(3, 1, dtype=torch.int32),
+        SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(3), generators={}),
+    )
+
+
+@pytest.mark.parametrize("with_q", [False, True])
+def test_drafts_that_are_none_are_rejected_and_replaced_from_p(sampler: ModuleType, with_q: bool) -> None:
+    repair_rejection_kernel(sampler)
+    assert verified(sampler, with_q=with_q).tolist() == [[3, 0, -1], [1, -1, -1], [0, -1, -1]]
+
+
+def test_without_the_repair_a_draft_that_is_none_is_accepted(sampler: ModuleType) -> None:
+    """Control, and the sign that a newer vLLM needs the repair no more."""
+    assert not rejects_padding(sampler.rejection_random_sample_kernel)
+    assert verified(sampler, with_q=False).tolist()[1] == [-1, 1, -1]
+    assert repair_rejection_kernel(sampler)
+    assert rejects_padding(sampler.rejection_random_sample_kernel)
+    assert not repair_rejection_kernel(sampler)
 
 
 def test_a_kernel_that_writes_elsewhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
