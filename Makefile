@@ -28,11 +28,11 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 # Measured on two quiet cores: 54, 680, 474 and 173 s. The session limits leave a machine with other work a sixth more.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) --session-timeout=90 tests/unit
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=90 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) --session-timeout=800 tests/engine
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=800 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'

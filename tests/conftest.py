@@ -1,12 +1,22 @@
 """What all tests share: the ring of each test by its folder, the device, and an environment that reaches no network."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kv_transfer.engine_start import CORES
+
 RINGS = ("unit", "engine", "e2e", "chaos")
+
+
+def _own_core(worker: str) -> str:
+    """The core of pytest-xdist's worker `gw<n>`: by itself each engine on CPU would bind its threads to the first."""
+    cores = sorted(os.sched_getaffinity(0))
+    return str(cores[int(worker.removeprefix("gw")) % len(cores)])
+
 
 # Before anything imports vLLM, Ray or transformers: they read these once.
 for name, value in {
@@ -18,6 +28,11 @@ for name, value in {
     "VLLM_NO_USAGE_STATS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ.setdefault(CORES, _own_core(worker))
+    # The oracles run beside another worker's engine, and threads that wait for each other's core wait long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No test depends on how fast the machine is.
 settings.register_profile("skim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,3 +62,11 @@ def device(request: pytest.FixtureRequest) -> str:
         if not torch.cuda.is_available():
             pytest.fail("--device cuda was given, but torch sees no GPU here")
     return name
+
+
+@pytest.fixture(scope="module")
+def every_core() -> Iterator[None]:
+    """For engines of several ranks, which need a core each: a worker's own core is not enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(CORES, raising=False)
+        yield

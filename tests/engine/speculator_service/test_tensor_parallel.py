@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def rig(start, device):
+def rig(start, device, every_core):
     if device == "cuda":
         import torch
 

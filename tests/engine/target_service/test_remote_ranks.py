@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
+async def engine(model: str, device: str, every_core: None) -> AsyncGenerator[VllmTarget, None]:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("two tensor-parallel ranks need two GPUs")
     target = VllmTarget(

@@ -17,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
+def engine(model: str, device: str, every_core: None) -> Iterator[VllmTarget]:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("two tensor-parallel ranks need two GPUs")
     target = VllmTarget(model, tensor_parallel=2, **engine_options(device))
