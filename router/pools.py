@@ -176,7 +176,12 @@ class ServePools:
         try:
             async with asyncio.timeout(self._admission_timeout_s):
                 first = await anext(response, None)
-        except (TimeoutError, BackPressureError, DeploymentUnavailableError):
+        except TimeoutError:
+            waited = f"after {self._admission_timeout_s:g} s; one may be starting"
+            raise EngineUnavailableError(
+                f"the target pool has no free replica {waited}: try again in a moment"
+            ) from None
+        except (BackPressureError, DeploymentUnavailableError):
             raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
         if first != ACCEPTED:
             raise EngineUnavailableError("the target replica answered out of turn; the pools run different versions")

@@ -158,7 +158,8 @@ async def test_when_every_replica_dies_it_is_said_once():
 )
 async def test_a_pool_without_a_free_replica_is_said_in_time(refusal):
     pools, _, target = serve_pools(target=[Reply(refusal)], admission_timeout_s=0.02 if refusal is FOREVER else 60.0)
-    with pytest.raises(EngineUnavailableError, match="the target pool has no free replica"):
+    waited = r" after 0\.02 s; one may be starting:" if refusal is FOREVER else ";"
+    with pytest.raises(EngineUnavailableError, match=f"the target pool has no free replica{waited} try again"):
         await texts(pools)
     assert target.replies[0].cancelled
     assert len(target.payloads) == 1
