@@ -17,7 +17,7 @@ from benchmarks.gpu import decode as decoding
 from benchmarks.gpu import scoring as scores
 from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import device_named, running_pair
-from benchmarks.gpu.presets import MODELS, preset
+from benchmarks.gpu.presets import preset
 from kv_transfer.errors import SkimError
 
 app = typer.Typer(
@@ -104,9 +104,9 @@ def decode(
 
 @app.command()
 def scoring(
-    model: Annotated[str, typer.Option(help=f"Shape of the speculator: {', '.join(MODELS)}.")] = "llama-1b",
+    preset_name: PresetName = "8b",
     device: Device = "auto",
-    lengths: Lengths = "",
+    lengths: Annotated[str, typer.Option(help="Prompt lengths, with commas; 1024, 4096 and the preset's.")] = "",
     look_ahead: Annotated[int, typer.Option(min=0, max=64)] = 8,
     rounds: Rounds = 5,
     tilings: Annotated[str, typer.Option(help="Further TILExROWSxWARPS for the kernel, with commas.")] = "",
@@ -114,12 +114,11 @@ def scoring(
     plot_file: PlotFile = None,
 ) -> None:
     """Time and memory of scoring one prompt, against reading its keys once."""
-    if model not in MODELS:
-        raise SkimError(f"there is no model {model!r}: choose one of {', '.join(MODELS)}")
+    chosen = preset(preset_name)
     settings = scores.Settings(
         device_named(device),
-        model,
-        _whole(lengths) or scores.Settings.lengths,
+        chosen.speculator,
+        _whole(lengths) or tuple(sorted({1024, 4096, *chosen.lengths})),
         look_ahead,
         rounds=rounds,
         tilings=tuple(filter(None, tilings.split(","))),

@@ -28,8 +28,8 @@ class Settings:
     """model: of presets.MODELS. tilings: further ones for the kernel to try, "tile x rows x warps"."""
 
     device: str
-    model: str = "llama-1b"
-    lengths: tuple[int, ...] = (1024, 4096, 16384, 32768, 65536, 131072)
+    model: str
+    lengths: tuple[int, ...]
     look_ahead: int = 8
     pool_kernel: int = 13
     rounds: int = 5
