@@ -25,20 +25,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.dense_server import dense_server
 from benchmarks.knee import SHARE, Point, breaks_at, knee, next_rate
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from benchmarks.servers import engine_environment
+from benchmarks.servers import MODEL, SETTLE_S, skim_config, stock_server
 from benchmarks.vllm_load import Load, send
-from cluster.config import DeploymentConfig, config_from_flags
 from cluster.deployment import deployed
-from cluster.preflight import free_port
 
 SERVERS = ("dense", "skim")
 
-_NAME = "bench"
-_KV_CACHE_GIB = {"dense": 2, "skim": 1}  # of each engine: Skim has two
+# Prompts that each KV cache holds: more than may wait within the objective.
+_PROMPTS_HELD = 8
 # Where the search begins, in requests per idle time to first token: near what a queue of one server bears.
 _FIRST_LOAD = {"dense": 0.45, "skim": 0.9}
 # How long requests arrive, in objectives: an overload of one part in so many still shows.
@@ -69,13 +66,15 @@ class Settings:
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     """Measure. `points`: by server and in their order; `knees`: by server, see `summary`. Raises SkimError."""
     began = machine()
+    # Prompts travel as text, and may come out a little longer.
+    longest = settings.prompt_tokens + settings.prompt_tokens // 8 + 128
     with ExitStack() as stack:
         progress("starting the dense server", 0.0)
-        options = {**_engine_options(settings), "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        environment = {**engine_environment(_KV_CACHE_GIB["dense"]), "VLLM_PLUGINS": ""}
-        dense = stack.enter_context(dense_server(Path(settings.target), _NAME, options, environment))
+        target, speculator = Path(settings.target), Path(settings.speculator)
+        dense = stack.enter_context(stock_server(target, longest, _PROMPTS_HELD * longest))
         progress("starting Skim", 0.05)
-        skim = stack.enter_context(deployed(_deployment(settings), progress=lambda line: None))
+        config = skim_config(target, speculator, longest, _PROMPTS_HELD * longest, method="none")
+        skim = stack.enter_context(deployed(config, progress=lambda line: None))
         measured = _Search(settings, {"dense": dense, "skim": skim}, progress).run()
     names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
     return {"machine": began, "settings": vars(settings) | names, **measured}
@@ -138,32 +137,17 @@ def plot(result: dict[str, Any], path: Path) -> None:
             axes.legend()
 
 
-def _engine_options(settings: Settings) -> dict[str, Any]:
-    length = settings.prompt_tokens + settings.prompt_tokens // 8 + 128
-    return {"max_model_len": length, "enforce_eager": True, "dtype": "float32"}
-
-
-def _deployment(settings: Settings) -> DeploymentConfig:
-    flags: dict[str, Any] = {"served_model_name": _NAME, "decode.method": "none", "router.port": free_port()}
-    flags["router.cpus"] = 0.5
-    for pool in ("target", "speculator"):
-        flags[f"{pool}.model"] = Path(getattr(settings, pool))
-        flags[f"{pool}.cpus_per_replica"] = 0.5
-        flags[f"{pool}.env"] = engine_environment(_KV_CACHE_GIB["skim"])
-        flags[f"{pool}.engine_options"] = _engine_options(settings)
-    return config_from_flags(None, flags)
-
-
 class _Search:
     """The turns of both servers. urls: by server."""
 
     def __init__(self, settings: Settings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
-        self._load = Load(Path(settings.target), _NAME, settings.prompt_tokens, settings.answer_tokens, settings.seed)
+        self._load = Load(Path(settings.target), MODEL, settings.prompt_tokens, settings.answer_tokens, settings.seed)
         self._until = time.monotonic() + 60 * settings.minutes
         self._salts = 0
 
     def run(self) -> dict[str, Any]:
+        self._fill_caches()
         idle = {server: self._idle(server) for server in SERVERS}
         objective_ms = self._settings.objective * idle["dense"]
         points: dict[str, list[dict[str, Any]]] = {server: [] for server in SERVERS}
@@ -181,10 +165,15 @@ class _Search:
         ratio = ours / theirs if ours and theirs else None
         return {"idle_ms": idle, "objective_ms": objective_ms, "points": points, "knees": knees, "ratio": ratio}
 
+    def _fill_caches(self) -> None:
+        """Write every KV cache once; dense prompts fill that of Skim's target."""
+        for server, keep_rate in (("dense", None), ("skim", 1.0), ("skim", self._settings.keep_rate)):
+            self._progress(f"{server}: filling KV caches", 0.1)
+            self._send(server, _PROMPTS_HELD + 1, keep_rate=keep_rate)
+
     def _idle(self, server: str) -> float:
         """Median time to first token of prompts that come alone, in milliseconds."""
         self._progress(f"{server}: one request at a time", 0.15)
-        self._send(server, 1)
         return 1e3 * float(np.median(self._send(server, 3)["ttfts"]))
 
     def _point(self, server: str, rate: float, requests: int, objective_ms: float) -> dict[str, Any]:
@@ -201,12 +190,15 @@ class _Search:
             "duration_s": result["duration"],
         }
 
-    def _send(self, server: str, requests: int, **how: float) -> dict[str, Any]:
+    def _send(self, server: str, requests: int, *, keep_rate: float | None = None, **how: float) -> dict[str, Any]:
+        """keep_rate: None for that of the settings."""
         self._salts += 1
         body: dict[str, Any] = {"cache_salt": f"{server}-{self._salts}"}
         if server == "skim":
-            body["speculative_prefill"] = {"keep_rate": self._settings.keep_rate}
-        return send(self._load, self._urls[server], requests, body, **how)
+            body["speculative_prefill"] = {"keep_rate": keep_rate or self._settings.keep_rate}
+        result = send(self._load, self._urls[server], requests, body, **how)
+        time.sleep(SETTLE_S)
+        return result
 
 
 def summary(points: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -3,6 +3,12 @@
 Both run the same vLLM with the same engine options on the same cores, and all cores go to whoever has work: the
 engines take turns within a request. By itself vLLM keeps one core free of each engine's threads (for its scheduler, in
 `vllm.utils.ompmultiprocessing`), which on two cores is half the machine; so both systems are told to use all of them.
+
+Two things would make a server look slower than it is alone. A prefix cache hands out the least recently used blocks, so
+that every prompt is written to memory that was never touched until the whole cache was used once: caches are small
+(`kv_tokens`), and whoever measures fills them first. And on CPU a stock server's engine and its worker, processes of
+their own, poll for each other for a second after each message (`SpinCondition` in
+vllm.distributed.device_communicators.shm_broadcast): whoever is asked next waits `SETTLE_S`.
 """
 
 import os
@@ -11,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dense_server import dense_server
-from benchmarks.models import Pair
 from cluster.config import DeploymentConfig
 from cluster.preflight import free_port
 from kv_transfer.engine_start import CORES
@@ -19,10 +24,23 @@ from kv_transfer.engine_start import CORES
 MODEL = "bench"
 """The model's name in requests to either system."""
 
+SETTLE_S = 1.2
+"""How long a stock server is left alone before another one is measured."""
 
-def engine_options(max_model_len: int) -> dict[str, Any]:
-    """vLLM's options for the engines of all systems."""
-    return {"max_model_len": max_model_len, "dtype": "float32", "enforce_eager": True, "max_num_batched_tokens": 2048}
+# The defaults of vLLM on CPU and of Skim's speculator.
+_BLOCK_SIZE, _SPECULATOR_BLOCK_SIZE = 128, 32
+
+
+def engine_options(
+    max_model_len: int, kv_tokens: int | None = None, *, block_size: int = _BLOCK_SIZE
+) -> dict[str, Any]:
+    """vLLM's options for the engines of all systems. kv_tokens: that a KV cache holds; None for all its memory."""
+    options = {"max_model_len": max_model_len, "dtype": "float32", "enforce_eager": True}
+    options["max_num_batched_tokens"] = 2048
+    if kv_tokens is None:
+        return options
+    # One block is never used (vllm.v1.core.block_pool.BlockPool.null_block).
+    return {**options, "block_size": block_size, "num_gpu_blocks_override": -(-kv_tokens // block_size) + 1}
 
 
 def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
@@ -30,20 +48,23 @@ def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
     return {CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
 
 
-def stock_server(model: Path, max_model_len: int) -> AbstractContextManager[str]:
+def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
+    options = {**engine_options(max_model_len, kv_tokens), "disable_uvicorn_access_log": True}
     # Without plug-ins: stock means stock.
-    return dense_server(model, MODEL, engine_options(max_model_len), {**engine_environment(), "VLLM_PLUGINS": ""})
+    return dense_server(model, MODEL, options, {**engine_environment(), "VLLM_PLUGINS": ""})
 
 
-def skim_config(pair: Pair, max_model_len: int) -> DeploymentConfig:
-    """The deployment of the pair, all else as `skim serve` has it by default."""
-    pool = {"engine_options": engine_options(max_model_len), "env": engine_environment(), "cpus_per_replica": 0.5}
+def skim_config(target: Path, speculator: Path, max_model_len: int, kv_tokens: int, **decode: Any) -> DeploymentConfig:
+    """The deployment of both models, all else as `skim serve` has it by default. decode: fields of that section."""
+    pool = {"env": engine_environment(), "cpus_per_replica": 0.5}
+    of_speculator = engine_options(max_model_len, kv_tokens, block_size=_SPECULATOR_BLOCK_SIZE)
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,
-            "target": {"model": str(pair.target), **pool},
-            "speculator": {"model": str(pair.speculator), **pool},
+            "target": {"model": str(target), "engine_options": engine_options(max_model_len, kv_tokens), **pool},
+            "speculator": {"model": str(speculator), "engine_options": of_speculator, **pool},
             "router": {"port": free_port(), "cpus": 0.5},
+            "decode": decode,
         }
     )

@@ -21,13 +21,15 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
+from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from kv_transfer.engine_start import rank_in_engine_core
 from kv_transfer.errors import SkimError
 
 
 class StockEngine:
-    """A plain AsyncLLM: vLLM's own worker and scheduler, no HTTP."""
+    """A plain AsyncLLM: vLLM's own worker and scheduler, no HTTP. Its one rank is in the engine core, as Skim's are."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
@@ -41,7 +43,9 @@ class StockEngine:
         """An engine with these AsyncEngineArgs, whose processes start with `environment`."""
         with patch.dict(os.environ, {**environment, "VLLM_PLUGINS": ""}):
             args = AsyncEngineArgs(model=str(model), use_tqdm_on_load=False, **options)
-            engine = AsyncLLM.from_engine_args(args)
+            config = args.create_engine_config()
+            with rank_in_engine_core(config, OMPProcessManager):
+                engine = AsyncLLM.from_vllm_config(config)
         try:
             yield cls(engine)
         finally:

@@ -9,8 +9,11 @@ within a round. All columns get the same prompts, random token ids, salted so th
   called here.
 - Skim: the deployment as `skim serve` would start it, asked by the same function.
 - limit: the speculator's forward over the prompt plus the target's over as many tokens as Skim kept, each measured
-  alone on a plain vLLM engine in this process, without HTTP, Ray, look-ahead or scoring. Where Skim ran dense, the
-  target's forward alone.
+  alone on a plain vLLM engine, without HTTP, Ray, look-ahead or scoring. Where Skim ran dense, the target's forward
+  alone: beside it, the dense column shows what the stock server adds.
+
+Before the first round every KV cache is written once, and after each turn of the stock server there is a pause: see
+`benchmarks.servers`.
 """
 
 import asyncio
@@ -25,13 +28,16 @@ from benchmarks import plots
 from benchmarks.machine import machine
 from benchmarks.models import Pair, bench_pair, flop_ratio, random_prompt
 from benchmarks.progress import Progress, silent
-from benchmarks.servers import MODEL, engine_environment, engine_options, skim_config, stock_server
+from benchmarks.servers import MODEL, SETTLE_S, engine_environment, engine_options, skim_config, stock_server
 
 LENGTHS = (1024, 2048, 4096, 8192)
 KEEP_RATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 SHORT_LENGTHS = (256, 512, 896)
 ANSWER_TOKENS = 2
 """Random weights never end an answer. The second token lets drafting be on when the first one comes."""
+
+FILLS = 2
+"""Longest prompts that each KV cache holds."""
 
 Case = tuple[int, float | None]
 """Prompt tokens, and the keep rate; None leaves all settings at their defaults."""
@@ -89,10 +95,10 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
 
     began, pair = machine(), bench_pair(seed=settings.seed)
     longest = max(settings.lengths + settings.short_lengths) + 64
-    config = skim_config(pair, longest)
+    config = skim_config(pair.target, pair.speculator, longest, FILLS * longest)
     with ExitStack() as stack:
         progress("starting a stock vLLM server", 0)
-        dense = stack.enter_context(stock_server(pair.target, longest))
+        dense = stack.enter_context(stock_server(pair.target, longest, FILLS * longest))
         progress("starting Skim", 0)
         skim = stack.enter_context(deployed(config, progress=lambda _: None))
         progress("starting two engines for the limit", 0)
@@ -101,7 +107,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
         "machine": began,
         "settings": asdict(settings),
         "models": {"target": str(pair.target_shape), "speculator": str(pair.speculator_shape)},
-        "engine_options": engine_options(longest),
+        "engine_options": engine_options(longest, FILLS * longest),
         "environment": engine_environment(),
         "defaults": {"keep_rate": config.selection.keep_rate, "min_prompt_tokens": config.router.min_prompt_tokens},
         "flop_ratios": {str(length): flop_ratio(pair, length, min(settings.keep_rates)) for length in settings.lengths},
@@ -114,13 +120,29 @@ async def _measure(
 ) -> list[Timing]:
     from benchmarks.stock import StockEngine, StreamingClient
 
+    options = engine_options(longest, FILLS * longest)
     async with StreamingClient() as client:
         with ExitStack() as stack:
             engines = {
-                name: stack.enter_context(StockEngine.started(model, engine_options(longest), engine_environment()))
+                name: stack.enter_context(StockEngine.started(model, options, engine_environment()))
                 for name, model in (("speculator", pair.speculator), ("target", pair.target))
             }
-            return await _take_turns(settings, _Asker(client, urls, engines), progress)
+            asker = _Asker(client, urls, engines)
+            await _fill_caches(settings, asker, progress)
+            return await _take_turns(settings, asker, progress)
+
+
+async def _fill_caches(settings: Settings, asker: "_Asker", progress: Progress) -> None:
+    """Write every KV cache once: the prompts through each engine that its cache holds."""
+    longest = max(settings.lengths + settings.short_lengths)
+    ids = random_prompt(longest, settings.seed).tolist()
+    kept: dict[Case, int] = {}
+    # At keep rate 1 Skim's target reads all and its speculator nothing.
+    turns = [Turn("dense", longest, None)]
+    turns += [Turn(column, longest, rate) for rate in (1.0, 0.1) for column in ("skim", "limit")]
+    for turn in turns * FILLS:
+        progress(f"filling KV caches: {turn.column}, {longest} tokens", 0)
+        await asker.ask(turn, 0, ids, kept)
 
 
 async def _take_turns(settings: Settings, asker: "_Asker", progress: Progress) -> list[Timing]:
@@ -134,6 +156,8 @@ async def _take_turns(settings: Settings, asker: "_Asker", progress: Progress) -
         progress(f"{which}: {turn.column}, {turn.prompt_tokens} tokens", sum(weights[:number]) / sum(weights))
         ids = random_prompt(turn.prompt_tokens, settings.seed, index).tolist()
         timing = await asker.ask(turn, index, ids, kept)
+        if turn.column == "dense":
+            await asyncio.sleep(SETTLE_S)
         if index:
             timings.append(timing)
     return timings

@@ -47,7 +47,8 @@ def rank_in_engine_core(config: Any, omp_manager: Callable[[Any], Any]) -> Itera
     """A single rank on CPU runs inside the engine core, as on a GPU: a process and a message in each step less.
 
     vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts; it
-    is, while an engine starts in this context. config: vllm.config.VllmConfig, whose executor is set. omp_manager:
+    is, while an engine starts in this context. The two would poll for each other for a second after each message, on
+    cores that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast). config: vllm.config.VllmConfig, whose executor is set. omp_manager:
     vllm.utils.ompmultiprocessing.OMPProcessManager, since nothing here imports vLLM.
     """
     parallel = config.parallel_config
