@@ -1,4 +1,4 @@
-"""docs/results.md and its plots from the committed JSON of benchmarks/results: `python -m benchmarks.report`.
+"""docs/results.md, its plots and those of the README from benchmarks/results/*.json: `python -m benchmarks.report`.
 
 A section is a module with `describe(result)`, `table(result)` and `plot(result, path)`; `skim bench` shows the same
 table in the terminal. Each JSON file holds `command`, what produced it.
@@ -18,6 +18,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 PLOTS = "plots"
 """Folder of the plots, beside the page."""
+README = ROOT / "README.md"
+README_PLOTS = ("ttft", "eval-needles-4096", "decode")
+"""Results for the README: it shows the plots of the first two of them that are there."""
+README_MARKS = ("<!-- plots of make results -->\n", "<!-- end of plots -->\n")
+"""What lies between them in the README is made here."""
 
 _HEAD = """# Results
 
@@ -70,6 +75,16 @@ def report(results: Path = RESULTS) -> str:
     return "\n".join(parts)
 
 
+def readme(text: str, results: Path = RESULTS) -> str:
+    """The README's `text` with the plots that it is to show. Raises ValueError without its marks."""
+    shown = {file.stem: f"![{section.title}](docs/{PLOTS}/{file.stem}.png)\n" for section, file in figures(results)}
+    chosen = [shown[stem] for stem in README_PLOTS if stem in shown][:2]
+    begin, end = README_MARKS
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return before + begin + "\n" + "\n".join(chosen) + "\n" + end + after
+
+
 def draw(folder: Path, results: Path = RESULTS) -> None:
     """Draw each result into `folder`, which is made if needed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,3 +119,4 @@ def _row(cells: Sequence[Any]) -> str:
 if __name__ == "__main__":
     draw(PAGE.parent / PLOTS)
     PAGE.write_text(report())
+    README.write_text(readme(README.read_text()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plots
-from benchmarks.report import PAGE, PLOTS, ROOT, SECTIONS, draw, figures, report
+from benchmarks.report import PAGE, PLOTS, README, README_MARKS, ROOT, SECTIONS, draw, figures, readme, report
 
 CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
 CHANNEL = {
@@ -42,10 +42,26 @@ def test_every_result_is_on_the_page_once() -> None:
 
 
 def test_the_readme_shows_plots_of_the_page() -> None:
-    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert shown, "it shows some"
+    text = README.read_text()
+    assert text == readme(text), "run make results"
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert len(shown) == 2
     of_page = {f"docs/{PLOTS}/{file.stem}.png" for _, file in figures()}
     assert set(shown) <= of_page
+
+
+def test_the_readme_shows_the_first_two_of_its_choice_that_are_there(tmp_path: Path) -> None:
+    text = "above\n" + "stale".join(README_MARKS) + "below\n"
+    for stem in ("decode", "eval-needles-4096"):
+        (tmp_path / f"{stem}.json").write_text("{}")
+    without = re.findall(r"plots/([^.]+)", readme(text, tmp_path))
+    (tmp_path / "ttft.json").write_text("{}")
+    made = readme(text, tmp_path)
+    assert without == ["eval-needles-4096", "decode"]
+    assert re.findall(r"plots/([^.]+)", made) == ["ttft", "eval-needles-4096"]
+    assert made.startswith("above\n")
+    assert made.endswith("below\n")
+    assert "stale" not in made
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
