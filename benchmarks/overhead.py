@@ -7,7 +7,7 @@ take turns, prompt by prompt, so that what is added is the difference of two nei
 each token is then one step of every part on its way, which is the dearest case for the wire.
 
 The same with mock engines, whose answers come at once, shows the way alone. In the dense rows, *ray_serve_llm* is the
-target behind `ray.serve.llm`, asked for the same prompts.
+target behind `ray.serve.llm`, asked for the same prompts; it is a stock engine (see `benchmarks.servers.SETTLE_S`).
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from benchmarks.machine import machine
 from benchmarks.overhead_parts import WAY, added, explained, parts_table
 from benchmarks.progress import Progress, silent
 from benchmarks.ray_llm import APP_NAME, ray_llm
+from benchmarks.servers import SETTLE_S
 from cluster.config import DeploymentConfig, config_from_flags
 from cluster.deployment import deployed
 from cluster.preflight import free_port
@@ -51,7 +52,7 @@ class Settings:
     prompt_tokens: int = 2048
     answer_tokens: int = 16
     keep_rate: float = 0.2
-    requests: int = 48
+    requests: int = 24
     seed: int = 0
     ray_llm: bool = True
 
@@ -192,7 +193,8 @@ async def _measure(
         }
         if baseline is not None:
             dense["ray_serve_llm"] = _client(session, baseline, APP_NAME, settings)
-        cases = [("speculative", stream, size, speculative) for stream in (True, False) for size in CONCURRENCY]
+        cases = [("speculative", True, size, speculative) for size in CONCURRENCY]
+        cases.append(("speculative", False, 1, speculative))
         if kind == "vllm":
             cases += [("dense", True, size, dense) for size in CONCURRENCY]
         prompts = unseen_prompts(settings.target, settings.prompt_tokens, settings.seed)
@@ -221,6 +223,8 @@ async def _take_turns(
             taken = await asyncio.gather(*(way(prompt, stream) for prompt in batch))
             if wave >= warm_ups:
                 times[name] += taken
+            if name == "ray_serve_llm":
+                await asyncio.sleep(SETTLE_S)
     return times
 
 

@@ -15,7 +15,7 @@ def overhead(
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the prompts.")] = 2048,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 16,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.2,
-    requests: Annotated[int, typer.Option(min=2, help="Requests per row and way, at least two waves.")] = 48,
+    requests: Annotated[int, typer.Option(min=2, help="Requests per row and way, at least two waves.")] = 24,
     seed: Annotated[int, typer.Option(help="The first document's seed.")] = 0,
     ray_llm: Annotated[bool, typer.Option(help="With ray.serve.llm as a second baseline.")] = True,
     json_file: JsonFile = None,
