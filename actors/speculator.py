@@ -5,9 +5,12 @@ from typing import Any
 
 import ray
 
+from actors.draft_spans import DraftSpans
 from actors.failures import reply_to_failure
 from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
+from actors.pool_spans import SELECT, note_select_parts, note_selection
+from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
@@ -23,7 +26,7 @@ class SpeculatorActor:
     """One replica: one engine, the selection on top of it, and its draft server.
 
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
-    its DraftService; None serves no drafts. batch: of its WorkMeter.
+    its DraftService; None serves no drafts. batch: of its WorkMeter. traces: of `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -35,12 +38,16 @@ class SpeculatorActor:
         channel: Mapping[str, Any] | None = None,
         *,
         batch: int = 1,
+        traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
+        self._tracer = create_tracer(traces)
+        self._draft_spans = DraftSpans(self._tracer)
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._drafts = None
         if channel is not None:
-            self._drafts = DraftService(self._engine, max_branches=channel.get("max_branches", 64))
+            branches = channel.get("max_branches", 64)
+            self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._draft_spans.end)
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address)
         self._work = WorkMeter(batch)
@@ -64,12 +71,14 @@ class SpeculatorActor:
         """SelectRequest in, Selection or an error out, all encoded. Cancelling the call aborts it in the engine."""
         try:
             request = decode(payload, SelectRequest)
-            with self._work.request(int(request.token_ids.size)):
+            with self._tracer.span(SELECT, request.trace) as span, self._work.request(int(request.token_ids.size)):
                 selection = await self._service.select(request)
+                note_selection(span, request.request_id, selection)
+                note_select_parts(span, selection, self._engine.info)
             if self._drafts is not None and selection.kept.session is not None and request.decode is not None:
-                self._drafts.adopt(
-                    selection.kept.session.id, selection.kept.look_ahead_tokens, request.decode.draft_ahead
-                )
+                session = selection.kept.session.id
+                self._draft_spans.begin(session, request.trace)
+                self._drafts.adopt(session, selection.kept.look_ahead_tokens, request.decode.draft_ahead)
             return encode(selection)
         except Exception as error:
             return reply_to_failure(error, "speculator")
@@ -98,5 +107,8 @@ class SpeculatorActor:
             self._drafts.evict()
 
     def __del__(self) -> None:
+        if tracer := getattr(self, "_tracer", None):
+            self._draft_spans.close()
+            tracer.close()
         if engine := getattr(self, "_engine", None):
             engine.close()

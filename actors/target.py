@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -10,6 +11,8 @@ import ray
 from actors.failures import reply_to_failure
 from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
+from actors.pool_spans import answer_span
+from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
@@ -25,15 +28,25 @@ class TargetActor:
     """One replica: one engine, over one or several GPUs of its node (tensor parallel).
 
     A half of a split target (option `kv_role`) hands its KV blocks out at this node's address. batch: of its WorkMeter.
+    traces: of `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, engine: str, model: str, tensor_parallel: int, options: Mapping[str, Any], *, batch: int = 1
+        self,
+        engine: str,
+        model: str,
+        tensor_parallel: int,
+        options: Mapping[str, Any],
+        *,
+        batch: int = 1,
+        traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
+        self._tracer = create_tracer(traces)
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans, below ours
         self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)
 
@@ -46,9 +59,13 @@ class TargetActor:
         yield ACCEPTED
         try:
             request = decode(payload, GenerateRequest)
-            with self._work.request(int(request.prompt.token_ids.size)):
+            tokens = int(request.prompt.token_ids.size)
+            with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
+                if self._engine_traces and (headers := answer.span.headers):
+                    request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
                 async with aclosing(self._engine.generate(request)) as outputs:
                     async for output in outputs:
+                        answer.add(output)
                         yield encode(output)
         except Exception as error:
             yield reply_to_failure(error, "target")
@@ -70,5 +87,7 @@ class TargetActor:
         await self._engine.check_health()
 
     def __del__(self) -> None:
+        if tracer := getattr(self, "_tracer", None):
+            tracer.close()
         if engine := getattr(self, "_engine", None):
             engine.close()

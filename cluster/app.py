@@ -56,16 +56,17 @@ def build_app(config: DeploymentConfig) -> Application:
     channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
-    speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator))
+    traces = _traces(config.observability)
+    speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator), **traces)
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
     if config.target.prefill is not None:
         role = {"kv_role": "decode"}
         pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
         engine = _engine(config.target.prefill, kv_role="prefill")
-        prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill))}
+        prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill), **traces)}
     pool = _pool("target", TargetActor, config.target, sizes)
-    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target))
+    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target), **traces)
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
@@ -82,6 +83,7 @@ def build_app(config: DeploymentConfig) -> Application:
         select_timeout_s=config.router.select_timeout_s,
         admission_timeout_s=config.router.admission_timeout_s,
         vllm_args=config.router.vllm_args,
+        **traces,
     )
 
 
@@ -146,6 +148,11 @@ def _meter(pool: PoolConfig) -> dict[str, int]:
     """The actor's argument for its WorkMeter; left out where it is the default, so that no replica starts anew."""
     batch = pool.autoscaling.batch if pool.autoscaling else 1
     return {"batch": batch} if batch > 1 else {}
+
+
+def _traces(observability: ObservabilityConfig) -> dict[str, Any]:
+    """The argument of all three deployments for their tracer; left out where traces are off."""
+    return {"traces": observability.traces.model_dump()} if observability.traces else {}
 
 
 def logging_options(observability: ObservabilityConfig) -> LoggingConfig:

@@ -7,6 +7,7 @@ that names the setting, such as `target.tensor_parallel`, and its line.
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
@@ -21,6 +22,19 @@ CPU_KV_CACHE_GIB = "4"
 def _absolute(model: str, info: ValidationInfo) -> str:
     folder: Path = (info.context or {}).get("folder", Path())
     return str((folder / Path(model).expanduser()).resolve())
+
+
+def _collector(endpoint: str) -> str:
+    try:
+        url = urlsplit(endpoint)
+        right = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise ValueError("must be an http or https URL, such as http://collector:4318")
+    if url.path.rstrip("/").endswith("/v1/traces"):
+        raise ValueError("must end before /v1/traces, which is added to it")
+    return endpoint
 
 
 class AutoscalingConfig(BaseModel):
@@ -192,6 +206,22 @@ class RouterConfig(BaseModel):
     )
 
 
+class TracesConfig(BaseModel):
+    """Spans of each request, sent by OpenTelemetry's protocol (OTLP over HTTP)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: Annotated[str, AfterValidator(_collector)] = Field(
+        description="collector, such as http://collector:4318; spans go to /v1/traces there"
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the requests that are traced; one that comes with a trace follows it"
+    )
+    service_name: str = Field(
+        "skim", min_length=1, description="of the whole deployment; its parts are skim-router, skim-target, ..."
+    )
+
+
 class ObservabilityConfig(BaseModel):
     """What the deployment says of itself. Its counters are always exported (Prometheus, on every Ray node)."""
 
@@ -199,6 +229,7 @@ class ObservabilityConfig(BaseModel):
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = Field("text", description="json: one object per line")
+    traces: TracesConfig | None = Field(None, description="null: no traces are made")
 
 
 def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:

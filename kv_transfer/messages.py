@@ -127,6 +127,7 @@ class SelectRequest:
     return_importance: send the M token scores back too (the explain view and `skim select` want them).
     cache_salt: prompts of different salts share no cached KV (vLLM's prefix-cache isolation).
     decode: keep a session and draft by these options; None keeps nothing.
+    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None is not traced.
     """
 
     request_id: str
@@ -136,6 +137,7 @@ class SelectRequest:
     return_importance: bool = False
     cache_salt: str | None = None
     decode: DecodeOptions | None = None
+    trace: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
@@ -175,7 +177,8 @@ class GenerateRequest:
     read the few that they know and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
     arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     prefill_only, kv_blocks: the legs of a split target. The first prefills and tells where the KV lies
-    (`GenerateOutput.kv_blocks`), the second takes it from there and decodes; its answer counts.
+    (`GenerateOutput.kv_blocks`), the second takes it from there and decodes; its answer counts. trace: as in
+    SelectRequest.
     """
 
     request_id: str
@@ -187,6 +190,7 @@ class GenerateRequest:
     decode: DecodeOptions = field(default_factory=lambda: DecodeOptions())
     prefill_only: bool = False
     kv_blocks: Mapping[str, Any] | None = None
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

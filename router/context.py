@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import DecodeOptions
 from router.options import InvalidOptionError, PrefillOptions
@@ -24,7 +25,7 @@ TOTAL = "total"
 class Outcome:
     """How one prompt of a request ran. Times are milliseconds by part; keep_rate is what was really kept.
 
-    mode: dense or speculative, empty until that is decided.
+    mode: dense or speculative, empty until that is decided. answer_tokens: counted where the request is traced.
     """
 
     mode: str
@@ -34,6 +35,7 @@ class Outcome:
     options: PrefillOptions
     coverage: float = 1.0
     timings: dict[str, float] = field(default_factory=dict)
+    answer_tokens: int = 0
 
     @property
     def keep_rate(self) -> float:
@@ -75,7 +77,7 @@ class RequestContext:
     """options, decode: resolved for this request. conversations: what the chat template rendered, by the rendered text.
 
     outcomes: one for each prompt, in the client's order. answering: the first output of a prompt is there. error: what
-    the client shall see in place of an answer.
+    the client shall see in place of an answer. span: the request's, of which its prompts' are children.
     """
 
     options: PrefillOptions
@@ -87,6 +89,7 @@ class RequestContext:
     outcomes: list[Outcome] = field(default_factory=list)
     answering: bool = False
     error: HttpError | None = None
+    span: Span = NO_SPAN
 
     def begin(self, prompt_tokens: int) -> Outcome:
         """The account of one more prompt. A beam search runs its prompt many times: the first run stands for it."""

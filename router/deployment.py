@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.logs import log_through_serve
 from actors.metrics import RayMeter
+from actors.tracing import create_tracer
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -20,7 +21,7 @@ class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
     prefill: the first half of a split target. options, decode: the deployment's PrefillOptions and SpeculationOptions,
-    as dicts. vllm_args: options of vLLM's HTTP front.
+    as dicts. vllm_args: options of vLLM's HTTP front. traces: of `create_tracer`.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class RouterDeployment:
         select_timeout_s: float,
         admission_timeout_s: float,
         vllm_args: Mapping[str, Any],
+        traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
+        self._tracer = create_tracer(traces)
         self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
@@ -51,10 +54,19 @@ class RouterDeployment:
         await self._pools.connect()
         check_pair(self._pools.speculator, self._pools.target)
         app = await build_openai_app(
-            self._dispatcher, self._model, self._served_model_name, self._pools.target.max_model_len, self._vllm_args
+            self._dispatcher,
+            self._model,
+            self._served_model_name,
+            self._pools.target.max_model_len,
+            self._vllm_args,
+            self._tracer,
         )
         add_selection_route(app, self._dispatcher)
         return app
+
+    def __del__(self) -> None:
+        if tracer := getattr(self, "_tracer", None):
+            tracer.close()
 
 
 def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:

@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from actors.metrics import Meter
+from actors.pool_spans import AnswerTally, note_selection
+from actors.tracing import Span
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import (
     GenerateOutput,
@@ -28,6 +30,7 @@ from router.metrics import record_decision, record_first_token
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import protected_spans
+from router.tracing import GENERATE, SELECT, note_prompt, note_tokenised
 
 logger = logging.getLogger(__name__)
 
@@ -76,34 +79,31 @@ class Dispatcher:
     ) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError; closing the generator aborts on both pools."""
         outcome = context.begin(len(prompt.token_ids))
+        note_tokenised(context.span, outcome)
         kept = await self._read(request_id, prompt, context, outcome)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
-        request = GenerateRequest(
-            request_id,
-            kept,
-            prompt.sampling,
-            prompt.priority,
-            prompt.cache_salt,
-            prompt.engine_args,
-            context.decode,
-        )
-        sent = time.perf_counter()
         began = False
-        try:
-            async with aclosing(self.pools.generate(request)) as outputs:
-                async for output in outputs:
-                    if not began:
-                        began = True
-                        now = time.perf_counter()
-                        _time_prefill(outcome, output, 1e3 * (now - sent))
-                        record_first_token(self.meter, outcome, 1e3 * (now - context.arrived))
-                        context.answering = True
-                    yield output
-        finally:
-            # When an answer ends, its target tells the drafter; of one that never began it may know nothing.
-            if kept.session is not None and not began:
-                self._end(kept.session)
+        with context.span.child(GENERATE, "client") as span:
+            tally = AnswerTally(span, prompt.sampling)
+            sent = time.perf_counter()
+            try:
+                async with aclosing(self.pools.generate(_request(request_id, prompt, kept, context, span))) as outputs:
+                    async for output in outputs:
+                        if not began:
+                            began = True
+                            now = time.perf_counter()
+                            _time_prefill(outcome, output, 1e3 * (now - sent))
+                            record_first_token(self.meter, outcome, 1e3 * (now - context.arrived))
+                            context.answering = True
+                        tally.add(output)
+                        yield output
+            finally:
+                outcome.answer_tokens = tally.tokens
+                note_prompt(span, request_id, outcome, tally)
+                # When an answer ends, its target tells the drafter; of one that never began it may know nothing.
+                if kept.session is not None and not began:
+                    self._end(kept.session)
 
     def _end(self, session: Session) -> None:
         """In the background: whoever hung up waits for nothing."""
@@ -147,8 +147,10 @@ class Dispatcher:
         )
         sent = time.perf_counter()
         try:
-            async with asyncio.timeout(self._select_timeout_s):
-                selection = await self.pools.select(request)
+            with context.span.child(SELECT, "client") as span:
+                async with asyncio.timeout(self._select_timeout_s):
+                    selection = await self.pools.select(replace(request, trace=span.headers))
+                note_selection(span, request_id, selection)
         except InvalidRequestError:
             raise
         except TimeoutError:
@@ -165,6 +167,19 @@ class Dispatcher:
         outcome.timings |= dict(selection.timings)
         outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
         return selection
+
+
+def _request(request_id: str, prompt: Prompt, kept: KeptPrompt, context: RequestContext, span: Span) -> GenerateRequest:
+    return GenerateRequest(
+        request_id,
+        kept,
+        prompt.sampling,
+        prompt.priority,
+        prompt.cache_salt,
+        prompt.engine_args,
+        context.decode,
+        trace=span.headers,
+    )
 
 
 def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -> None:

@@ -13,9 +13,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode
+from router.tracing import TracedRequest, traced_request
 
 RESERVED_XARGS_PREFIX = "skim"
 
@@ -25,22 +27,38 @@ _TELLTALES = (b"speculative_", b"kv_transfer_params", b"vllm_xargs", b"echo", b"
 
 
 class SkimMiddleware:
-    """ASGI middleware; `defaults` and `decode_defaults` are the deployment's options."""
+    """ASGI middleware; `defaults` and `decode_defaults` are the deployment's options.
 
-    def __init__(self, app: ASGIApp, defaults: PrefillOptions, decode_defaults: SpeculationOptions) -> None:
+    tracer, model: begins each request's span, which has the model's name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        defaults: PrefillOptions,
+        decode_defaults: SpeculationOptions,
+        tracer: Tracer = NO_TRACER,
+        model: str = "",
+    ) -> None:
         self.app = app
         self.defaults, self.decode_defaults = defaults, decode_defaults
+        self._tracer, self._model = tracer, model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
+        with traced_request(self._tracer, self._model, scope) as request:
+            await self._answer(scope, receive, request.watched(send), request)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
         body = await _read_body(receive)
         try:
-            context = self._context(Headers(scope=scope), body)
+            context = request.context = self._context(Headers(scope=scope), body)
         except InvalidRequestError as error:
             await _respond(HttpError.of(error), scope, receive, send)
             return
+        context.span = request.span
         token = CURRENT.set(context)
         response = HeldResponse(context, scope, receive, send)
         try:

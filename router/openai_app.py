@@ -30,6 +30,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.input_processor import InputProcessor
 
+from actors.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
@@ -43,7 +44,12 @@ _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 
 
 async def build_openai_app(
-    dispatcher: Dispatcher, model: str, served_model_name: str, max_model_len: int, vllm_args: Mapping[str, Any]
+    dispatcher: Dispatcher,
+    model: str,
+    served_model_name: str,
+    max_model_len: int,
+    vllm_args: Mapping[str, Any],
+    tracer: Tracer = NO_TRACER,
 ) -> FastAPI:
     """The whole HTTP app. vllm_args: options of `vllm serve`'s front (api_key, tool_call_parser, chat_template, ...).
 
@@ -58,7 +64,13 @@ async def build_openai_app(
     app.state.server = types.SimpleNamespace()
     # Innermost: authentication comes first, and the app's own error responses pass through it.
     app.user_middleware.append(
-        Middleware(SkimMiddleware, defaults=dispatcher.defaults, decode_defaults=dispatcher.decode_defaults)
+        Middleware(
+            SkimMiddleware,
+            defaults=dispatcher.defaults,
+            decode_defaults=dispatcher.decode_defaults,
+            tracer=tracer,
+            model=served_model_name,
+        )
     )
     app.middleware_stack = None  # vLLM's SageMaker bootstrap has built it already; Starlette builds it anew
     return app

@@ -30,6 +30,7 @@ class DraftSession:
 
     sent: the drafts of the last reply, until the target answers them; ask: what they were drafted for. opening: its
     kept prompt is still being read. work: the engine's latest work for a row, or the opening; it holds the lock.
+    rounds: replies with drafts. drafts: tokens in them and the look-ahead tokens. accepted: those the target took.
     """
 
     id: str
@@ -43,6 +44,9 @@ class DraftSession:
     ahead: Ahead | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    rounds: int = 0
+    drafts: int = 0
+    accepted: int = 0
 
     def extend(self, row: DraftRow) -> None:
         """Take over what a row tells; a row may repeat what is known, or tell of less (the target went back).
@@ -58,7 +62,9 @@ class DraftSession:
         new = tokens[known.size :]
         if new.size:
             same = self.sent.tokens[: new.size] == new[: self.sent.tokens.size]
-            self.acceptance.add(int(np.cumprod(same).sum()), int(self.sent.tokens.size))
+            accepted = int(np.cumprod(same).sum())
+            self.accepted += accepted
+            self.acceptance.add(accepted, int(self.sent.tokens.size))
         self.set_answer(np.concatenate([self.answer[:position], tokens]))
         self.ask = _ask(row)
 

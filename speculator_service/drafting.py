@@ -57,10 +57,12 @@ class DraftService:
         max_sessions: int = 256,
         max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
+        on_end: Callable[[DraftSession], None] = lambda session: None,
     ) -> None:
         """mode: how sessions draft ahead unless they say (`branches` is `chain` on an engine that cannot).
 
-        max_branches: guesses drafted ahead at once, over all sessions. clock: seconds.
+        max_branches: guesses drafted ahead at once, over all sessions. clock: seconds. on_end: told of each session
+        that is closed.
         """
         self.counters = Counters()
         self.budget = AheadBudget(max_branches)
@@ -68,7 +70,7 @@ class DraftService:
         self._mode: DraftAhead = mode
         self._idle_s = idle_s
         self._max_sessions = max_sessions
-        self._clock = clock
+        self._clock, self._on_end = clock, on_end
         self._sessions: OrderedDict[str, DraftSession] = OrderedDict()  # the longest unused first
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -83,7 +85,8 @@ class DraftService:
 
         mode: as the request asks, instead of this service's.
         """
-        self._add(session, mode or self._mode).sent = Drafted(look_ahead_tokens)
+        added = self._add(session, mode or self._mode)
+        added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self.counters.opened += 1
 
     async def handle(self, request: DraftRequest) -> DraftReply:
@@ -164,6 +167,7 @@ class DraftService:
     def _close(self, name: str) -> None:
         session = self._sessions.pop(name, None)
         if session is not None:
+            self._on_end(session)
             self._ending[name] = self._start(self._end(session))
 
     async def _end(self, session: DraftSession) -> None:
@@ -207,6 +211,8 @@ class DraftService:
         if session.answer is not answer or not drafted.tokens.size:
             return None
         session.sent = drafted
+        session.rounds += 1
+        session.drafts += int(drafted.tokens.size)
         return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs, ahead)
 
     async def _draft(self, session: DraftSession, answer: Int32Array, ask: Ask) -> tuple[Drafted, bool]:

@@ -1,5 +1,7 @@
 """What guards the pods: how many may be taken away at a time, and who may reach them."""
 
+from urllib.parse import urlsplit
+
 from cluster.config import DeploymentConfig
 from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
 
@@ -40,7 +42,7 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
                 {"from": [_namespace(settings.network.operator_namespace)], "ports": _tcp(HEAD_PORTS["dashboard"])},
                 {"from": [_namespace(settings.network.monitoring_namespace)], "ports": _tcp(*metrics)},
             ],
-            egress=[{"to": [own]}, {"ports": DNS_PORTS}, *_own_redis(config)],
+            egress=[{"to": [own]}, {"ports": DNS_PORTS}, *_own_redis(config), *_collector(config)],
         ),
         _policy(
             config,
@@ -61,6 +63,15 @@ def _own_redis(config: DeploymentConfig) -> list[Object]:
     """The way to a Redis that was there already; the one that is written carries our labels."""
     address = config.kubernetes.redis.address
     return [{"ports": _tcp(int(address.rpartition(":")[2]))}] if address else []
+
+
+def _collector(config: DeploymentConfig) -> list[Object]:
+    """The way to where traces go, wherever that is."""
+    traces = config.observability.traces
+    if traces is None:
+        return []
+    url = urlsplit(traces.endpoint)
+    return [{"ports": _tcp(url.port or {"http": 80, "https": 443}[url.scheme])}]
 
 
 def _policy(config: DeploymentConfig, name: str, selector: Object, **rules: list[Object]) -> Object:

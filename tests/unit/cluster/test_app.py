@@ -97,6 +97,18 @@ def test_logs():
     assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability).encoding == "JSON"
 
 
+def test_traces_reach_every_deployment():
+    traces = {"endpoint": "http://collector:4318", "sample_ratio": 0.5}
+    pools = {"speculator": {"model": "/small"}, "target": {"model": "/big", "topology": "split"}}
+    told = config_from_settings({**pools, "observability": {"traces": traces}})
+    for app in (build_app(told), serve_app(told.model_dump(mode="json"))):
+        router, speculator, target = deployments(app)
+        prefill = router.init_kwargs["prefill"]._bound_deployment
+        for one in (router, speculator, target, prefill):
+            assert one.init_kwargs["traces"] == {**traces, "service_name": "skim"}
+    assert all("traces" not in one.init_kwargs for one in deployments(build_app(config_from_settings(pools))))
+
+
 def test_only_what_changed_is_replaced():
     """A deployment's version is made of its arguments: another number of replicas is the same version."""
 

@@ -26,6 +26,7 @@ ids = st.integers(0, 2**31 - 1)
 names = st.text(max_size=20)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 timings = st.dictionaries(names, finite, max_size=4)
+traces = st.none() | st.dictionaries(names, names, max_size=3)
 builtins = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | names | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -73,6 +74,7 @@ select_requests = st.builds(
     arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids),
     st.booleans(),
     st.none() | names,
+    trace=traces,
 )
 decode_options = st.builds(
     DecodeOptions,
@@ -92,6 +94,7 @@ generate_requests = st.builds(
     st.none() | names,
     parameters,
     decode=decode_options,
+    trace=traces,
 )
 completions = st.builds(
     Completion,

@@ -1,8 +1,8 @@
 """The router's whole HTTP app over mock engines in this process: no Ray, no weights."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from actors.tracing import NO_TRACER, Span, Tracer
 from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, Session
@@ -71,20 +72,33 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
+class SwitchedTracer:
+    """A tracer that is off until a test sets `tracer`."""
+
+    tracer: Tracer = NO_TRACER
+
+    def span(self, name: str, headers: Mapping[str, str] | None) -> AbstractContextManager[Span]:
+        return self.tracer.span(name, headers)
+
+    def close(self) -> None:
+        self.tracer.close()
+
+
 # One app for the whole session, and so one event loop for all that use it: building it costs seconds.
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
-    """client: httpx over the app. dispatcher: what the app calls; its `pools` may be exchanged."""
+    """client: httpx over the app. dispatcher: what the app calls; its `pools` may be exchanged. switch: its tracer."""
     from router.deployment import add_selection_route
     from router.openai_app import build_openai_app
 
     defaults = PrefillOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
-    app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, {"dtype": "float32"})
+    switch, vllm_args = SwitchedTracer(), {"dtype": "float32"}
+    app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, vllm_args, switch)
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
-        yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher)
+        yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher, switch=switch)
 
 
 @pytest.fixture

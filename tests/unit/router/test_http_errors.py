@@ -188,7 +188,7 @@ async def test_a_malformed_body_is_vllms_to_refuse(client, body):
     assert "reserved" not in error.message
 
 
-def _raw(body, path=ENDPOINTS[0], leave=None):
+def raw_call(body, path=ENDPOINTS[0], leave=None):
     """scope, receive, send of a client that sends `body` and leaves when the event `leave` is set."""
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
@@ -222,7 +222,7 @@ async def test_a_client_that_leaves_frees_both_pools(served, use_pools, document
     engine = pools.speculator_engine if slow == "speculator" else pools.target_engine
     leave = asyncio.Event()
     body = request_body(path, document, stream=stream)
-    served_call = asyncio.create_task(served.app(*_raw(body, path, leave)))
+    served_call = asyncio.create_task(served.app(*raw_call(body, path, leave)))
     await until(lambda: engine.running)
     leave.set()
     await asyncio.wait_for(served_call, 30)

@@ -248,6 +248,25 @@ def test_tls_of_the_channel():
         ][0]["volumeMounts"]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("http://collector.tracing:4318", 4318), ("https://traces.example.com/otlp", 443), ("http://c", 80)],
+)
+def test_traces_may_leave_the_cluster(endpoint, port):
+    def ways_out(config):
+        [policies] = [things for name, things in manifests(config).items() if "network-policies" in name]
+        [everywhere] = [p for p in policies if p["metadata"]["name"].endswith("-ray")]
+        return everywhere["spec"]["egress"]
+
+    traced = config_from_flags(DEMO, {"observability.traces": {"endpoint": endpoint}})
+    [way] = [way for way in ways_out(traced) if way not in ways_out(load_config(DEMO))]
+    assert way == {"ports": [{"protocol": "TCP", "port": port}]}
+    served = yaml.safe_load(service_of(traced)["serveConfigV2"])["applications"][0]
+    router = serve_app(served["args"])._bound_deployment
+    for deployment in (router, *pools_of(router)):
+        assert deployment.init_kwargs["traces"]["endpoint"] == endpoint
+
+
 def test_a_pod_too_small_for_its_replica_is_refused():
     with pytest.raises(SkimError, match=r"kubernetes\.target\.cpu: is 500m, but a replica sets aside 4 cores"):
         ray_service(config_from_flags(DEMO, {"kubernetes.target.cpu": "500m", "target.cpus_per_replica": 4}))

@@ -1,0 +1,44 @@
+"""Spans of drafting on a speculator replica: one for each session, from its selection until it ends."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from actors.tracing import Span, Tracer
+from speculator_service.draft_session import DraftSession
+
+DRAFT = "skim.speculator.draft"
+
+
+class DraftSpans:
+    """Those that are open, by session; one that came from elsewhere (restored) has none: its trace is not known."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, tuple[AbstractContextManager[Span], Span]] = {}
+
+    def begin(self, session: str, trace: Mapping[str, str] | None) -> None:
+        """trace: as in SelectRequest."""
+        entered = self._tracer.span(DRAFT, trace)
+        span = entered.__enter__()
+        if span.recording:
+            self._open[session] = entered, span
+
+    def end(self, session: DraftSession) -> None:
+        """The session is closed: say what it drafted. What the target made of its last drafts nobody told."""
+        if (found := self._open.pop(session.id, None)) is None:
+            return
+        entered, span = found
+        span.set(
+            {
+                "skim.engine_request_id": session.id,
+                "skim.draft_rounds": session.rounds,
+                "skim.drafts": session.drafts,
+                "skim.accepted_drafts": session.accepted,
+            }
+        )
+        entered.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End what is open: the replica stops."""
+        while self._open:
+            self._open.popitem()[1][0].__exit__(None, None, None)

@@ -1,0 +1,101 @@
+"""The router's spans: of a request as HTTP has it, and of each of its prompts on the way through the pools."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Scope, Send
+
+from actors.pool_spans import AnswerTally
+from actors.tracing import TRACE_HEADERS, Span, Tracer
+from router.context import Outcome, RequestContext
+
+TOKENISE, SELECT, GENERATE = "skim.router.tokenise", "skim.router.select", "skim.router.generate"
+
+_OPERATIONS = {"/v1/completions": "text_completion"}
+"""GenAI operation by route (OpenTelemetry's gen_ai.operation.name); all others that answer a prompt are chats."""
+
+
+class TracedRequest:
+    """One HTTP request. context: set once its options are read; what it holds in the end is what the span says."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.context: RequestContext | None = None
+        self._status = 0
+        self._answered = False
+
+    def watched(self, send: Send) -> Send:
+        """`send`, noting the status that it sends and whether the response is whole."""
+        if not self.span.recording:
+            return send
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+            self._answered = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        return watch
+
+    def describe(self, scope: Scope, model: str) -> None:
+        """Tell the span how it went. Routes are named as the app declares them, so that they are few."""
+        route = getattr(scope.get("route"), "path", None)
+        attributes: dict[str, str | int] = {"http.request.method": "POST"}
+        if route is not None:
+            attributes["http.route"] = route
+            self.span.rename(f"POST {route}")
+        if self._status:
+            attributes["http.response.status_code"] = self._status
+        self.span.set(attributes)
+        if not self._answered:
+            self.span.set({"skim.cancelled": True})
+        outcomes = self.context.outcomes if self.context else []
+        if outcomes:
+            operation = _OPERATIONS.get(str(route), "chat")
+            names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "skim", "gen_ai.request.model": model}
+            self.span.set({**names, **_summary(outcomes)})
+        error = self.context.error if self.context else None
+        if error is not None and error.status >= 500:
+            self.span.fail(error.type)
+        elif self._status >= 500:
+            self.span.fail(str(self._status))
+
+
+@contextmanager
+def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedRequest]:
+    """The span of the HTTP request `scope`, below the client's if its headers name one. model: as clients call it."""
+    headers = Headers(scope=scope)
+    with tracer.span("POST", {name: headers[name] for name in TRACE_HEADERS if name in headers}) as span:
+        request = TracedRequest(span)
+        try:
+            yield request
+        finally:
+            if span.recording:
+                request.describe(scope, model)
+
+
+def note_tokenised(span: Span, outcome: Outcome) -> None:
+    """The prompt is rendered and tokenised: from the request's arrival until now."""
+    if span.recording:
+        now = span.now()
+        span.part(TOKENISE, now - outcome.timings["tokenise"], now)
+
+
+def note_prompt(span: Span, request_id: str, outcome: Outcome, answer: AnswerTally) -> None:
+    """How one prompt ran. request_id: as the engines have it."""
+    if span.recording:
+        span.set({"skim.engine_request_id": request_id, **_summary([outcome]), **answer.attributes()})
+
+
+def _summary(outcomes: list[Outcome]) -> dict[str, str | int | float]:
+    """Counts are sums over the prompts; words are those of all prompts that differ."""
+    prompt, kept = (sum(getattr(o, name) for o in outcomes) for name in ("prompt_tokens", "kept_tokens"))
+    words = {name: sorted({getattr(o, name) for o in outcomes} - {""}) for name in ("mode", "reason")}
+    return {
+        "gen_ai.usage.input_tokens": prompt,
+        "gen_ai.usage.output_tokens": sum(o.answer_tokens for o in outcomes),
+        "skim.kept_tokens": kept,
+        "skim.keep_rate": kept / prompt,
+        **{f"skim.{name}": ", ".join(found) for name, found in words.items() if found},
+    }
