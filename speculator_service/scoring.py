@@ -12,14 +12,27 @@ Tensors in, tensors out, on any device. An engine calls `layer_scores` once per 
 Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D head size, M prompt tokens, L layers.
 """
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Iterator
+from typing import Literal, Protocol
 
 import torch
 from torch.nn.functional import pad
 
 BLOCK_ELEMENTS = 2**24
 """Attention weights held at once, in elements: query heads are scored in groups that stay below, one at least."""
+TILE_ELEMENTS = 2**18
+"""Of them, how many are pooled at once: what this makes beside them stays in a core's cache."""
+
+
+class Keys(Protocol):
+    """One layer's keys where an engine holds them, to be read piece by piece."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, M, D)."""
+
+    def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
+        """That head's keys, [m, D] each, in the prompt's order, M in all."""
 
 
 def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> range:
@@ -28,7 +41,7 @@ def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> 
     return range(max(0, num_layers - last), num_layers)
 
 
-def layer_scores(queries: torch.Tensor, keys: torch.Tensor, scale: float, pool_kernel: int) -> torch.Tensor:
+def layer_scores(queries: torch.Tensor, keys: torch.Tensor | Keys, scale: float, pool_kernel: int) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
     queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, any float type, any strides (a transposed view
@@ -37,11 +50,11 @@ def layer_scores(queries: torch.Tensor, keys: torch.Tensor, scale: float, pool_k
     float32, even where a step could also see decoded tokens.
     pool_kernel: odd width of an average along the prompt. Places outside the prompt count as zeros and are counted
     (torch's avg_pool1d with padding kernel // 2), so both ends score a little lower; it may exceed M.
-    Memory: a few times max(BLOCK_ELEMENTS, S * M) floats, whatever H. Raises ValueError if shapes do not fit.
+    Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, whatever H. Raises ValueError if shapes do not fit.
     """
     steps, heads, size = queries.shape
-    kv_heads, prompt, _ = keys.shape
-    if heads % kv_heads or keys.shape[2] != size:
+    kv_heads, prompt, key_size = keys.shape
+    if heads % kv_heads or key_size != size:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
     if pool_kernel % 2 == 0:
         raise ValueError(f"pool_kernel must be odd, not {pool_kernel}")
@@ -49,35 +62,54 @@ def layer_scores(queries: torch.Tensor, keys: torch.Tensor, scale: float, pool_k
     at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
-        transposed = keys[kv_head].float().T
         of_group = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
-        for first in range(0, group, at_once):
-            weights = torch.softmax(of_group[first : first + at_once] @ transposed, dim=-1)
-            if pool_kernel > 1:
-                weights = _pooled(weights, pool_kernel)
-            torch.maximum(best, weights.amax(0), out=best)
-    return best
+        for of_some in of_group.split(at_once):
+            pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
+            weights = torch.softmax(_products(of_some, pieces, prompt), dim=-1)
+            _raise_to_pooled(best, weights, pool_kernel)
+    return best.div_(pool_kernel)  # here, once: the largest sum is the largest average
 
 
-def _pooled(weights: torch.Tensor, kernel: int) -> torch.Tensor:
-    """Average of `kernel` neighbours along the last axis, zeros outside counted, as torch's avg_pool1d gives it.
+def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int) -> torch.Tensor:
+    """q·k [heads, S, M] of queries [heads, S, D] and one head's keys."""
+    rows = queries.flatten(0, 1)  # one product a piece, or its keys would be read once a head
+    products = rows.new_empty((len(rows), prompt))
+    begin = 0
+    for piece in pieces:
+        torch.mm(rows, piece.float().T, out=products[:, begin : begin + len(piece)])
+        begin += len(piece)
+    return products.view(*queries.shape[:2], prompt)
+
+
+def _raise_to_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int) -> None:
+    """best [S, M] becomes the maximum of itself and of each head's sums of `kernel` neighbours in weights [_, S, M]."""
+    heads, steps, prompt = weights.shape
+    width = max(kernel, TILE_ELEMENTS // (heads * steps))
+    around = kernel // 2
+    for begin in range(0, prompt, width):
+        end = min(begin + width, prompt)
+        left, right = max(0, begin - around), min(prompt, end + around)
+        tile = weights[..., left:right]
+        if right - left < end - begin + 2 * around:
+            tile = pad(tile, (left - begin + around, end + around - right))
+        torch.maximum(best[:, begin:end], _window_sums(tile, kernel).amax(0), out=best[:, begin:end])
+
+
+def _window_sums(padded: torch.Tensor, kernel: int) -> torch.Tensor:
+    """Sums of each `kernel` neighbours along the last axis, which gets kernel - 1 shorter.
 
     avg_pool1d adds `kernel` numbers per place, which took three quarters of scoring; sums of 1, 2, 4, ... neighbours
     put together by the kernel's binary digits need about 2 log2(kernel) passes and round as little.
     """
-    length = weights.shape[-1]
-    doubled = pad(weights, (kernel // 2, kernel // 2))
-    total = torch.zeros_like(weights)
-    width, offset = 1, 0
-    while True:
-        if kernel & width:
-            total += doubled[..., offset : offset + length]
-            offset += width
+    length = padded.shape[-1] - kernel + 1
+    total, doubled, width, offset = padded[..., :length], padded, 1, 1  # an odd kernel's lowest digit
+    while 2 * width <= kernel:
+        doubled = doubled[..., :-width] + doubled[..., width:]
         width *= 2
-        if width > kernel:
-            return total.div_(kernel)
-        half = width // 2
-        doubled = doubled[..., :-half] + doubled[..., half:]
+        if kernel & width:
+            total = total + doubled[..., offset : offset + length]
+            offset += width
+    return total
 
 
 class Aggregate:

@@ -22,7 +22,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.errors import ModelError
-from speculator_service.scoring import Aggregate, layer_scores, scored_layers, valid_steps
+from kv_transfer.messages import SelectionOptions
+from speculator_service.paged_scoring import PagedScoring, kernels_for
+from speculator_service.scoring import Aggregate, scored_layers, valid_steps
 from speculator_service.vllm_attention import QueryCapture, scorable_layers
 from speculator_service.vllm_keys import KeyReader
 from speculator_service.vllm_positions import RestoredPositions
@@ -69,6 +71,9 @@ class SpeculatorWorker(PlatformWorker):
             self._layers[0].layer_name,
             self.device,
         )
+        self._scoring = PagedScoring(kernels_for(self.device))
+        if self._scoring.kernels:
+            self._compile_kernels()
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
@@ -137,7 +142,20 @@ class SpeculatorWorker(PlatformWorker):
     def _score(self, request: ScoredRequest) -> Aggregate:
         """Attention of all steps to the prompt [1 or L, S, M], over the heads of all ranks."""
         began = time.perf_counter()
-        layers = scored_layers(len(self._layers), request.options["layers"])
+        aggregate = self._attention(request)
+        tensor_parallel = get_tp_group()
+        if tensor_parallel.world_size > 1:
+            torch.distributed.all_reduce(
+                aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
+            )
+        self._scored += 1
+        self._scoring_ms += 1e3 * (time.perf_counter() - began)
+        return aggregate
+
+    def _attention(self, request: ScoredRequest) -> Aggregate:
+        """That of this rank's heads."""
+        indices = scored_layers(len(self._layers), request.options["layers"])
+        layers = self._layers[indices.start : indices.stop]
         steps = request.look_ahead + 1
         aggregate = Aggregate(
             request.options["aggregation"],
@@ -147,18 +165,22 @@ class SpeculatorWorker(PlatformWorker):
             device=self.device,
         )
         queries = torch.stack([request.queries[step] for step in range(steps)], dim=1)
-        for index in layers:
-            layer = self._layers[index]
-            keys = self._keys.read(layer, request.blocks, request.prompt)
-            aggregate.add(layer_scores(queries[index], keys, layer.impl.scale, request.options["pool_kernel"]))
-        tensor_parallel = get_tp_group()
-        if tensor_parallel.world_size > 1:
-            torch.distributed.all_reduce(
-                aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
-            )
-        self._scored += 1
-        self._scoring_ms += 1e3 * (time.perf_counter() - began)
+        self._scoring.fill(
+            aggregate,
+            queries[indices.start : indices.stop],
+            self._keys.read(layers, request.blocks, request.prompt),
+            [layer.impl.scale for layer in layers],
+            request.options["pool_kernel"],
+        )
         return aggregate
+
+    def _compile_kernels(self) -> None:
+        """Score one token of an empty cache with the default options, so that no request waits for the compiler."""
+        options = SelectionOptions()
+        shape = (len(self._layers), self._layers[0].num_heads, self._layers[0].head_size)
+        query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
+        queries = dict.fromkeys(range(options.look_ahead + 1), query)
+        self._attention(ScoredRequest("", 1, options.model_dump(), [0], queries))
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:

@@ -11,6 +11,8 @@ import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import SelectionOptions
+from speculator_service import vllm_keys
+from speculator_service.paged_scoring import PagedScoring
 from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 
@@ -32,6 +34,31 @@ async def test_lengths_and_look_aheads_in_one_batch(rig):
     ]
     cases.append((random_prompt(1500, seed=3), SelectionOptions(look_ahead=8)))
     assert max(await rig.errors(cases)) <= TOLERANCE
+
+
+async def test_keys_that_are_read_in_pieces(rig, device, monkeypatch):
+    if device == "cuda":
+        pytest.skip("there a head's keys are read at once")
+    read, gather = [], vllm_keys.KeyReader.gather
+    monkeypatch.setattr(vllm_keys, "PIECE_TOKENS", 96)
+    monkeypatch.setattr(vllm_keys.KeyReader, "gather", lambda *args: read.append(gather(*args)) or read[-1])
+    assert await rig.errors([(PROMPT, OPTIONS)]) <= [TOLERANCE]
+    assert {len(keys) for keys in read[:4]} == {96, 32}  # 300 tokens in blocks of 32
+
+
+async def test_what_is_compiled_at_the_start_is_what_requests_need(rig, device, monkeypatch):
+    if device == "cuda":
+        pytest.skip("there it is compiled, in a process of its own")
+    asked, fill = [], PagedScoring.fill
+
+    def noting(self, aggregate, queries, keys, scales, pool_kernel):
+        asked.append((queries.shape, queries.dtype, scales, pool_kernel, aggregate.table.shape[:2]))
+        fill(self, aggregate, queries, keys, scales, pool_kernel)
+
+    monkeypatch.setattr(PagedScoring, "fill", noting)
+    await rig.call(lambda worker: worker._compile_kernels())
+    assert await rig.errors([(PROMPT, SelectionOptions())]) <= [TOLERANCE]
+    assert asked[0] == asked[1]
 
 
 @pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])

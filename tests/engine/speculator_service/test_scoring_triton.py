@@ -35,6 +35,11 @@ def test_equals_the_reference(told):
     assert {name: d for name, d in told["differences"].items() if not d <= 1e-5} == {}
 
 
+def test_a_worker_with_kernels_scores_as_one_without(told):
+    assert told["worker keeps them"]
+    assert told["worker"] <= 1e-5
+
+
 def test_wrong_blocks_and_a_forgotten_pool_would_be_seen(told):
     assert told["swapped"] > 0.1
     assert told["pool left out"] > 0.1

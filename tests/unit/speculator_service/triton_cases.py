@@ -8,8 +8,10 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
+from speculator_service.paged_scoring import Kernels, PagedScoring
 from speculator_service.scoring import Aggregate, layer_scores
 from speculator_service.scoring_triton import Tiling, fill_table, supports
+from tests.unit.speculator_service.paged_keys import random_keys
 
 SMALL = Tiling(tile=32, rows=16, spread=16)
 
@@ -65,28 +67,40 @@ CASES = {
 def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference's table and the kernels'. swapped: two blocks exchanged. missing: step 1's query is NaN."""
     dtype, generator = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt)
-    blocks_needed = -(-case.prompt // case.block)
     queries = 2 * torch.randn(case.layers, case.steps, case.heads, case.size, generator=generator)
     queries = queries.to(dtype)
     if missing:
         queries[0, 1, 2] = torch.nan
-    shape = (case.layers, blocks_needed + 3, case.kv_heads, case.block, 2 * case.size)
-    # As engines lay it out: keys beside values, tokens before heads in memory, and blocks of other requests.
-    memory = torch.randn(shape, generator=generator).to(dtype).transpose(2, 3).contiguous().transpose(2, 3)
-    caches = [layer[..., : case.size] for layer in memory]
-    blocks = torch.randperm(blocks_needed + 3, generator=generator)[:blocks_needed].to(torch.int32)
+    keys = random_keys(
+        case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size, dtype=dtype
+    )
+    caches, blocks = [layer.pages.cache for layer in keys], keys[0].blocks.int()
     scale = case.size**-0.5
     expected, fused = (
         Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
     )
-    for layer, cache in enumerate(caches):
-        keys = cache[blocks.long()].transpose(0, 1).flatten(1, 2)[:, : case.prompt]
-        expected.add(layer_scores(queries[layer], keys, scale, case.pool))
+    for layer, of_layer in enumerate(keys):
+        expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool))
     if swapped:
         blocks[[0, 1]] = blocks[[1, 0]]
     assert supports(caches, case.pool, case.tiling)
     fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling)
     return expected.table, fused.table
+
+
+def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Torch's table and that of `PagedScoring` with the kernels, and whether it kept them."""
+    keys = random_keys(case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size)
+    queries = 2 * torch.randn(
+        case.layers, case.steps, case.heads, case.size, generator=torch.Generator().manual_seed(1)
+    )
+    scorings = [PagedScoring(kernels) for kernels in (None, Kernels(supports, fill_table))]
+    found = []
+    for scoring in scorings:
+        full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
+        scoring.fill(full, queries, keys, [case.size**-0.5] * case.layers, case.pool)
+        found.append(full.table)
+    return found[0], found[1], scorings[1].kernels is not None
 
 
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
@@ -102,6 +116,8 @@ def main() -> None:
     expected, found = tables(CASES["odd length"], missing=True)
     told["missing"] = [t.isnan().all(-1).flatten().tolist() for t in (expected, found)]
     told["rest of missing"] = difference(expected[:, [0, 2]], found[:, [0, 2]])
+    *of_worker, told["worker keeps them"] = tables_of_a_worker(CASES["a row per layer"])
+    told["worker"] = difference(*of_worker)
     json.dump(told, sys.stdout)
 
 
