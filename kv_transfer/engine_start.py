@@ -48,8 +48,9 @@ def rank_in_engine_core(config: Any, omp_manager: Callable[[Any], Any]) -> Itera
 
     vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts; it
     is, while an engine starts in this context. The two would poll for each other for a second after each message, on
-    cores that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast). config: vllm.config.VllmConfig, whose executor is set. omp_manager:
-    vllm.utils.ompmultiprocessing.OMPProcessManager, since nothing here imports vLLM.
+    cores that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast). config:
+    vllm.config.VllmConfig, whose executor is set. omp_manager: vllm.utils.ompmultiprocessing.OMPProcessManager, since
+    nothing here imports vLLM.
     """
     parallel = config.parallel_config
     if config.device_config.device_type != "cpu" or parallel.world_size > 1:

@@ -10,6 +10,9 @@ import pytest
 import ray
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from ray.serve import context
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve.context import ReplicaContext
 
 import actors.speculator
 import actors.target
@@ -32,6 +35,7 @@ from kv_transfer.messages import (
     SelectRequest,
 )
 from target_service.mock_engine import MockTarget
+from tests.reference.otlp_receiver import otlp_receiver
 from tests.unit.actors.span_recorder import SpanRecorder
 from tests.unit.actors.test_actors import IDS, MODELS
 
@@ -220,3 +224,17 @@ def test_a_full_queue_loses_spans_not_requests():
     let_go.set()
     tracer.close()
     assert [span.name for span in exporter.get_finished_spans()] == ["a0", "a48", "a49"]
+
+
+def test_a_collector_gets_the_spans_and_who_made_them(monkeypatch):
+    replica = ReplicaContext(ReplicaID("r1", DeploymentID("target", "skim")), None, None, None, 1)
+    monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", replica)
+    with otlp_receiver() as receiver:
+        tracer = create_tracer({"endpoint": receiver.url + "/", "sample_ratio": 1.0, "service_name": "mine"})
+        with tracer.span("a", HEADERS) as span:
+            span.set({"skim.kept_tokens": 3})
+        tracer.close()
+    [received] = receiver.spans
+    assert (received.name, received.service, received.instance) == ("a", "mine-target", "r1")
+    assert f"00-{received.trace_id}-{received.parent_id}-01" == HEADERS["traceparent"]
+    assert received.attributes == {"skim.kept_tokens": 3, "skim.request_id": "r-1"}
