@@ -1,6 +1,8 @@
 """The exact distribution of sampled continuations, enumerated, and a chi-square test against it."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,16 +37,42 @@ def chi_square_p(counts: Counter[tuple[int, int, int]], expected: torch.Tensor) 
 
     0 for a continuation that cannot come.
     """
+    return _p_value(*_chi_square(counts, expected))
+
+
+def blocks_p(answers: Iterable[Sequence[int]], table: torch.Tensor) -> float:
+    """As `chi_square_p`, for all blocks of three tokens in the answers of a model whose next token depends on the last.
+
+    table: float64 [vocabulary, vocabulary], the distribution after each token. A block is compared given the token
+    before it, so that blocks which share none of their three are independent.
+    """
+    counts: defaultdict[int, Counter[tuple[int, int, int]]] = defaultdict(Counter)
+    for answer in answers:
+        for i in range(0, len(answer) - 3, 3):
+            before, first, second, third = answer[i : i + 4]
+            counts[before][first, second, third] += 1
+    parts = [
+        _chi_square(found, table[before][:, None, None] * table[:, :, None] * table[None])
+        for before, found in counts.items()
+    ]
+    return _p_value(sum(statistic for statistic, _ in parts), sum(freedom for _, freedom in parts))
+
+
+def _chi_square(counts: Counter[tuple[int, int, int]], expected: torch.Tensor) -> tuple[float, int]:
+    """The statistic and its degrees of freedom."""
     total = counts.total()
     seen = torch.zeros_like(expected)
     for continuation, count in counts.items():
         seen[continuation] = count
     if seen[expected == 0].any():
-        return 0.0
+        return math.inf, 1
     rare = expected * total < 5
     observed = torch.cat((seen[~rare], seen[rare].sum()[None]))
     wanted = torch.cat((expected[~rare], expected[rare].sum()[None])) * total
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    freedom = torch.tensor((wanted.numel() - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
+    return float(((observed - wanted) ** 2 / wanted).sum()), wanted.numel() - 1
+
+
+def _p_value(statistic: float, freedom: int) -> float:
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
