@@ -40,7 +40,8 @@ CONCURRENCY = (1, 8, 32)
 _CHAT = "/v1/chat/completions"
 _NAME = "bench"
 _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-_WARM_UPS = 3
+# Waves that do not count, by their size: the first ones, before all engines are warm.
+_WARM_UPS = {1: 3, 8: 1}
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ async def _take_turns(
 ) -> dict[str, list[Timed]]:
     """Each wave of `size` prompts at once, one way after the other; times by way, in the prompts' order."""
     times: dict[str, list[Timed]] = {name: [] for name in ways}
-    warm_ups = _WARM_UPS if size == 1 else 1
+    warm_ups = _WARM_UPS.get(size, 0)
     for wave in range(warm_ups + max(2, -(-requests // size))):
         batch = [next(prompts) for _ in range(size)]
         for name, way in ways.items():

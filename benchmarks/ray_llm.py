@@ -45,7 +45,8 @@ def ray_llm(model: str, engine_options: Mapping[str, Any], environment: Mapping[
         _await_running()
         yield ROUTE
     finally:
-        serve.delete(APP_NAME)
+        # It takes its time to stop, and a failed one forever; Ray itself ends soon.
+        serve.delete(APP_NAME, _blocking=False)
 
 
 def _await_running() -> None:
