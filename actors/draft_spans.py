@@ -21,24 +21,22 @@ class DraftSpans:
         entered = self._tracer.span(DRAFT, trace)
         span = entered.__enter__()
         if span.recording:
+            self._leave(session)  # clients choose ids, and may choose one twice
             self._open[session] = entered, span
 
     def end(self, session: DraftSession) -> None:
         """The session is closed: say what it drafted. What the target made of its last drafts nobody told."""
-        if (found := self._open.pop(session.id, None)) is None:
-            return
-        entered, span = found
-        span.set(
-            {
-                "skim.engine_request_id": session.id,
-                "skim.draft_rounds": session.rounds,
-                "skim.drafts": session.drafts,
-                "skim.accepted_drafts": session.accepted,
-            }
-        )
-        entered.__exit__(None, None, None)
+        if found := self._open.get(session.id):
+            counts = {"draft_rounds": session.rounds, "drafts": session.drafts, "accepted_drafts": session.accepted}
+            named = {f"skim.{name}": count for name, count in counts.items()}
+            found[1].set({"skim.engine_request_id": session.id, **named})
+            self._leave(session.id)
 
     def close(self) -> None:
         """End what is open: the replica stops."""
-        while self._open:
-            self._open.popitem()[1][0].__exit__(None, None, None)
+        for session in list(self._open):
+            self._leave(session)
+
+    def _leave(self, session: str) -> None:
+        if found := self._open.pop(session, None):
+            found[0].__exit__(None, None, None)

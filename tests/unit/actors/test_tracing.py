@@ -173,6 +173,8 @@ async def test_a_session_is_a_span_with_its_counts(monkeypatch):
 async def test_a_replica_that_stops_ends_its_sessions_spans(monkeypatch):
     recorder = SpanRecorder()
     actor, _ = await drafting(monkeypatch, recorder)
+    actor._draft_spans.begin("s", HEADERS)  # an id that is used twice
+    assert recorder.open == 1
     actor.__del__()
     assert (recorder.open, recorder.closed) == (0, True)
     await actor._server.stop()
