@@ -1,4 +1,4 @@
-"""Pools on nodes of their own: one grows, shrinks, is upgraded and loses a node under load; no request fails unheard.
+"""Pools on nodes of their own: grown, shrunk, emptied, upgraded, and robbed of a node; no request fails unheard.
 
 Three Ray nodes on this machine beside the head: the speculator's, and two for the target. Mock engines: what is tried
 here is Ray's part and the router's.
@@ -154,6 +154,15 @@ def test_a_pool_grows_and_shrinks_under_load(url: str) -> None:
         load.go_on()
     assert load.failed == []
     assert load.modes.keys() == {"speculative"}
+
+
+def test_a_request_to_a_pool_at_zero_waits_for_its_replica(url: str) -> None:
+    soon = {"downscale_delay_s": 0.5, "look_back_period_s": 1.0, "metrics_interval_s": 0.5}
+    scaled(url, 1, **{"target.autoscaling": {"min_replicas": 0, **soon}})
+    await_replicas("target", 0)
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "stream": False}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-skim-mode"] == "speculative"
 
 
 def test_an_upgrade_under_load(url: str) -> None:
