@@ -12,7 +12,6 @@ import pytest
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import SelectionOptions
 from speculator_service import vllm_keys
-from speculator_service.paged_scoring import PagedScoring
 from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 
@@ -36,29 +35,44 @@ async def test_lengths_and_look_aheads_in_one_batch(rig):
     assert max(await rig.errors(cases)) <= TOLERANCE
 
 
-async def test_keys_that_are_read_in_pieces(rig, device, monkeypatch):
+async def test_keys_that_are_read_in_pieces(rig, device):
     if device == "cuda":
         pytest.skip("there a head's keys are read at once")
-    read, gather = [], vllm_keys.KeyReader.gather
-    monkeypatch.setattr(vllm_keys, "PIECE_TOKENS", 96)
-    monkeypatch.setattr(vllm_keys.KeyReader, "gather", lambda *args: read.append(gather(*args)) or read[-1])
+
+    def read_little(worker):
+        vllm_keys.PIECE_TOKENS, worker.usual, worker.read = 96, vllm_keys.PIECE_TOKENS, []
+        gather = worker._keys.gather
+        worker._keys.gather = lambda *args: worker.read.append(gather(*args)) or worker.read[-1]
+
+    def lengths(worker):
+        vllm_keys.PIECE_TOKENS = worker.usual
+        del worker._keys.gather
+        return {len(keys) for keys in worker.read}
+
+    await rig.call(read_little)
     assert await rig.errors([(PROMPT, OPTIONS)]) <= [TOLERANCE]
-    assert {len(keys) for keys in read[:4]} == {96, 32}  # 300 tokens in blocks of 32
+    assert await rig.call(lengths) == [{96, 32}]  # 300 tokens in blocks of 32
 
 
-async def test_what_is_compiled_at_the_start_is_what_requests_need(rig, device, monkeypatch):
-    if device == "cuda":
-        pytest.skip("there it is compiled, in a process of its own")
-    asked, fill = [], PagedScoring.fill
+async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
+    def compile_again(worker):
+        fill, worker.asked = worker._scoring.fill, []
 
-    def noting(self, aggregate, queries, keys, scales, pool_kernel):
-        asked.append((queries.shape, queries.dtype, scales, pool_kernel, aggregate.table.shape[:2]))
-        fill(self, aggregate, queries, keys, scales, pool_kernel)
+        def noting(aggregate, queries, keys, scales, pool_kernel):
+            worker.asked.append((queries.shape, queries.dtype, scales, pool_kernel, aggregate.table.shape[:2]))
+            fill(aggregate, queries, keys, scales, pool_kernel)
 
-    monkeypatch.setattr(PagedScoring, "fill", noting)
-    await rig.call(lambda worker: worker._compile_kernels())
+        worker._scoring.fill = noting
+        worker._compile_kernels()
+
+    def asked(worker):
+        del worker._scoring.fill
+        return worker.asked
+
+    await rig.call(compile_again)
     assert await rig.errors([(PROMPT, SelectionOptions())]) <= [TOLERANCE]
-    assert asked[0] == asked[1]
+    [[at_start, of_request]] = await rig.call(asked)
+    assert at_start == of_request
 
 
 @pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])
