@@ -257,8 +257,14 @@ def test_the_log_holds_the_latest_selections():
 
 async def test_several_prompts_are_accounted_for_in_their_order():
     """The second is decided first: the first waits for its selection."""
-    pools = LocalPools(speculator={"latency_ms": 20})
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    selected = asyncio.Event()
+
+    class WaitingPools(LocalPools):
+        async def select(self, request):
+            await selected.wait()
+            return await super().select(request)
+
+    dispatcher = Dispatcher(WaitingPools(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
     context = RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
 
     async def consume(name, ids):
@@ -269,6 +275,7 @@ async def test_several_prompts_are_accounted_for_in_their_order():
     await asyncio.create_task(consume("2", IDS[:10]))
     assert context.answering
     assert not context.headers_are_true
+    selected.set()
     await first
     assert context.headers_are_true
     headers = dict(context.headers())
