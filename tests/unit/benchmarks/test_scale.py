@@ -1,5 +1,8 @@
 """What the scaling benchmark tells of a run: who waited when, which pool grew, and how often it turned."""
 
+import json
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,26 @@ def test_the_deployment_scales_by_the_policy(policy: str) -> None:
         scaling = bound._bound_deployment._deployment_config.autoscaling_config
         assert scaling.policy.is_default_policy_function() == (policy == "requests")
         assert (scaling.min_replicas, scaling.metrics_interval_s) == (1, 1)
+
+
+def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three phases at their rates, on a cluster and a load generator that are none."""
+    sent = []
+
+    def send(load: scale.Load, url: str, requests: int, extra_body: dict, *, rate: float | None = None) -> dict:
+        sent.append((url, requests, rate))
+        return {"start_times": [time.perf_counter()], "ttfts": [0.5], "errors": [""]}
+
+    monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
+    monkeypatch.setattr(scale, "send", send)
+    monkeypatch.setattr(scale, "_replicas", lambda zero: nullcontext(SAMPLES))
+    told = scale.run(scale.Settings("/models/t", "/models/s", rate=2.0, step_s=30.0))
+    assert sent == [("http://there", *of) for of in ((1, None), (5, 0.4), (60, 2.0), (24, 0.4))]
+    assert [request["ttft_s"] for request in told["requests"]] == [0.5] * 3
+    assert told["settings"]["target"] == "t"
+    assert told["short_pool_grew_first"]
+    assert scale.describe(told)
+    assert json.loads(json.dumps(told))["samples"] == SAMPLES
 
 
 def test_it_is_drawn(result: dict, tmp_path: Path) -> None:
