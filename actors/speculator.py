@@ -1,6 +1,6 @@
 """The speculator pool's Ray Serve deployment class: one engine, bytes in, bytes out, and the draft channel."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import ray
@@ -67,8 +67,15 @@ class SpeculatorActor:
         """This replica's ModelInfo, encoded."""
         return encode(self._engine.info)
 
-    async def select(self, payload: bytes) -> bytes:
-        """SelectRequest in, Selection or an error out, all encoded. Cancelling the call aborts it in the engine."""
+    async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        """SelectRequest in, one Selection or error out, all encoded. Cancelling the call aborts it in the engine.
+
+        A stream, so that Serve learns at its start that the replica has the request, and how many others: over gRPC it
+        would learn it with the answer, and choose replicas by what was (ray.serve._private.replica_result).
+        """
+        yield await self._select(payload)
+
+    async def _select(self, payload: bytes) -> bytes:
         try:
             request = decode(payload, SelectRequest)
             with self._tracer.span(SELECT, request.trace) as span, self._work.request(int(request.token_ids.size)):

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
+import grpc
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -29,6 +30,10 @@ MAX_ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
 WAKE_AFTER_S = 1.0
 """A selection that takes so long may be waiting for an empty pool to start."""
+
+# Messages go from replica to replica over Serve's gRPC, not through Ray's tasks and object references: for bytes that
+# are read once it is half the way. A replica that is gone is a RayActorError all the same; other failures are gRPC's.
+_DIRECT = {"_by_reference": False}
 
 # The first token is sampled where the answer is decoded; a request must make one to have prefilled.
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
@@ -66,11 +71,12 @@ class ServePools:
         admission_timeout_s: float,
         prefill: DeploymentHandle | None = None,
     ) -> None:
-        self._speculator = speculator
-        self._target = target.options(stream=True)
-        self._prefill = prefill.options(stream=True) if prefill is not None else None
+        self._speculator = speculator.options(stream=True, **_DIRECT)
+        self._target = target.options(stream=True, **_DIRECT)
+        self._prefill = prefill.options(stream=True, **_DIRECT) if prefill is not None else None
         self._admission_timeout_s = admission_timeout_s
         self._info_handles = (speculator, target)
+        self._every_speculator = speculator
         self._halves = [target] if prefill is None else [prefill, target]
         self._waking: asyncio.Task[object] | None = None
         self.speculator: ModelInfo
@@ -85,11 +91,11 @@ class ServePools:
         response = self._speculator.select.remote(encode(request))
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target)
         try:
-            reply = await response
+            reply = await anext(response, b"")
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, grpc.RpcError) as error:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
         finally:
             alarm.cancel()
@@ -110,7 +116,7 @@ class ServePools:
     async def end_session(self, session: Session) -> None:
         # A handle cannot name a replica; the others do not know the session.
         try:
-            response = self._speculator.broadcast("end_session", session.id)
+            response = self._every_speculator.broadcast("end_session", session.id)
             await response.results_async(timeout_s=END_TIMEOUT_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
@@ -166,7 +172,7 @@ class ServePools:
                 yield decode(reply, GenerateOutput)
         except RayActorError:
             raise
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, grpc.RpcError) as error:
             raise EngineUnavailableError("the target pool failed on this request; see its replica's log") from error
         finally:
             response.cancel()

@@ -58,6 +58,11 @@ async def failure(reply, cls):
     return caught.value
 
 
+async def selected(actor, payload):
+    [reply] = [reply async for reply in actor.select(payload)]
+    return reply
+
+
 async def test_info_tells_what_the_replica_runs():
     for actor, folder, limit in (
         ((await speculator()), "speculator", 32768),
@@ -68,7 +73,7 @@ async def test_info_tells_what_the_replica_runs():
 
 
 async def test_a_selection_is_bytes_in_and_bytes_out():
-    selection = decode(await (await speculator()).select(select_request()), Selection)
+    selection = decode(await selected(await speculator(), select_request()), Selection)
     assert selection.kept.context_length == 400
     assert selection.kept.token_ids.tolist() == IDS[selection.kept.positions].tolist()
     assert selection.kept.token_ids.size < 200
@@ -92,14 +97,14 @@ async def test_the_sign_comes_before_the_work():
 
 async def test_bytes_that_are_no_request_are_a_wire_error():
     for payload in (b"", b"hello", select_request()[:-1], generate_request()[:20]):
-        assert isinstance(await failure(await (await speculator()).select(payload), Selection), WireError)
+        assert isinstance(await failure(await selected(await speculator(), payload), Selection), WireError)
         sign, last = await replies((await target()), payload)
         assert sign == ACCEPTED
         assert isinstance(await failure(last, GenerateOutput), WireError)
 
 
 async def test_a_refused_request_is_an_encoded_error():
-    error = await failure(await (await speculator()).select(select_request(np.array([5000], np.int32))), Selection)
+    error = await failure(await selected(await speculator(), select_request(np.array([5000], np.int32))), Selection)
     assert isinstance(error, InvalidRequestError)
     assert "token id 5000" in str(error)
     _, last = await replies((await target()), generate_request(max_tokens=10**6))
@@ -110,7 +115,7 @@ async def test_a_refused_request_is_an_encoded_error():
 
 async def test_an_engine_that_is_down_is_unavailable():
     assert isinstance(
-        await failure(await (await speculator(fail_every=1)).select(select_request()), Selection),
+        await failure(await selected(await speculator(fail_every=1), select_request()), Selection),
         EngineUnavailableError,
     )
     _, last = await replies((await target(fail_before_first=1)), generate_request())
@@ -139,7 +144,7 @@ async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
     actors[1]._engine = Broken()
     _, last = await replies(actors[1], generate_request())
     for reply, cls, pool in (
-        (await actors[0].select(select_request()), Selection, "speculator"),
+        (await selected(actors[0], select_request()), Selection, "speculator"),
         (last, GenerateOutput, "target"),
     ):
         error = await failure(reply, cls)
@@ -150,7 +155,7 @@ async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
 
 async def test_a_cancelled_selection_is_aborted_in_the_engine():
     actor = await speculator(latency_ms=600_000)
-    task = asyncio.create_task(actor.select(select_request()))
+    task = asyncio.create_task(selected(actor, select_request()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert (await actor.stats())["running"] == 1
@@ -172,7 +177,7 @@ async def test_a_closed_stream_is_aborted_in_the_engine():
 
 async def test_a_session_can_be_ended_from_outside():
     actor = await replica(SpeculatorActor, "speculator", {}, {"max_branches": 3})
-    selection = decode(await actor.select(encode(SelectRequest("r", IDS, decode=DecodeOptions()))), Selection)
+    selection = decode(await selected(actor, encode(SelectRequest("r", IDS, decode=DecodeOptions()))), Selection)
     assert selection.kept.session.id == "r"
     assert (await actor.stats())["sessions"] == 1
     await actor.end_session("another replica's")
@@ -185,7 +190,7 @@ async def test_a_session_can_be_ended_from_outside():
 async def test_a_replica_measures_its_work():
     """The speculator by the whole prompt, the target by what was kept; an abort is over, and teaches nothing."""
     for actor, ask in (
-        (await speculator(latency_ms=1), lambda actor: actor.select(select_request())),
+        (await speculator(latency_ms=1), lambda actor: selected(actor, select_request())),
         (await target(prefill_ms=1), lambda actor: replies(actor, generate_request())),
     ):
         assert "seconds_per_request" not in await actor.record_autoscaling_stats()

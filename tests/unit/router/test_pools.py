@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -82,7 +84,8 @@ class Handle:
         self.broadcasts = []
         self.select = self.generate = self.info = SimpleNamespace(remote=self._call)
 
-    def options(self, *, stream):
+    def options(self, *, stream, _by_reference):
+        assert not _by_reference
         self.streams = stream
         return self
 
@@ -198,8 +201,15 @@ async def test_bytes_that_are_no_output_are_a_wire_error():
         await texts(pools)
 
 
-async def test_rays_own_errors_show_nothing_of_their_inside():
-    secret = RayTaskError("generate", "Traceback: secret", ValueError("secret"))
+@pytest.mark.parametrize(
+    "secret",
+    [
+        RayTaskError("generate", "Traceback: secret", ValueError("secret")),
+        AioRpcError(StatusCode.INTERNAL, Metadata(), Metadata(), details="secret"),
+    ],
+    ids=["ray", "grpc"],
+)
+async def test_rays_own_errors_show_nothing_of_their_inside(secret):
     pools, _, _ = serve_pools(target=[Reply(ACCEPTED, secret)], speculator=[Reply(secret)])
     with pytest.raises(EngineUnavailableError, match="the target pool failed on this request") as caught:
         await texts(pools)
