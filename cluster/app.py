@@ -32,6 +32,9 @@ WORK_POLICY = "cluster.autoscaling:WorkPolicy"
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray tells kinds of GPUs apart."""
 
+PROXY_OVER_GRPC = "RAY_SERVE_PROXY_USE_GRPC"
+"""Environment variable by which Serve's HTTP proxy passes requests on over gRPC, as the router does."""
+
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token; it wins over the config, and is not shown in it."""
 

@@ -13,7 +13,15 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from cluster.app import ACCELERATOR, APP_NAME, build_app, logging_options, needed_resources, taken_by_one
+from cluster.app import (
+    ACCELERATOR,
+    APP_NAME,
+    PROXY_OVER_GRPC,
+    build_app,
+    logging_options,
+    needed_resources,
+    taken_by_one,
+)
 from cluster.config import DeploymentConfig
 from cluster.preflight import check_memory, check_models, check_port
 from kv_transfer.errors import SkimError
@@ -89,6 +97,7 @@ def _start_ray(config: DeploymentConfig, address: str | None) -> None:
         found_by_ray = ("CPU", "GPU", ACCELERATOR)
         pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
         cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
+        os.environ.setdefault(PROXY_OVER_GRPC, "1")  # every process of that Ray inherits it
         ray.init(
             address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
             logging_level="ERROR",
