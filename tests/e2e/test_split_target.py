@@ -14,14 +14,28 @@ from cluster.demo_document import make_document
 from cluster.deployment import deployed
 from cluster.preflight import free_port
 from tests.e2e.conftest import ROOT
+from tests.reference.otlp_receiver import Receiver, otlp_receiver
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    settings = {"target.topology": "split", "target.tensor_parallel": 2, "router.port": free_port()}
+def collector() -> Iterator[Receiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def url(collector: Receiver) -> Iterator[str]:
+    settings = {
+        "target.topology": "split",
+        "target.tensor_parallel": 2,
+        "router.port": free_port(),
+        "observability.traces": {"endpoint": collector.url},
+        "target.engine_options.otlp_traces_endpoint": f"{collector.url}/v1/traces",
+        "target.env.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    }
     config = config_from_flags(ROOT / "examples" / "demo.yaml", settings)
     with deployed(config, progress=lambda line: None) as url:
         yield url
@@ -50,3 +64,40 @@ def test_answers_are_right_and_fewer_bytes_cross_for_a_skimmed_prompt(url: str) 
     print("bytes that crossed:", json.dumps(crossed))
     assert 0 < 4 * crossed["speculative"] < crossed["dense"]
     assert counts("target")["accepted"] > 0
+
+
+def test_one_trace_follows_a_request_through_all_processes(url: str, collector: Receiver) -> None:
+    """Twice: the target tells the speculator with its next message that the first session is over."""
+    traces = [f"{seed:032x}" for seed in (1, 2)]
+    for seed, trace in enumerate(traces, 10):
+        body = {"model": "skim-demo", "messages": make_document(2000, seed).messages, "max_tokens": 24}
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": f"request-{seed}"}
+        drafted = {"method": "remote", "adaptive": False}
+        body |= {"temperature": 0, "ignore_eos": True, "speculative_prefill": {"keep_rate": 0.2}}
+        httpx.post(
+            f"{url}/v1/chat/completions", json={**body, "speculative_decode": drafted}, headers=headers, timeout=120
+        )
+    below = {
+        "POST /v1/chat/completions": ("skim-router", "00f067aa0ba902b7"),
+        "skim.router.select": ("skim-router", "POST /v1/chat/completions"),
+        "skim.router.generate": ("skim-router", "POST /v1/chat/completions"),
+        "skim.speculator.select": ("skim-speculator", "skim.router.select"),
+        "skim.speculator.draft": ("skim-speculator", "skim.router.select"),
+        "skim.target.prefill_leg": ("skim-prefill", "skim.router.generate"),
+        "skim.target.decode_leg": ("skim-target", "skim.router.generate"),
+    }
+    # vLLM ends its span of either leg with the request.
+    spans = collector.trace(traces[0], {*below, "llm_request"})
+    names = {span.span_id: span.name for span in spans}
+    ours = {s.name: (s.service, names.get(s.parent_id, s.parent_id)) for s in spans if s.name in below}
+    assert ours == below
+    assert len({span.instance for span in spans if span.name in below}) == 4
+    assert {span.attributes["skim.request_id"] for span in spans if span.service.startswith("skim-")} == {"request-10"}
+    engines = {names[span.parent_id] for span in spans if span.name == "llm_request"}
+    assert engines <= {"skim.target.prefill_leg", "skim.target.decode_leg"}
+    [draft] = [span for span in spans if span.name == "skim.speculator.draft"]
+    assert 0 < draft.attributes["skim.accepted_drafts"] <= draft.attributes["skim.drafts"]
+    told = " ".join(f"{span.name} {span.attributes}" for span in spans)
+    words = {word for word in make_document(2000, 10).document.split() if len(word) > 5}
+    assert "skim.kept_tokens" in told
+    assert [word for word in words if word in told] == []

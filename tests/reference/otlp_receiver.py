@@ -28,14 +28,12 @@ class ReceivedSpan:
 
 @dataclass
 class Receiver:
-    """url: the endpoint. spans: all that came. raw: the bytes they came in."""
+    """url: the endpoint. spans: all that came."""
 
     url: str
     spans: list[ReceivedSpan] = field(default_factory=list)
-    raw: list[bytes] = field(default_factory=list)
 
     def add(self, body: bytes) -> None:
-        self.raw.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             who = _values(resource.resource.attributes)
             for scope in resource.scope_spans:
