@@ -31,6 +31,7 @@ from benchmarks.progress import Progress, silent
 from benchmarks.servers import MODEL, SETTLE_S, skim_config, stock_server
 from benchmarks.vllm_load import Load, send
 from cluster.deployment import deployed
+from kv_transfer.errors import SkimError
 
 SERVERS = ("dense", "skim")
 
@@ -46,7 +47,7 @@ _WINDOW = 8
 class Settings:
     """requests: per point, at least. points: rates tried per server. objective: x the idle dense time to first token.
 
-    minutes: no point begins that would likely end later than this after the servers were ready. shapes: of the models,
+    minutes: no point begins that would likely end later than this after the servers were ready and warm. shapes: of the models,
     in words.
     """
 
@@ -143,23 +144,27 @@ class _Search:
     def __init__(self, settings: Settings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
         self._load = Load(Path(settings.target), MODEL, settings.prompt_tokens, settings.answer_tokens, settings.seed)
-        self._until = time.monotonic() + 60 * settings.minutes
         self._salts = 0
 
     def run(self) -> dict[str, Any]:
         self._fill_caches()
         idle = {server: self._idle(server) for server in SERVERS}
         objective_ms = self._settings.objective * idle["dense"]
+        until = time.monotonic() + 60 * self._settings.minutes
         points: dict[str, list[dict[str, Any]]] = {server: [] for server in SERVERS}
         turns = [server for _ in range(self._settings.points) for server in SERVERS]
         for index, server in enumerate(turns):
             tried = [Point(point["rate"], point["share"]) for point in points[server]]
             rate = next_rate(tried, _FIRST_LOAD[server] / (idle[server] / 1e3))
             requests = max(self._settings.requests, round(rate * _WINDOW * objective_ms / 1e3))
-            if time.monotonic() + requests / rate > self._until:
+            if time.monotonic() + requests / rate > until:
                 continue
             self._progress(f"{server}: {requests} requests, {rate:.2f}/s", 0.2 + 0.8 * index / len(turns))
             points[server].append(self._point(server, rate, requests, objective_ms))
+        if not all(points.values()):
+            raise SkimError(
+                f"no rate could be tried within {self._settings.minutes:g} minutes: give it more (--minutes)"
+            )
         knees = {server: summary(points[server]) for server in SERVERS}
         ours, theirs = (knees[server]["goodput"] for server in ("skim", "dense"))
         ratio = ours / theirs if ours and theirs else None
