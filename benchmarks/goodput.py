@@ -47,8 +47,8 @@ _WINDOW = 8
 class Settings:
     """requests: per point, at least. points: rates tried per server. objective: x the idle dense time to first token.
 
-    minutes: no point begins that would likely end later than this after the servers were ready and warm. shapes: of the models,
-    in words.
+    minutes: no point begins that would likely end later than this after the servers were ready and warm. shapes: of
+    the models, in words.
     """
 
     target: str
