@@ -1,5 +1,6 @@
 """What all tests share: the ring of each test by its folder, the device, and an environment that reaches no network."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ring = item.path.relative_to(root).parts[0]
         if ring in RINGS:
             item.add_marker(ring)
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_logged() -> None:
+    """Importing vLLM's front raises the root logger's level to ERROR for all tests that come after it in a process."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

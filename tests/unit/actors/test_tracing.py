@@ -144,7 +144,8 @@ async def drafting(monkeypatch, recorder):
     await actor.__init__("mock", str(MODELS / "speculator"), 1, {}, {})
     options = SelectionOptions(look_ahead=2)
     asked = SelectRequest("s", IDS, options, decode=DecodeOptions(draft_ahead="off"), trace=HEADERS)
-    return actor, decode(await actor.select(encode(asked)), Selection).kept.look_ahead_tokens
+    [reply] = [reply async for reply in actor.select(encode(asked))]
+    return actor, decode(reply, Selection).kept.look_ahead_tokens
 
 
 async def test_a_session_is_a_span_with_its_counts(monkeypatch):

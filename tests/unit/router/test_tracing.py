@@ -43,7 +43,8 @@ class ActorPools:
 
     async def select(self, request):
         self.selects.append(request)
-        return decode(await self._speculator.select(encode(request)), Selection)
+        [reply] = [reply async for reply in self._speculator.select(encode(request))]
+        return decode(reply, Selection)
 
     async def generate(self, request):
         self.generates.append(request)
