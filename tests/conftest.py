@@ -55,8 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def warnings_are_logged() -> None:
-    """Importing vLLM's front raises the root logger's level to ERROR for all tests that come after it in a process."""
-    logging.getLogger().setLevel(logging.WARNING)
+    """Importing vLLM's front raises the root logger and its handlers, pytest's too, to ERROR for the tests after it."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    for handler in root.handlers:
+        handler.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
