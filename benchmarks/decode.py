@@ -2,10 +2,13 @@
 
 One core is pinned to each pool. All engines live through the whole run and take turns, prompt set by prompt set, so
 that whatever else the machine does slows all modes alike. The drafting modes verify on the same target engine and
-differ by what each request asks for. The demo pair's answers are short, so the drafts that came with the selection
-cover most of them: without `look_ahead`, every draft needs a round; `ignore_eos` makes the models talk on past their
-end token, where they were never trained to agree. The demo target is small as well: `target_layers` makes its steps
-cost what a deeper model's cost (benchmarks/padded_target.py).
+differ by what each request asks for. Speeds are from an answer's first token to its last; a drafting round before the
+first token, as vLLM's draft_model has one too, shows in the target's time to the first token.
+
+The demo pair's answers are short, so the drafts that came with the selection cover most of them: without `look_ahead`,
+every draft needs a round; `ignore_eos` makes the models talk on past their end token, where they were never trained to
+agree, unless the target's own folder is the speculator's too. The demo target is small as well: `target_layers` makes
+its steps cost what a deeper model's cost (benchmarks/padded_target.py).
 """
 
 import asyncio
@@ -102,29 +105,31 @@ def describe(result: dict[str, Any]) -> str:
         )
     if all(mode["ms_per_round"] is None for modes in by_length.values() for mode in modes.values()):
         what += " No drafting round was needed: the drafts that came with the selection covered the answers."
+    else:
+        what += " A round is the speculator's work on one request's drafts; `ready ahead` were made before it came."
     return what
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, a mode each, for each length of prompts where there are several."""
-    columns = ["mode", "tokens/s", "x plain (range)", "ms per token", "tokens per verify", "ms per drafting round"]
-    columns += ["ready ahead", "KV bytes per session", "accepted by position"]
-    rows = [
-        [
-            name,
-            f"{mode['tokens_per_second']:.0f}",
-            f"{mode['ratio_to_plain']['median']:.2f} ({mode['ratio_to_plain']['lowest']:.2f} to "
-            f"{mode['ratio_to_plain']['highest']:.2f})",
-            f"{mode['ms_per_token']:.2f}",
-            f"{mode['tokens_per_verify']:.2f}",
-            _or_none(mode["ms_per_round"], "{:.1f}"),
-            _or_none(mode["ahead_hit_rate"], "{:.0%}"),
-            _or_none(mode["kv_bytes_per_session"], "{:,.0f}"),
-            " ".join(f"{rate:.2f}" for rate in mode["acceptance_per_position"]),
-        ]
-        for name, mode in _named_modes(result).items()
-    ]
-    return columns, rows
+    """Columns and rows, a mode each, for each length of prompts where there are several; empty columns are left out."""
+    shown = [{"mode": name, **_cells(mode)} for name, mode in _named_modes(result).items()]
+    columns = [column for column in shown[0] if any(row[column] for row in shown)]
+    return columns, [[row[column] for column in columns] for row in shown]
+
+
+def _cells(mode: dict[str, Any]) -> dict[str, str]:
+    ratio = mode["ratio_to_plain"]
+    return {
+        "x plain": f"{ratio['median']:.2f}",
+        "range": f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}",
+        "ms per token": f"{mode['ms_per_token']:.2f}",
+        "ms to first token": f"{mode['first_token_ms']:.1f}",
+        "tokens per verify": f"{mode['tokens_per_verify']:.2f}",
+        "ms per round": _or_none(mode["ms_per_round"], "{:.1f}"),
+        "ready ahead": _or_none(mode["ahead_hit_rate"], "{:.0%}"),
+        "KV kB": _or_none(mode["kv_bytes_per_session"], "{:.0f}", 1e3),
+        "accepted": " ".join(f"{rate:.2f}".removeprefix("0") for rate in mode["acceptance_per_position"] if rate),
+    }
 
 
 def _named_modes(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -135,8 +140,8 @@ def _named_modes(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {f"{name}, {length} tokens": mode for length, modes in by_length.items() for name, mode in modes.items()}
 
 
-def _or_none(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+def _or_none(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else form.format(value / unit)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -168,6 +173,7 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
     return {
         "tokens_per_second": statistics.median(run["tokens_per_second"] for run in runs),
         "ms_per_token": statistics.median(run["ms_per_token"] for run in runs),
+        "first_token_ms": statistics.median(_all(runs, "first_token_ms")),
         "ratio_to_plain": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
         "tokens_per_verify": 1 + accepted / rounds if rounds else 1.0,
         "ms_per_round": statistics.median(rounds_ms) if rounds_ms else None,

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from cluster.tools import write_json
 
@@ -42,7 +43,9 @@ def measure(
         result = run(tell)
     result["command"] = shlex.join(["skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
-    table = Table(*columns, header_style="bold")
+    # Ten columns must fit into 80 characters, and what a row is must be readable.
+    first = Column(columns[0], no_wrap=True)
+    table = Table(first, *columns[1:], header_style="bold", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(benchmark.describe(result), markup=False)

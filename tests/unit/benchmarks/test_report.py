@@ -100,22 +100,24 @@ def test_a_plot_knows_its_result(results: Path, tmp_path: Path) -> None:
 
 def decode_result(**changed: object) -> dict:
     settings = {"target": "t", "speculator": "s", "prompts": 1, "prompt_tokens": 2048, "rounds": 1, "batch": 1}
-    settings |= {"keep_rate": 0.2, "drafts": 1, "ignore_eos": True, **changed}
+    settings |= {"keep_rate": 0.2, "look_ahead": 8, "drafts": 1, "ignore_eos": True, **changed}
     return {"settings": settings, "machine": CHANNEL["machine"], "command": "skim bench decode"}
 
 
-def decode_modes(tokens_per_second: float) -> dict:
-    mode = {"tokens_per_second": tokens_per_second, "ms_per_token": 1.0, "tokens_per_verify": 1.0, "ms_per_round": None}
+def decode_modes(ms_per_token: float) -> dict:
+    mode = {"ms_per_token": ms_per_token, "tokens_per_verify": 1.0, "ms_per_round": None}
     mode |= {"ratio_to_plain": {"median": 1.0, "lowest": 1.0, "highest": 1.0}, "kv_bytes_per_session": None}
+    mode |= {"first_token_ms": 9.0, "ahead_hit_rate": None}
     return {"modes": {"plain": {**mode, "acceptance_per_position": [0.0]}}}
 
 
 def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_path: Path) -> None:
-    several = {"by_prompt_tokens": {"2048": decode_modes(111.0), "8192": decode_modes(55.0)}}
+    several = {"by_prompt_tokens": {"2048": decode_modes(55.0), "8192": decode_modes(111.0)}}
     (results / "decode.json").write_text(json.dumps(decode_result(prompt_tokens=[2048, 8192]) | several))
     page = report(results)
     assert "1 prompts of 2048 or 8192 tokens per round" in page
-    assert page.index("| plain, 2048 tokens | 111 ") < page.index("| plain, 8192 tokens | 55 ")
+    assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
+    assert "KV kB" not in page  # nothing to show in any row
     assert "padded" not in page
     draw(tmp_path / "plots", results)
     assert (tmp_path / "plots" / "decode.png").exists()
@@ -125,4 +127,4 @@ def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
     padded = {"target_is_padded": True, "target_layers": 48, "target_parameters": 55_600_000}
     (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
     assert "padded to 48 layers (56 million parameters)" in report(results)
-    assert "| plain | 9 |" in report(results)
+    assert "| 9.00 |" in report(results)
