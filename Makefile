@@ -28,19 +28,19 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 # The session limits of the rings, lint and the installation together stay within 25 minutes.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) -n 2 --dist loadfile --session-timeout=75 tests/unit
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=90 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) -n 2 --dist loadfile --session-timeout=550 tests/engine
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=500 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
-	$(PYTEST) --session-timeout=500 tests/e2e
+	$(PYTEST) --session-timeout=700 tests/e2e
 
 chaos: $(INSTALLED) ## tests that kill replicas under requests
 	@printf '\n== chaos: replicas that die\n'
-	$(PYTEST) --session-timeout=200 tests/chaos
+	$(PYTEST) --session-timeout=250 tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

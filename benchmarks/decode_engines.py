@@ -81,9 +81,8 @@ class Settings:
 
 @dataclass
 class _Answer:
-    """When an answer was asked for, when its first and last token came, and how many there were."""
+    """When an answer's first and last token came, and how many there were."""
 
-    began: float
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
@@ -144,7 +143,7 @@ class Engines:
         prompts = [await self._compress(prompt_tokens, seed + i, mode) for i in range(settings.prompts)]
         before, drafted = await target.decode_stats(), self.service.metrics()
         self.round_ms.clear()
-        seconds, tokens, first_token_ms = 0.0, 0, []
+        seconds, tokens = 0.0, 0
         for start in range(0, len(prompts), settings.batch):
             batch = prompts[start : start + settings.batch]
             names = (f"{seed}-{start}-{i}" for i in range(len(batch)))
@@ -153,12 +152,10 @@ class Engines:
             # The first token comes from the prefill; what follows is decoding.
             seconds += max(answer.last for answer in answers) - min(answer.first for answer in answers)
             tokens += sum(answer.tokens - 1 for answer in answers)
-            first_token_ms += [1e3 * (answer.first - answer.began) for answer in answers]
         return {
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
             "ms_per_token": 1e3 * seconds * settings.batch / tokens,
-            "first_token_ms": first_token_ms,
             "round_ms": list(self.round_ms),
             "kv_bytes": [self._session_bytes(prompt, mode) for prompt in prompts if mode.decode is not None],
             "ahead_hits": self.service.metrics()["ahead_hits"] - drafted["ahead_hits"],
@@ -197,7 +194,7 @@ class Engines:
         elif mode.engine != "plain":
             decode = DecodeOptions(method="draft_model", max_draft_tokens=self.settings.drafts, adaptive=False)
             request = replace(request, decode=decode)
-        answer = _Answer(began=time.perf_counter())
+        answer = _Answer()
         async for output in target.generate(request):
             answer.last = time.perf_counter()
             answer.first = answer.first or answer.last

@@ -107,7 +107,7 @@ def decode_result(**changed: object) -> dict:
 def decode_modes(ms_per_token: float) -> dict:
     mode = {"ms_per_token": ms_per_token, "tokens_per_verify": 1.0, "ms_per_round": None}
     mode |= {"ratio_to_plain": {"median": 1.0, "lowest": 1.0, "highest": 1.0}, "kv_bytes_per_session": None}
-    mode |= {"first_token_ms": 9.0, "ahead_hit_rate": None}
+    mode |= {"ahead_hit_rate": None}
     return {"modes": {"plain": {**mode, "acceptance_per_position": [0.0]}}}
 
 
