@@ -25,10 +25,10 @@ lint: $(INSTALLED) ## style, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Measured on two slow, quiet cores: 67, 395, 676 and 213 s. The session limits end what hangs.
+# Measured on two slow, quiet cores: 83, 395, 676 and 213 s. The session limits end what hangs.
 unit: $(INSTALLED) ## tests without an engine, seconds
 	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) -n 2 --dist loadfile --session-timeout=90 tests/unit
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=120 tests/unit
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
