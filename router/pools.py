@@ -31,8 +31,8 @@ END_TIMEOUT_S = 10.0
 WAKE_AFTER_S = 1.0
 """A selection that takes so long may be waiting for an empty pool to start."""
 
-# Messages go from replica to replica over Serve's gRPC, not through Ray's tasks and object references: for bytes that
-# are read once it is half the way. A replica that is gone is a RayActorError all the same; other failures are gRPC's.
+# Messages go from replica to replica over Serve's gRPC, not through Ray's tasks and object references: bytes that are
+# read once gain nothing from these. A replica that is gone is a RayActorError all the same; other failures are gRPC's.
 _DIRECT = {"_by_reference": False}
 
 # The first token is sampled where the answer is decoded; a request must make one to have prefilled.
