@@ -10,6 +10,7 @@ from actors.failures import reply_to_failure
 from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
 from actors.pool_spans import SELECT, note_select_parts, note_selection
+from actors.start_up import uncollected
 from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
@@ -43,7 +44,8 @@ class SpeculatorActor:
         log_through_serve()
         self._tracer = create_tracer(traces)
         self._draft_spans = DraftSpans(self._tracer)
-        self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        with uncollected():
+            self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._drafts = None
         if channel is not None:
             branches = channel.get("max_branches", 64)

@@ -12,6 +12,7 @@ from actors.failures import reply_to_failure
 from actors.logs import log_through_serve
 from actors.metrics import PoolMetrics, request_counts
 from actors.pool_spans import answer_span
+from actors.start_up import uncollected
 from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
@@ -45,7 +46,8 @@ class TargetActor:
         self._tracer = create_tracer(traces)
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
-        self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        with uncollected():
+            self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans, below ours
         self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)

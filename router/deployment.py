@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.logs import log_through_serve
 from actors.metrics import RayMeter
+from actors.start_up import uncollected
 from actors.tracing import create_tracer
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
@@ -49,7 +50,8 @@ class RouterDeployment:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         # Here, not above: whoever deploys this class need not load vLLM.
-        from router.openai_app import build_openai_app
+        with uncollected():
+            from router.openai_app import build_openai_app
 
         await self._pools.connect()
         check_pair(self._pools.speculator, self._pools.target)

@@ -27,7 +27,7 @@ def collector() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def url(collector: Receiver) -> Iterator[str]:
+def url(collector: Receiver, every_core: None) -> Iterator[str]:
     settings = {
         "target.topology": "split",
         "target.tensor_parallel": 2,

@@ -14,6 +14,7 @@ from tests.engine.speculator_service.conftest import EARLY_PROMPT, TOLERANCE, ke
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
+SPAWNED = True
 
 
 @pytest.fixture(scope="module")
