@@ -291,7 +291,10 @@ class DeploymentConfig(BaseModel):
 
     def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
         """With the GPUs of all pools decided."""
-        pools = {name: placed(pool, on_gpus=on_gpus) for name, pool in self.pools.items()}
+        return self.with_pools({name: placed(pool, on_gpus=on_gpus) for name, pool in self.pools.items()})
+
+    def with_pools(self, pools: Mapping[str, PoolConfig]) -> "DeploymentConfig":
+        """With other settings for the pools; `pools` has them all, by the names of `pools`."""
         target = pools["target"].model_copy(update={"prefill": pools.get("prefill")})
         return self.model_copy(update={"speculator": pools["speculator"], "target": target})
 

@@ -23,12 +23,14 @@ from cluster.app import (
     taken_by_one,
 )
 from cluster.config import DeploymentConfig
+from cluster.cores import on_own_cores
 from cluster.preflight import check_memory, check_models, check_port
 from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
 
-_POLL_S = 0.25
+# Each look costs the driver and Serve's controller a tenth of a second, of cores that the replicas start on.
+_POLL_S = 1.0
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def deployed(
     check_models(config)
     if address is None:
         check_port(config.router.host, config.router.port)
-        config = config.placed(on_gpus=torch.cuda.is_available())
+        config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
         check_memory(config)
     _start_ray(config, address)
     if address is not None:

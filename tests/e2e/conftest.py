@@ -19,7 +19,7 @@ SKIM = Path(sys.executable).with_name("skim")
 START_TIMEOUT_S = 300
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of `skim serve examples/demo.yaml`: both pools on real vLLM engines."""
     port = free_port()

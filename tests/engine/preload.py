@@ -1,15 +1,17 @@
 """What an engine's process imports, for the fork server that imports it once."""
 
 import gc
+from importlib import import_module
 
 gc.disable()
-
-import vllm.model_executor.models.llama  # noqa: E402
-import vllm.v1.engine.core  # noqa: E402
-import vllm.v1.worker.cpu_worker  # noqa: E402, F401
-
-import speculator_service.vllm_worker  # noqa: E402
-import target_service.vllm_worker  # noqa: E402, F401
+for name in (
+    "speculator_service.vllm_worker",
+    "target_service.vllm_worker",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+):
+    import_module(name)
 
 # Shared with every engine, as long as nothing writes to it.
 gc.freeze()

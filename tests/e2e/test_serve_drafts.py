@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,22 +11,20 @@ import ray
 from ray import serve
 
 from cluster.app import APP_NAME
-from cluster.config import config_from_flags
 from cluster.demo_document import make_document
-from cluster.deployment import deployed
-from cluster.preflight import free_port
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 DRAFTED = {"method": "remote", "adaptive": False}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    config = config_from_flags(ROOT / "examples" / "demo.yaml", {"router.port": free_port()})
-    with deployed(config, progress=lambda line: None) as url, httpx.Client(base_url=url, timeout=120) as http:
+def client(endpoint: str) -> Iterator[httpx.Client]:
+    """With this process on the Ray of `skim serve`, for what the replicas count and for their end."""
+    ray.init(address="auto", log_to_driver=False)
+    with httpx.Client(base_url=endpoint, timeout=120) as http:
         yield http
+    ray.shutdown()
 
 
 def stats(pool: str) -> dict[str, Any]:
