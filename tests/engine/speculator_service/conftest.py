@@ -92,10 +92,13 @@ def start(device, tmp_path_factory, request):
     patch = pytest.MonkeyPatch()
     patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions as arguments of collective_rpc
 
+    # 65,536 tokens: a larger KV cache takes longer to fill with zeros than the engine to start.
+    on_cpu = {"enforce_eager": True, "num_gpu_blocks_override": 2048} if device == "cpu" else {}
+
     def start_rig(family, model=None, **options):
         path = Path(models.build_model(tmp_path_factory.mktemp(family), family, **(model or {})))
         set_eos(path, ends_early(path))
-        engine = VllmSpeculator(str(path), **{"dtype": "float32", "enforce_eager": device == "cpu", **options})
+        engine = VllmSpeculator(str(path), **{"dtype": "float32", **on_cpu, **options})
         request.addfinalizer(engine.close)
         return Rig(engine, scoring_oracle.load(path))
 
