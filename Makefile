@@ -32,15 +32,15 @@ unit: $(INSTALLED) ## tests without an engine, seconds
 
 engine: $(INSTALLED) ## tests on real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) -n 2 --dist loadfile --session-timeout=500 tests/engine
+	$(PYTEST) -n 2 --dist loadfile --session-timeout=420 tests/engine
 
 e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
-	$(PYTEST) --session-timeout=560 tests/e2e
+	$(PYTEST) --session-timeout=570 tests/e2e
 
 chaos: $(INSTALLED) ## tests that kill replicas under requests
 	@printf '\n== chaos: replicas that die\n'
-	$(PYTEST) --session-timeout=210 tests/chaos
+	$(PYTEST) --session-timeout=280 tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

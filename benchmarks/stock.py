@@ -24,7 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.engine_start import rank_in_engine_core
+from kv_transfer.engine_start import cpu_processes
 from kv_transfer.errors import SkimError
 
 
@@ -44,7 +44,7 @@ class StockEngine:
         with patch.dict(os.environ, {**environment, "VLLM_PLUGINS": ""}):
             args = AsyncEngineArgs(model=str(model), use_tqdm_on_load=False, **options)
             config = args.create_engine_config()
-            with rank_in_engine_core(config, OMPProcessManager):
+            with cpu_processes(config, OMPProcessManager):
                 engine = AsyncLLM.from_vllm_config(config)
         try:
             yield cls(engine)

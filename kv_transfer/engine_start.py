@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +34,51 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
         if cpu_ranks > 1 and CORES not in os.environ:
             # By itself vLLM gives each rank a NUMA node and refuses machines that have too few.
             added[CORES] = _core_shares(cpu_ranks)
-        os.environ.update(added)
-        try:
+        with _added(added):
             yield notes.name
-        finally:
-            for name in added:
-                os.environ.pop(name, None)
 
 
 @contextmanager
-def rank_in_engine_core(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[None]:
-    """A single rank on CPU runs inside the engine core, as on a GPU: a process and a message in each step less.
+def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[None]:
+    """How the processes of an engine start on CPU, while it starts in this context; nothing changes elsewhere.
 
-    vLLM's CPU platform gives it a process of its own only because OpenMP's environment must be set before it starts; it
-    is, while an engine starts in this context. The two would poll for each other for a second after each message, on
-    cores that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast). config:
-    vllm.config.VllmConfig, whose executor is set. omp_manager: vllm.utils.ompmultiprocessing.OMPProcessManager, since
-    nothing here imports vLLM.
+    With enforce_eager nothing at all is compiled. vLLM's small helpers otherwise are (`torch.compile` in
+    vllm.model_executor.layers.vocab_parallel_embedding and vllm.v1.sample.ops.logprobs), by each rank at its first
+    request: half a minute for four ranks on two cores.
+
+    A single rank runs inside the engine core, as on a GPU: a process and a message in each step less. vLLM's CPU
+    platform gives it a process of its own only because OpenMP's environment must be set before it starts; it is, here.
+    The two would poll for each other for a second after each message, on cores that the model needs (SpinCondition in
+    vllm.distributed.device_communicators.shm_broadcast).
+
+    config: vllm.config.VllmConfig, whose executor is set. omp_manager: vllm.utils.ompmultiprocessing.OMPProcessManager,
+    since nothing here imports vLLM.
     """
-    parallel = config.parallel_config
-    if config.device_config.device_type != "cpu" or parallel.world_size > 1:
+    if config.device_config.device_type != "cpu":
         yield
         return
-    parallel.distributed_executor_backend = "uni"
-    with omp_manager(config).configure_omp_envs(rank=0, local_rank=0):
+    with ExitStack() as stack:
+        if config.model_config.enforce_eager:
+            stack.enter_context(_added({"TORCH_COMPILE_DISABLE": "1"}))
+        if config.parallel_config.world_size == 1:
+            config.parallel_config.distributed_executor_backend = "uni"
+            stack.enter_context(omp_manager(config).configure_omp_envs(rank=0, local_rank=0))
         yield
+
+
+@contextmanager
+def _added(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that start meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _core_shares(ranks: int) -> str:

@@ -13,7 +13,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.engine_start import first_exception, rank_in_engine_core, start_up_environment
+from kv_transfer.engine_start import cpu_processes, first_exception, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
 from speculator_service.vllm_sessions import MAX_TOP
 
@@ -45,7 +45,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
         try:
             config = _engine_config(model, max_model_len, tensor_parallel, options)
             _refuse_unsupported(model, config)
-            with rank_in_engine_core(config, OMPProcessManager):
+            with cpu_processes(config, OMPProcessManager):
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except SkimError:
             raise

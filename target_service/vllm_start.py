@@ -12,7 +12,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kv_transfer.engine_start import first_exception, rank_in_engine_core, start_up_environment
+from kv_transfer.engine_start import cpu_processes, first_exception, start_up_environment
 from kv_transfer.errors import ModelError, SkimError
 from target_service import vllm_block_hash, vllm_draft_probs, vllm_positions_v1, vllm_positions_v2
 
@@ -50,7 +50,7 @@ def start_engine(
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:
         try:
-            with rank_in_engine_core(config, OMPProcessManager):
+            with cpu_processes(config, OMPProcessManager):
                 return AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers) or None)
         except Exception as e:
             cause = first_exception(notes)

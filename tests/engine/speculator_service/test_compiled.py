@@ -7,6 +7,7 @@ from tests.engine.speculator_service.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 
 pytestmark = pytest.mark.slow
+SPAWNED = True  # engines that compile nothing share the fork server, and torch reads once whether it may
 
 
 async def test_compiled_models_are_scored_too(start):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_transfer.engine_start import CORES, rank_in_engine_core
+from kv_transfer.engine_start import CORES, cpu_processes
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def manager():
     return OMPProcessManager
 
 
-def config(ranks, device="cpu"):
+def config(ranks, device="cpu", *, eager=False):
     parallel = SimpleNamespace(
         world_size=ranks,
         local_world_size=ranks,
@@ -34,12 +34,17 @@ def config(ranks, device="cpu"):
         distributed_executor_backend="mp",
     )
     device_config = SimpleNamespace(device_type=device)
-    return SimpleNamespace(parallel_config=parallel, device_config=device_config, kv_transfer_config=None)
+    return SimpleNamespace(
+        parallel_config=parallel,
+        device_config=device_config,
+        kv_transfer_config=None,
+        model_config=SimpleNamespace(enforce_eager=eager),
+    )
 
 
 def test_a_single_rank_runs_in_the_engine_core_on_the_cores_that_were_given(manager):
     one = config(1)
-    with rank_in_engine_core(one, manager):
+    with cpu_processes(one, manager):
         assert (os.environ["OMP_PLACES"], os.environ["OMP_NUM_THREADS"]) == ("{0}", "1")
     assert one.parallel_config.distributed_executor_backend == "uni"
     assert "OMP_PLACES" not in os.environ
@@ -47,6 +52,17 @@ def test_a_single_rank_runs_in_the_engine_core_on_the_cores_that_were_given(mana
 
 @pytest.mark.parametrize("other", [config(2), config(1, "cuda")])
 def test_other_engines_are_left_as_they_are(manager, other):
-    with rank_in_engine_core(other, manager):
+    with cpu_processes(other, manager):
         assert "OMP_PLACES" not in os.environ
     assert other.parallel_config.distributed_executor_backend == "mp"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "eager", "compiles"),
+    [(1, "cpu", True, False), (2, "cpu", True, False), (2, "cpu", False, True), (1, "cuda", True, True)],
+)
+def test_eager_engines_on_cpu_compile_nothing(manager, monkeypatch, ranks, device, eager, compiles):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    with cpu_processes(config(ranks, device, eager=eager), manager):
+        assert os.environ["TORCH_COMPILE_DISABLE"] == ("0" if compiles else "1")
+    assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
