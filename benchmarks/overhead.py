@@ -11,6 +11,7 @@ target behind `ray.serve.llm`, asked for the same prompts; it is a stock engine 
 """
 
 import asyncio
+import os
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -28,18 +29,19 @@ from benchmarks.machine import machine
 from benchmarks.overhead_parts import WAY, added, explained, parts_table
 from benchmarks.progress import Progress, silent
 from benchmarks.ray_llm import APP_NAME, ray_llm
-from benchmarks.servers import SETTLE_S
+from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
 from cluster.config import DeploymentConfig, config_from_flags
 from cluster.deployment import deployed
 from cluster.preflight import free_port
+from kv_transfer.engine_start import CORES, with_environment
 from speculator_service.engine import create_engine as create_speculator
 from target_service.engine import create_engine as create_target
 
 CONCURRENCY = (1, 8, 32)
+_DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes minutes on two cores
 
 _CHAT = "/v1/chat/completions"
 _NAME = "bench"
-_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 # Waves that do not count, by their size: the first ones, before all engines are warm.
 _WARM_UPS = {1: 3, 8: 1}
 
@@ -76,7 +78,8 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
             baseline = None
             if kind == "vllm" and settings.ray_llm:
                 try:
-                    route = stack.enter_context(ray_llm(settings.target, _engine_options(settings), _ENVIRONMENT))
+                    options, environment = _engine_options(settings, "target"), _environment("target")
+                    route = stack.enter_context(ray_llm(settings.target, options, environment))
                     baseline = f"{url}{route}{_CHAT}"
                 except Exception as error:  # a baseline of others' making that does not run is a result too
                     refused = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]:.300}"
@@ -156,16 +159,32 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def _deployment(settings: Settings, kind: str) -> DeploymentConfig:
     pools: dict[str, Any] = {}
     for pool in ("target", "speculator"):
-        pools |= {f"{pool}.model": Path(getattr(settings, pool)), f"{pool}.engine": kind, f"{pool}.env": _ENVIRONMENT}
+        pools |= {
+            f"{pool}.model": Path(getattr(settings, pool)),
+            f"{pool}.engine": kind,
+            f"{pool}.env": _environment(pool),
+        }
         # Little is set aside, so that the second baseline finds room; the cores are shared anyway.
-        pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, kind)}
+        pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}
     router = {"router.port": free_port(), "router.cpus": 0.1, "served_model_name": _NAME, "decode.method": "none"}
     return config_from_flags(None, {**pools, **router})
 
 
-def _engine_options(settings: Settings, kind: str = "vllm") -> dict[str, Any]:
-    length = {"max_model_len": 2 * settings.prompt_tokens}
-    return {**length, "enforce_eager": True, "dtype": "float32"} if kind == "vllm" else length
+def _environment(pool: str) -> dict[str, str]:
+    """Half of the cores for each pool's engines, on every side."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    own = cores[:half] if pool == "speculator" else cores[half:]
+    return {CORES: ",".join(map(str, own or cores)), "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def _engine_options(settings: Settings, pool: str, kind: str = "vllm") -> dict[str, Any]:
+    """For KV caches that hold every prompt that is there at a time."""
+    longest = 2 * settings.prompt_tokens
+    if kind != "vllm":
+        return {"max_model_len": longest}
+    held = (max(CONCURRENCY) + 2) * (settings.prompt_tokens + settings.answer_tokens + BLOCK_SIZES[pool])
+    return engine_options(longest, held, block_size=BLOCK_SIZES[pool])
 
 
 async def _measure(
@@ -176,13 +195,12 @@ async def _measure(
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600), connector=aiohttp.TCPConnector(limit=0))
         )
-        engine_options = _engine_options(settings, kind)
-        engines = InProcess(
-            create_speculator(kind, settings.speculator, options=engine_options),
-            create_target(kind, settings.target, options=engine_options),
-            settings.keep_rate,
-            settings.answer_tokens,
-        )
+        with with_environment(_environment("speculator")):
+            options = _engine_options(settings, "speculator", kind)
+            speculator = create_speculator(kind, settings.speculator, options=options)
+        with with_environment(_environment("target")):
+            target = create_target(kind, settings.target, options=_engine_options(settings, "target", kind))
+        engines = InProcess(speculator, target, settings.keep_rate, settings.answer_tokens)
         stack.callback(engines.close)
         speculative: dict[str, Way] = {
             "in_process": engines.speculative,
@@ -197,7 +215,7 @@ async def _measure(
         cases = [("speculative", True, size, speculative) for size in CONCURRENCY]
         cases.append(("speculative", False, 1, speculative))
         if kind == "vllm":
-            cases += [("dense", True, size, dense) for size in CONCURRENCY]
+            cases += [("dense", True, size, dense) for size in _DENSE_CONCURRENCY]
         prompts = unseen_prompts(settings.target, settings.prompt_tokens, settings.seed)
         rows, parts = [], []
         for index, (mode, stream, size, ways) in enumerate(cases):

@@ -28,11 +28,11 @@ SETTLE_S = 1.2
 """How long a stock server is left alone before another one is measured."""
 
 # The defaults of vLLM on CPU and of Skim's speculator.
-_BLOCK_SIZE, _SPECULATOR_BLOCK_SIZE = 128, 32
+BLOCK_SIZES = {"target": 128, "speculator": 32}
 
 
 def engine_options(
-    max_model_len: int, kv_tokens: int | None = None, *, block_size: int = _BLOCK_SIZE
+    max_model_len: int, kv_tokens: int | None = None, *, block_size: int = BLOCK_SIZES["target"]
 ) -> dict[str, Any]:
     """vLLM's options for the engines of all systems. kv_tokens: that a KV cache holds; None for all its memory."""
     options = {"max_model_len": max_model_len, "dtype": "float32", "enforce_eager": True}
@@ -58,7 +58,7 @@ def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractCon
 def skim_config(target: Path, speculator: Path, max_model_len: int, kv_tokens: int, **decode: Any) -> DeploymentConfig:
     """The deployment of both models, all else as `skim serve` has it by default. decode: fields of that section."""
     pool = {"env": engine_environment(), "cpus_per_replica": 0.5}
-    of_speculator = engine_options(max_model_len, kv_tokens, block_size=_SPECULATOR_BLOCK_SIZE)
+    of_speculator = engine_options(max_model_len, kv_tokens, block_size=BLOCK_SIZES["speculator"])
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,

@@ -34,7 +34,7 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
         if cpu_ranks > 1 and CORES not in os.environ:
             # By itself vLLM gives each rank a NUMA node and refuses machines that have too few.
             added[CORES] = _core_shares(cpu_ranks)
-        with _added(added):
+        with with_environment(added):
             yield notes.name
 
 
@@ -59,7 +59,7 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
         return
     with ExitStack() as stack:
         if config.model_config.enforce_eager:
-            stack.enter_context(_added({"TORCH_COMPILE_DISABLE": "1"}))
+            stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
         if config.parallel_config.world_size == 1:
             config.parallel_config.distributed_executor_backend = "uni"
             stack.enter_context(omp_manager(config).configure_omp_envs(rank=0, local_rank=0))
@@ -67,8 +67,8 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
 
 
 @contextmanager
-def _added(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that start meanwhile."""
+def with_environment(variables: dict[str, str]) -> Iterator[None]:
+    """More environment variables for the processes that start meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

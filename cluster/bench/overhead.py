@@ -1,6 +1,5 @@
 """`skim bench overhead`."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ def overhead(
     """What the router, Ray and the wire add to one request, against calling the engines in-process."""
     from benchmarks import overhead as benchmark
 
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = benchmark.Settings(
         target=str(target.absolute()),
         speculator=str(speculator.absolute()),
