@@ -85,14 +85,21 @@ def describe(result: dict[str, Any]) -> str:
     """What was measured, and both knees."""
     settings, idle = result["settings"], result["idle_ms"]
     knees = [f"{server} {_in_words(result['knees'][server])}" for server in SERVERS]
-    ratio = f" Skim's goodput is {result['ratio']:.1f} x dense." if result["ratio"] else ""
     return (
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`{settings['shapes']}, prompts of "
         f"{settings['prompt_tokens']} tokens, keep rate {settings['keep_rate']}, Poisson arrivals, "
         f"{settings['requests']} requests or more per point. Idle, the first token takes {idle['dense']:.0f} ms dense "
         f"and {idle['skim']:.0f} ms with Skim; the objective is {result['objective_ms']:.0f} ms. Knees in requests/s: "
-        f"{'; '.join(knees)}.{ratio}"
+        f"{'; '.join(knees)}.{_compared(result)}"
     )
+
+
+def _compared(result: Mapping[str, Any]) -> str:
+    """Skim's goodput beside dense; where every rate was too much for dense, it has less than the smallest of them."""
+    if result["ratio"]:
+        return f" Skim's goodput is {result['ratio']:.1f} x dense."
+    ours, most = result["knees"]["skim"]["goodput"], result["knees"]["dense"]["breaks_at"]
+    return f" Skim's goodput is over {ours / most:.1f} x dense." if ours and most else ""
 
 
 def _in_words(knee: Mapping[str, float | None]) -> str:

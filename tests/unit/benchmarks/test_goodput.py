@@ -59,3 +59,11 @@ def test_goodput_is_what_was_served_at_the_knee_not_what_was_offered() -> None:
     ]
     assert summary(points) == {"rate": 2.0, "breaks_at": 3.0, "goodput": 1.4}
     assert summary(points[2:]) == {"rate": None, "breaks_at": 3.0, "goodput": None}
+
+
+def test_a_dense_server_that_met_no_rate_bounds_the_comparison():
+    dense = {"rate": None, "breaks_at": 0.5, "goodput": None}
+    knees = {"dense": dense, "skim": {"rate": 4.0, "breaks_at": None, "goodput": 3.5}}
+    assert describe(RESULT | {"knees": knees, "ratio": None}).endswith("Skim's goodput is over 7.0 x dense.")
+    knees["skim"] = {"rate": None, "breaks_at": 4.0, "goodput": None}
+    assert " x dense" not in describe(RESULT | {"knees": knees, "ratio": None})
