@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Collect no garbage meanwhile, and leave what was made out of every later collection.
 
-    Importing vLLM makes about a million objects, and looking through them again and again takes a fifth of the import;
-    once it serves, one look through them all would stop a replica for a few tenths of a second.
+    Importing vLLM makes very many objects: looking through them again and again is a good part of the import, and once
+    it serves, a look through them all would stop a replica for as long.
     """
     gc.disable()
     try:

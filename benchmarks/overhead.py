@@ -164,7 +164,7 @@ def _deployment(settings: Settings, kind: str) -> DeploymentConfig:
             f"{pool}.engine": kind,
             f"{pool}.env": _environment(pool),
         }
-        # Little is set aside, so that the second baseline finds room; the cores are shared anyway.
+        # Little is set aside, so that the second baseline finds room.
         pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}
     router = {"router.port": free_port(), "router.cpus": 0.1, "served_model_name": _NAME, "decode.method": "none"}
     return config_from_flags(None, {**pools, **router})

@@ -10,8 +10,8 @@ def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
     """Each pool's engines on an equal share of the cores, where vLLM would leave them no more than that.
 
     By itself vLLM binds every engine on CPU to all cores but the last (vllm.utils.ompmultiprocessing), so that on two
-    cores both pools' engines share the first. There the demo pair starts in 46 s instead of 61, and decodes and answers
-    no slower. On more cores, or where a pool names its cores or has more ranks than a share, vLLM decides.
+    cores both pools' engines share the first, and the second is idle. On more cores, or where a pool names its cores or
+    has several ranks, vLLM decides.
     """
     pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm" and not pool.gpus_per_replica}
     cores = sorted(os.sched_getaffinity(0))

@@ -29,7 +29,7 @@ from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
 
-# Each look costs the driver and Serve's controller a tenth of a second, of cores that the replicas start on.
+# Each look takes the driver and Serve's controller time on cores that the replicas start on.
 _POLL_S = 1.0
 
 

@@ -20,7 +20,7 @@ def _own_core(worker: str) -> str:
     return str(cores[int(worker.removeprefix("gw")) % len(cores)])
 
 
-# Importing vLLM makes a million objects that stay: looking through them again and again takes a fifth of the import.
+# Importing vLLM makes very many objects that stay: looking through them again and again is a good part of the import.
 gc.disable()
 
 # Before anything imports vLLM, Ray or transformers: they read these once.

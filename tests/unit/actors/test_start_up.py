@@ -6,10 +6,9 @@ from actors.start_up import uncollected
 
 
 @pytest.fixture(autouse=True)
-def thawed():
+def collecting():
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def test_what_was_made_is_left_alone_and_all_else_collected():

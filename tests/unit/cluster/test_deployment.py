@@ -7,6 +7,7 @@ import pytest
 from cluster import deployment
 from cluster.app import APP_NAME
 from cluster.config import config_from_flags, load_config
+from kv_transfer.engine_start import CORES
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.conftest import MODELS
 
@@ -76,3 +77,16 @@ def test_what_others_serve_is_let_be(cluster, name):
     with pytest.raises(SkimError, match="this Ray cluster serves skim already: use that one's endpoint, or stop it"):
         deployment._make_way(CONFIG, name)
     assert cluster.calls == ["leave"]
+
+
+@pytest.mark.parametrize(("address", "cores"), [(None, ["4", "7"]), ("auto", [None, None])])
+def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(cluster, monkeypatch, address, cores):
+    monkeypatch.delenv(CORES, raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
+    monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(deployment, "check_memory", lambda config: None)
+    monkeypatch.setattr(deployment, "_start_ray", lambda config, address: None)
+    monkeypatch.setattr(deployment, "_stop", lambda name: None)
+    monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
+    with deployment.deployed(CONFIG, address=address) as applied:
+        assert [pool.environment.get(CORES) for pool in applied.pools.values()] == cores
