@@ -6,6 +6,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
+from target_service.vllm_blocks import read_from_one_thread
 from target_service.vllm_cpu_sampling import repair_expand_kernel, repair_rejection_kernel, repair_rewinding
 from target_service.vllm_positions_v1 import restore_positions
 from target_service.vllm_positions_v2 import restored_model_state
@@ -23,6 +24,7 @@ class TargetWorker(Worker):
     _proposer: RemoteProposer | None = None
 
     def init_device(self) -> None:
+        read_from_one_thread(self.vllm_config.kv_transfer_config)
         super().init_device()
         if self.use_v2_model_runner:
             return
