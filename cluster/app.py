@@ -32,8 +32,15 @@ WORK_POLICY = "cluster.autoscaling:WorkPolicy"
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray tells kinds of GPUs apart."""
 
-PROXY_OVER_GRPC = "RAY_SERVE_PROXY_USE_GRPC"
-"""Environment variable by which Serve's HTTP proxy passes requests on over gRPC, as the router does."""
+SERVE_SWITCHES = {
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""Environment of every process of a Ray that serves Skim: the HTTP proxy passes requests on over gRPC, as the router
+does, and each replica has one event loop instead of three in threads that wait for one another. Our actors never hold
+that loop up: engines compute elsewhere.
+"""
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token; it wins over the config, and is not shown in it."""

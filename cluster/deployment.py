@@ -16,7 +16,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from cluster.app import (
     ACCELERATOR,
     APP_NAME,
-    PROXY_OVER_GRPC,
+    SERVE_SWITCHES,
     build_app,
     logging_options,
     needed_resources,
@@ -25,6 +25,7 @@ from cluster.app import (
 from cluster.config import DeploymentConfig
 from cluster.cores import on_own_cores
 from cluster.preflight import check_memory, check_models, check_port
+from kv_transfer.engine_start import with_environment
 from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
@@ -99,11 +100,12 @@ def _start_ray(config: DeploymentConfig, address: str | None) -> None:
         found_by_ray = ("CPU", "GPU", ACCELERATOR)
         pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
         cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
-        os.environ.setdefault(PROXY_OVER_GRPC, "1")  # every process of that Ray inherits it
-        ray.init(
-            address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
-            logging_level="ERROR",
-        )  # fmt: skip
+        # Every process of that Ray inherits them; what the user has set stays.
+        with with_environment({name: os.environ.get(name, value) for name, value in SERVE_SWITCHES.items()}):
+            ray.init(
+                address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
+                logging_level="ERROR",
+            )  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"reach the Ray cluster at {address}" if address else "start Ray on this machine"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.app import CHANNEL_TOKEN, PROXY_OVER_GRPC
+from cluster.app import CHANNEL_TOKEN, SERVE_SWITCHES
 from cluster.config import DeploymentConfig
 from cluster.kuberay.settings import KubernetesConfig, PodConfig
 
@@ -107,9 +107,8 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Secrets are named here, never spelled out. One that the config speaks of must be there; others may."""
-    switches = ("DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", PROXY_OVER_GRPC)
-    env: list[Object] = [{"name": name, "value": "1"} for name in switches]
-    env.append({"name": "RAY_USAGE_STATS_ENABLED", "value": "0"})
+    offline = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    env: list[Object] = [{"name": name, "value": value} for name, value in {**offline, **SERVE_SWITCHES}.items()]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(config, variable, "api-key", needed="api_key" in config.router.vllm_args))

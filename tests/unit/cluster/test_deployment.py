@@ -1,5 +1,6 @@
 """Whom a deployment makes way for in a cluster that others use too: Ray and Serve are stood in for."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -90,3 +91,14 @@ def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(cluster, mo
     monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
     with deployment.deployed(CONFIG, address=address) as applied:
         assert [pool.environment.get(CORES) for pool in applied.pools.values()] == cores
+
+
+def test_a_ray_of_this_machine_alone_is_told_how_to_serve(monkeypatch):
+    told = {}
+    monkeypatch.setenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
+    monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
+    deployment._start_ray(CONFIG, None)
+    assert told["RAY_SERVE_PROXY_USE_GRPC"] == "1"
+    assert told["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
+    assert told["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] == "1", "what the user has set stays"
+    assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ

@@ -9,7 +9,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import build_app, serve_app
+from cluster.app import SERVE_SWITCHES, build_app, serve_app
 from cluster.config import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
@@ -187,6 +187,15 @@ def test_the_head_does_no_work_and_comes_back(objects):
             assert cluster["autoscalerOptions"]["version"] == "v2"
             password = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
             assert password["key"] == "redis-password"
+
+
+def test_every_node_serves_alike(objects):
+    """One that takes requests otherwise than the others would send them where nobody listens."""
+    nodes = [pod for name, pod in pods(objects) if name.startswith("RayService")]
+    for pod in nodes:
+        env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+        assert env.items() >= SERVE_SWITCHES.items()
+    assert len(nodes) >= 4
 
 
 def test_objects_point_at_each_other(example, objects):
