@@ -18,7 +18,7 @@ from benchmarks.progress import Progress
 from cluster.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.engine_start import CORES
+from kv_transfer.engine_start import CORES, with_environment
 from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
 from speculator_service.drafting import DraftService
 from speculator_service.engine import SpeculatorEngine
@@ -223,10 +223,9 @@ def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> d
 def _pinned(core: int) -> Iterator[None]:
     """Engines that start inside run on this core alone."""
     usable = os.sched_getaffinity(0)
-    os.environ[CORES] = str(core)
     os.sched_setaffinity(0, {core})
     try:
-        yield
+        with with_environment({CORES: str(core)}):
+            yield
     finally:
-        del os.environ[CORES]
         os.sched_setaffinity(0, usable)

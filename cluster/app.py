@@ -38,8 +38,8 @@ SERVE_SWITCHES = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Environment of every process of a Ray that serves Skim: the HTTP proxy passes requests on over gRPC, as the router
-does, and each replica has one event loop instead of three in threads that wait for one another. Our actors never hold
-that loop up: engines compute elsewhere.
+does, and each replica has one event loop instead of three in threads that wait for one another. Serve's own calls then
+wait while an engine starts in that loop, when none is due; once it serves, it computes in another process or thread.
 """
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"

@@ -9,7 +9,6 @@ Run on CPU (UCX over loopback and shared memory), V1 runner. Not run: a GPU, sev
 """
 
 import importlib.util
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from kv_transfer.engine_start import with_environment
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateRequest
 from target_service.limits import KvRole, check_leg
@@ -56,7 +56,7 @@ def read_from_one_thread(transfer: Any) -> None:
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return
-    if "num_threads" in (transfer.kv_connector_extra_config or {}):
+    if "num_threads" in transfer.kv_connector_extra_config:
         return
     vllm_symbol(_NIXL_WORKER, "nixl_agent_config", ["enable_prog_thread"])
     worker: Any = importlib.import_module(_NIXL_WORKER)
@@ -77,15 +77,10 @@ def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
     if role is None:
         yield
         return
-    before = {name: os.environ.get(name) for name in (_HOST, _PORT)}
     with socket.create_server((host, 0)) as probe:
         port = probe.getsockname()[1]
-    os.environ |= {_HOST: host, _PORT: str(port)}
-    try:
+    with with_environment({_HOST: host, _PORT: str(port)}):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def transfer_params(role: KvRole | None, request: GenerateRequest) -> dict[str, Any] | None:

@@ -20,26 +20,17 @@ BLOCKS, BLOCK_BYTES = 1024, 16384
 DEATHS = 6
 ENOUGH = 30
 """Reads before the death, and failures after it."""
+OPTIONS = {"num_threads": 4, "capture_telemetry": True}
+"""What vLLM's NixlConnector gives to nixl_agent_config (vllm.distributed.kv_transfer.kv_connector.v1.nixl)."""
 FORKED = multiprocessing.get_context("forkserver")
-
-
-def vllms_agent_config() -> Any:
-    """As vLLM's NixlConnector builds it (vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker)."""
-    from nixl._api import nixl_agent_config
-
-    return nixl_agent_config(num_threads=4, capture_telemetry=True)
-
-
-def our_agent_config() -> Any:
-    return one_thread_agent_config(num_threads=4, capture_telemetry=True)
 
 
 def hold(pipe: Connection) -> None:
     """Registers blocks, tells where, and waits to be killed."""
     import torch
-    from nixl._api import nixl_agent
+    from nixl._api import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent("holder", vllms_agent_config())
+    agent = nixl_agent("holder", nixl_agent_config(**OPTIONS))
     blocks = torch.ones(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     agent.register_memory(blocks)
     pipe.send((agent.get_agent_metadata(), blocks.data_ptr()))
@@ -50,12 +41,12 @@ def descriptors(start: int) -> list[tuple[int, int, int]]:
     return [(start + i * BLOCK_BYTES, BLOCK_BYTES, 0) for i in range(BLOCKS)]
 
 
-def read(pipe: Connection, agent_config: Callable[[], Any]) -> None:
+def read(pipe: Connection, agent_config: Callable[..., Any]) -> None:
     """Reads the blocks at the address it was told until reads fail; tells when reads succeed, and what came of all."""
     import torch
     from nixl._api import nixl_agent
 
-    agent = nixl_agent("reader", agent_config())
+    agent = nixl_agent("reader", agent_config(**OPTIONS))
     blocks = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     agent.register_memory(blocks)
     metadata, start = pipe.recv()
@@ -78,7 +69,7 @@ def read(pipe: Connection, agent_config: Callable[[], Any]) -> None:
     pipe.send(counts | {"right": bool(blocks.any())})
 
 
-def after_a_death(agent_config: Callable[[], Any]) -> dict[str, int] | int | None:
+def after_a_death(agent_config: Callable[..., Any]) -> dict[str, int] | int | None:
     """What the reader counted after the holder was killed amid its reads; its exit code if it died as well."""
     to_holder, holder_end = FORKED.Pipe()
     to_reader, reader_end = FORKED.Pipe()
@@ -104,8 +95,8 @@ def after_a_death(agent_config: Callable[[], Any]) -> dict[str, int] | int | Non
 
 
 def test_a_reader_outlives_the_holders_of_its_blocks() -> None:
-    """With `vllms_agent_config` in place of ours about every third reader ends by SIGSEGV."""
-    counts = [after_a_death(our_agent_config) for _ in range(DEATHS)]
+    """With NIXL's own `nixl_agent_config` in place of ours about every third reader ends by SIGSEGV."""
+    counts = [after_a_death(one_thread_agent_config) for _ in range(DEATHS)]
     assert all(isinstance(c, dict) and c["right"] for c in counts), counts
 
 

@@ -190,7 +190,7 @@ def test_the_head_does_no_work_and_comes_back(objects):
 
 
 def test_every_node_serves_alike(objects):
-    """One that takes requests otherwise than the others would send them where nobody listens."""
+    """Also the head: its controller and proxy read the same switches as the replicas."""
     nodes = [pod for name, pod in pods(objects) if name.startswith("RayService")]
     for pod in nodes:
         env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
