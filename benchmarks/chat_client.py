@@ -1,4 +1,4 @@
-"""One chat request over HTTP, timed at the client: the first token, the end, and the server's own account of both."""
+"""One request over HTTP, timed at the client: the first token, the end, and the server's own account of both."""
 
 import json
 import time
@@ -27,7 +27,7 @@ class Timed:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Timed:
-    """POST `body` to the chat endpoint `url` (`.../v1/chat/completions`). Raises SkimError for what is no answer."""
+    """POST `body` to `url`, of chat or plain completions. Raises SkimError for what is no answer."""
     payload = json.dumps(body)
     first, chunks, request_id = 0.0, 0, ""
     began = time.perf_counter()
@@ -42,8 +42,8 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
                 if "error" in event:
                     raise SkimError(f"{url} ended its answer with an error: {event['error']}")
                 request_id = event["id"]
-                # The first event names the role; it comes with the first token, not as one.
-                if event["choices"] and "role" not in event["choices"][0]["delta"]:
+                # A chat's first event names the role; it comes with the first token, not as one.
+                if event["choices"] and "role" not in event["choices"][0].get("delta", ()):
                     first = first or time.perf_counter()
                     chunks += 1
         else:

@@ -1,10 +1,12 @@
 """What the router, Ray and the wire add to one request, against calling the same engines from this process.
 
 *in_process*: the prompt's token ids to `SpeculatorService.select` and what it keeps to the target engine, as `skim
-select` and `skim generate` do; nothing is tokenised there. *skim*: the same prompts as chat requests over HTTP through
-the router and both pools. Each side has engines of its own with equal settings. They live through the whole run and
-take turns, prompt by prompt, so that what is added is the difference of two neighbours. Decoding is not speculated:
-each token is then one step of every part on its way, which is the dearest case for the wire.
+select` and `skim generate` do; nothing is tokenised there. *skim_ids*: the same ids over HTTP (`/v1/completions`)
+through the router and both pools, so that the difference is router, Ray and wire alone. *skim*: the same prompts as
+chat requests, which the router also renders and tokenises. Each side has engines of its own with equal settings. They
+live through the whole run and take turns, prompt by prompt, so that what is added is the difference of two neighbours.
+Decoding is not speculated: each token is then one step of every part on its way, which is the dearest case for the
+wire.
 
 The same with mock engines, whose answers come at once, shows the way alone. In the dense rows, *ray_serve_llm* is the
 target behind `ray.serve.llm`, asked for the same prompts; it is a stock engine (see `benchmarks.servers.SETTLE_S`).
@@ -40,7 +42,7 @@ from target_service.engine import create_engine as create_target
 CONCURRENCY = (1, 8, 32)
 _DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes minutes on two cores
 
-_CHAT = "/v1/chat/completions"
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NAME = "bench"
 # Waves that do not count, by their size: the first ones, before all engines are warm.
 _WARM_UPS = {1: 3, 8: 1}
@@ -83,7 +85,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
                     baseline = f"{url}{route}{_CHAT}"
                 except Exception as error:  # a baseline of others' making that does not run is a result too
                     refused = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]:.300}"
-            more = asyncio.run(_measure(settings, kind, url + _CHAT, baseline, progress))
+            more = asyncio.run(_measure(settings, kind, url, baseline, progress))
         rows += more["rows"]
         parts[kind] = more["parts"]
     names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
@@ -97,14 +99,16 @@ def describe(result: dict[str, Any]) -> str:
     lines = [
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`, prompts of {settings['prompt_tokens']} "
         f"tokens, answers of {settings['answer_tokens']}, keep rate {settings['keep_rate']}, {settings['requests']} "
-        "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles)."
+        "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles), "
+        "where engines get token ids. skim_ids gets these too: router, Ray and wire alone. skim gets chat requests and "
+        "tokenises them."
     ]
     if "ray_serve_llm_failed" in result:
         lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")
     for kind, parts in result["parts"].items():
         added_ms = ", ".join(f"{row['part'].replace('_', ' ')} {row['added_ms']:.1f}" for row in parts)
         lines.append(
-            f"Added to the first token by part, streaming, 1 at a time, {kind} engines, median ms: {added_ms}."
+            f"Added to a chat request's first token by part, 1 at a time, {kind} engines, median ms: {added_ms}."
         )
     return "\n\n".join(lines)
 
@@ -202,18 +206,20 @@ async def _measure(
             target = create_target(kind, settings.target, options=_engine_options(settings, "target", kind))
         engines = InProcess(speculator, target, settings.keep_rate, settings.answer_tokens)
         stack.callback(engines.close)
+        chat, options = url + _CHAT, {"keep_rate": settings.keep_rate}
         speculative: dict[str, Way] = {
             "in_process": engines.speculative,
-            "skim": _client(session, url, _NAME, settings, speculative_prefill={"keep_rate": settings.keep_rate}),
+            "skim": _client(session, chat, _NAME, settings, speculative_prefill=options),
         }
+        ids = {"skim_ids": _ids_client(session, url + _COMPLETIONS, settings)}
         dense: dict[str, Way] = {
             "in_process": engines.dense,
-            "skim": _client(session, url, _NAME, settings, speculative_prefill=False),
+            "skim": _client(session, chat, _NAME, settings, speculative_prefill=False),
         }
         if baseline is not None:
             dense["ray_serve_llm"] = _client(session, baseline, APP_NAME, settings)
-        cases = [("speculative", True, size, speculative) for size in CONCURRENCY]
-        cases.append(("speculative", False, 1, speculative))
+        cases = [("speculative", stream, 1, speculative | ids) for stream in (True, False)]
+        cases += [("speculative", True, size, speculative) for size in CONCURRENCY[1:]]
         if kind == "vllm":
             cases += [("dense", True, size, dense) for size in _DENSE_CONCURRENCY]
         prompts = unseen_prompts(settings.target, settings.prompt_tokens, settings.seed)
@@ -225,7 +231,7 @@ async def _measure(
             about = {"engine": kind, "mode": mode, "stream": stream, "concurrency": size}
             rows.append(about | {"ways": {way: _summary(taken) for way, taken in times.items()}} | added(times))
             if mode == "speculative" and stream and size == 1:
-                through = [await explained(session, url, timed) for timed in times["skim"]]
+                through = [await explained(session, chat, timed) for timed in times["skim"]]
                 parts = parts_table(times["in_process"], through)
     return {"rows": rows, "parts": parts}
 
@@ -260,8 +266,24 @@ def _summary(times: list[Timed]) -> dict[str, float]:
 
 
 def _client(session: aiohttp.ClientSession, url: str, model: str, settings: Settings, **fields: Any) -> Way:
+    """Chat requests."""
+
     async def way(prompt: Prompt, stream: bool) -> Timed:
-        body = {"model": model, "messages": prompt.messages, "max_tokens": settings.answer_tokens, **fields}
-        return await ask(session, url, {**body, "temperature": 0, "ignore_eos": True, "stream": stream})
+        return await ask(session, url, _body(settings, stream, model=model, messages=prompt.messages, **fields))
 
     return way
+
+
+def _ids_client(session: aiohttp.ClientSession, url: str, settings: Settings) -> Way:
+    """Completions of the same prompt's token ids, with the same of them protected."""
+
+    async def way(prompt: Prompt, stream: bool) -> Timed:
+        options = {"keep_rate": settings.keep_rate, "protected_spans": prompt.spans.tolist()}
+        ids = prompt.ids.tolist()
+        return await ask(session, url, _body(settings, stream, model=_NAME, prompt=ids, speculative_prefill=options))
+
+    return way
+
+
+def _body(settings: Settings, stream: bool, **fields: Any) -> dict[str, Any]:
+    return {"max_tokens": settings.answer_tokens, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}

@@ -4,8 +4,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import ray
 import torch
@@ -24,6 +25,7 @@ from cluster.app import (
 )
 from cluster.config import DeploymentConfig
 from cluster.cores import on_own_cores
+from cluster.front_proxy import haproxy_switches
 from cluster.preflight import check_memory, check_models, check_port
 from kv_transfer.engine_start import with_environment
 from kv_transfer.errors import SkimError
@@ -45,23 +47,23 @@ def deployed(
     killed run left it in the cluster. Raises SkimError for whatever a person can mend.
     """
     check_models(config)
-    if address is None:
-        check_port(config.router.host, config.router.port)
-        config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
-        check_memory(config)
-    _start_ray(config, address)
-    if address is not None:
-        _make_way(config, name)
-    try:
+    with ExitStack() as stack:
+        if address is None:
+            check_port(config.router.host, config.router.port)
+            config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
+            check_memory(config)
+            _start_ray(config, {**SERVE_SWITCHES, **stack.enter_context(haproxy_switches())})
+        else:
+            _join_ray(address)
+            _make_way(config, name)
+        stack.callback(_stop, name)
         yield apply(config, name, progress=progress)
-    finally:
-        _stop(name)
 
 
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Put `config` on the running Ray cluster at `address` and leave it there; gives the endpoint's base URL."""
     check_models(config)
-    _start_ray(config, address)
+    _join_ray(address)
     try:
         return apply(config, progress=progress)
     finally:
@@ -89,27 +91,28 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     return f"http://{_reachable(config.router.host)}:{config.router.port}"
 
 
-def _start_ray(config: DeploymentConfig, address: str | None) -> None:
+def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
+    """switches: environment of every process of that Ray; what the user has set stays."""
+    needed = needed_resources(config, at_most=True)
+    found_by_ray = ("CPU", "GPU", ACCELERATOR)
+    pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
+    cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
+    with with_environment({name: os.environ.get(name, value) for name, value in switches.items()}):
+        _init_ray("start Ray on this machine", address="local", num_cpus=cpus, resources=pools, include_dashboard=False)
+
+
+def _join_ray(address: str) -> None:
+    _init_ray(f"reach the Ray cluster at {address}", address=address)
+
+
+def _init_ray(what: str, **options: Any) -> None:
     # Serve sets this logger's level itself; the terminal gets our own lines instead.
     logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
-        if address is not None:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            return
-        needed = needed_resources(config, at_most=True)
-        found_by_ray = ("CPU", "GPU", ACCELERATOR)
-        pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
-        cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
-        # Every process of that Ray inherits them; what the user has set stays.
-        with with_environment({name: os.environ.get(name, value) for name, value in SERVE_SWITCHES.items()}):
-            ray.init(
-                address="local", num_cpus=cpus, resources=pools, include_dashboard=False, log_to_driver=False,
-                logging_level="ERROR",
-            )  # fmt: skip
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = f"reach the Ray cluster at {address}" if address else "start Ray on this machine"
-        raise SkimError(f"cannot {where}: {first_line}") from error
+        raise SkimError(f"cannot {what}: {first_line}") from error
 
 
 def _make_way(config: DeploymentConfig, name: str) -> None:

@@ -23,7 +23,7 @@ def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     if array.dtype == np.float32 and array.ndim == 1:
         return msgspec.msgpack.Ext(_FLOAT32, array.astype("<f4").tobytes())
     if array.dtype == np.int32 and array.ndim == 1:
-        if _rises(array):
+        if array.size > 1 and _rises(array):  # each token of an answer is an array of one: nothing to pack
             packed = encode_positions(array, int(array[-1]) + 1)
             if len(packed) < array.nbytes:
                 return msgspec.msgpack.Ext(_POSITIONS, packed)
@@ -54,7 +54,7 @@ def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
 
 
 def _rises(array: Int32Array) -> bool:
-    return bool(array.size and array[0] >= 0 and array[-1] < MAX_CONTEXT_LENGTH and (np.diff(array) > 0).all())
+    return bool(array[0] >= 0 and array[-1] < MAX_CONTEXT_LENGTH and (np.diff(array) > 0).all())
 
 
 def _elements(data: memoryview, dtype: str, size: int) -> np.ndarray[Any, Any]:

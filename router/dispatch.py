@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,8 +107,11 @@ class Dispatcher:
                     self._end(kept.session)
 
     def _end(self, session: Session) -> None:
-        """In the background: whoever hung up waits for nothing."""
-        task = asyncio.create_task(self.pools.end_session(session))
+        """In the background: whoever hung up waits for nothing.
+
+        And in a context of its own: Serve cancels the calls that it knows to belong to a cancelled request.
+        """
+        task = asyncio.create_task(self.pools.end_session(session), context=Context())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 

