@@ -44,6 +44,7 @@ _DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes min
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NAME = "bench"
+_TITLES = {"skim_ids": "skim, token ids", "ray_serve_llm": "ray.serve.llm"}
 # Waves that do not count, by their size: the first ones, before all engines are warm.
 _WARM_UPS = {1: 3, 8: 1}
 
@@ -100,8 +101,8 @@ def describe(result: dict[str, Any]) -> str:
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`, prompts of {settings['prompt_tokens']} "
         f"tokens, answers of {settings['answer_tokens']}, keep rate {settings['keep_rate']}, {settings['requests']} "
         "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles), "
-        "where engines get token ids. skim_ids gets these too: router, Ray and wire alone. skim gets chat requests and "
-        "tokenises them."
+        'where engines get token ids. "skim, token ids" gets these too: router, Ray and wire alone. "skim" gets chat '
+        "requests and tokenises them."
     ]
     if "ray_serve_llm_failed" in result:
         lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")
@@ -122,7 +123,8 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         base = row["ways"]["in_process"]
         for way, difference in row["added"].items():
             taken, first, end = row["ways"][way], difference["first_ms"], difference["end_ms"]
-            cells = [row["engine"], row["mode"], "streamed" if row["stream"] else "whole", str(row["concurrency"]), way]
+            cells = [row["engine"], row["mode"], "streamed" if row["stream"] else "whole", str(row["concurrency"])]
+            cells.append(_TITLES.get(way, way))
             cells += [f"{base['first_ms']:.1f}", f"{taken['first_ms']:.1f}", _spread(first), f"{first['ratio']:.2f}"]
             cells += [_spread(end), f"{taken['ms_per_token']:.2f}, {base['ms_per_token']:.2f}"]
             rows.append(cells)
@@ -135,7 +137,7 @@ def _spread(difference: dict[str, float]) -> str:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """The parts that one request gains on its way, stacked; and what is added by concurrency."""
-    with plots.figure(path, result, panels=2, height=3.8) as [parts, lines]:
+    with plots.figure(path, result, panels=2, height=4.2) as [parts, lines]:
         for index, (kind, rows) in enumerate(result["parts"].items()):
             left = 0.0
             for colour, row in zip(plots.COLOURS, [row for row in rows if row["part"] in WAY], strict=False):
@@ -144,20 +146,21 @@ def plot(result: dict[str, Any], path: Path) -> None:
                 left += row["added_ms"]
         parts.set(xlabel="added ms to the first token, 1 at a time", title="The way of one request")
         parts.grid(axis="y", visible=False)
-        parts.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=5, fontsize=9, columnspacing=1)
+        parts.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=9, columnspacing=1)
         series: dict[str, list[tuple[int, float]]] = {}
         for row in result["rows"]:
             for way, difference in row["added"].items():
                 if row["stream"]:
-                    name = f"{way.replace('_', '.')}, {row['mode']}, {row['engine']}"
+                    name = f"{_TITLES.get(way, way)}, {row['mode']}, {row['engine']}"
                     series.setdefault(name, []).append((row["concurrency"], difference["first_ms"]["median"]))
         for name, points in series.items():
-            lines.plot(*zip(*points, strict=True), label=name)
+            lines.plot(*zip(*sorted(points), strict=True), label=name)
         lines.set(xlabel="requests at a time", ylabel="added ms", title="By concurrency", xscale="log")
         lines.set_yscale("symlog", linthresh=10)  # noise of the engines may make it negative
         lines.set_xticks(CONCURRENCY, labels=map(str, CONCURRENCY), minor=False)
         lines.minorticks_off()
-        lines.legend(fontsize=9)
+        lines.margins(x=0.08, y=0.08)
+        lines.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9, columnspacing=1)
 
 
 def _deployment(settings: Settings, kind: str) -> DeploymentConfig:

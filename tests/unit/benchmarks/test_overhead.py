@@ -47,13 +47,13 @@ def test_the_table_has_a_row_for_each_way() -> None:
     ways = {"requests": 8, "first_ms": 100.0, "first_p90_ms": 120.0, "end_ms": 130.0, "ms_per_token": 2.0}
     difference = {"median": 12.3, "low": 11.0, "high": 14.0, "ratio": 1.12}
     row = {"engine": "vllm", "mode": "dense", "stream": True, "concurrency": 8}
-    more = {way: {"first_ms": difference, "end_ms": difference} for way in ("skim", "ray_serve_llm")}
+    more = {way: {"first_ms": difference, "end_ms": difference} for way in ("skim", "skim_ids", "ray_serve_llm")}
     row |= {"ways": dict.fromkeys(("in_process", *more), ways), "added": more}
     settings = {"target": "t", "speculator": "s", "prompt_tokens": 2048, "answer_tokens": 16, "keep_rate": 0.2}
     parts = {"vllm": [{"part": "http", "skim_ms": 7.0, "in_process_ms": 0.0, "added_ms": 7.0}]}
     result = {"settings": settings | {"requests": 8}, "rows": [row], "parts": parts}
     columns, rows = table(result)
-    assert [cells[4] for cells in rows] == ["skim", "ray_serve_llm"]
+    assert [cells[4] for cells in rows] == ["skim", "skim, token ids", "ray.serve.llm"]
     assert all(len(cells) == len(columns) for cells in rows)
     assert rows[0][7] == "12.3 (11.0 to 14.0)"
     assert "vllm engines, median ms: http 7.0" in describe(result)
