@@ -15,6 +15,7 @@ target behind `ray.serve.llm`, asked for the same prompts; it is a stock engine 
 import asyncio
 import os
 import statistics
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
@@ -282,8 +283,9 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: Settings) ->
 
     async def way(prompt: Prompt, stream: bool) -> Timed:
         options = {"keep_rate": settings.keep_rate, "protected_spans": prompt.spans.tolist()}
-        ids = prompt.ids.tolist()
-        return await ask(session, url, _body(settings, stream, model=_NAME, prompt=ids, speculative_prefill=options))
+        # The same engines have just read this prompt as a chat: salted, so that they read it again.
+        fields = {"prompt": prompt.ids.tolist(), "cache_salt": uuid.uuid4().hex, "speculative_prefill": options}
+        return await ask(session, url, _body(settings, stream, model=_NAME, **fields))
 
     return way
 

@@ -36,10 +36,12 @@ SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_worker_niceness": "0",
 }
 """Environment of every process of a Ray that serves Skim: the HTTP proxy passes requests on over gRPC, as the router
 does, and each replica has one event loop instead of three in threads that wait for one another. Serve's own calls then
 wait while an engine starts in that loop, when none is due; once it serves, it computes in another process or thread.
+Ray runs its workers, and so the engines, at niceness 15, behind all else on the machine: here they are what it is for.
 """
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"

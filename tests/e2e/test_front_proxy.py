@@ -1,4 +1,4 @@
-"""The endpoint's port when all of Ray is killed: HAProxy, which holds it, must go as well."""
+"""What `skim serve` tells its Ray, seen from outside: HAProxy holds the port, and goes when all of Ray is killed."""
 
 import subprocess
 import time
@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
     return condition()
 
 
-def test_haproxy_serves_and_ends_with_a_ray_that_is_killed(served: tuple[subprocess.Popen[bytes], int]) -> None:
+def test_haproxy_serves_and_ends_with_its_ray(served: tuple[subprocess.Popen[bytes], int]) -> None:
     serve, port = served
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).status_code == 200
     [haproxy] = listening(port)
@@ -63,7 +63,11 @@ def test_haproxy_serves_and_ends_with_a_ray_that_is_killed(served: tuple[subproc
     addresses = {c.laddr.ip for c in haproxy.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert addresses == {"127.0.0.1"}, "its statistics too are for this machine alone"
 
-    for process in [psutil.Process(serve.pid), *psutil.Process(serve.pid).children(recursive=True)]:
+    processes = [psutil.Process(serve.pid), *psutil.Process(serve.pid).children(recursive=True)]
+    running, pids = psutil.process_iter(["name", "nice"]), {process.pid for process in processes}
+    nice = {p.info["nice"] for p in running if p.pid in pids and "ray::Serve" in p.info["name"]}
+    assert nice == {processes[0].nice()}, "replicas wait behind nothing"
+    for process in processes:
         if process.pid != haproxy.pid:
             with suppress(psutil.NoSuchProcess):  # with its parent
                 process.kill()
