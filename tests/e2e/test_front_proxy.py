@@ -1,5 +1,6 @@
-"""What `skim serve` tells its Ray, seen from outside: HAProxy holds the port, and goes when all of Ray is killed."""
+"""What `skim serve` tells its Ray, seen from outside; HAProxy, where it is asked for, goes when Ray is killed."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from cluster.front_proxy import ENABLE
 from cluster.preflight import check_port, free_port
 from tests.e2e.conftest import ROOT, SKIM, _await_ready
 
@@ -27,7 +29,8 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port, log, config = free_port(), tmp_path / "log", tmp_path / "mock.yaml"
     config.write_text(CONFIG)
     with log.open("w") as out:
-        serve = subprocess.Popen([SKIM, "serve", config, "--port", str(port)], cwd=ROOT, stdout=out, stderr=out)
+        command, environment = [SKIM, "serve", config, "--port", str(port)], {**os.environ, ENABLE: "1"}
+        serve = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
     descendants: list[psutil.Process] = []
     try:
         _await_ready(serve, log)

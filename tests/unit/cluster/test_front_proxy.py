@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster import haproxy_child
-from cluster.front_proxy import haproxy_switches
+from cluster.front_proxy import ENABLE, haproxy_switches
 from cluster.haproxy_child import PRIVATE_PORTS, on_loopback
 
 CONFIG = """frontend prometheus
@@ -20,6 +20,11 @@ listen stats
   stats enable
 """
 PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch):
+    monkeypatch.setenv(ENABLE, "1")
 
 
 @pytest.fixture
@@ -81,6 +86,13 @@ def test_sockets_are_within_the_length_of_their_paths(switches):
     """Ray adds the node's id, of 56 characters, and HAProxy a suffix while it starts; sun_path holds 107."""
     folder, name = os.path.split(switches["RAY_SERVE_HAPROXY_SOCKET_PATH"])
     assert len(f"{folder}/{'0' * 56}/{name}.{2**22}.tmp") <= 107
+
+
+@pytest.mark.parametrize("asked", ["0", "", None])
+def test_unless_it_is_asked_for_serves_own_proxy_stays(monkeypatch, asked):
+    monkeypatch.delenv(ENABLE) if asked is None else monkeypatch.setenv(ENABLE, asked)
+    with haproxy_switches() as switches:
+        assert switches == {}
 
 
 def test_without_haproxy_serves_own_proxy_stays(monkeypatch):
