@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 from cluster import haproxy_child
 from cluster.preflight import free_port
+from kv_transfer.errors import SkimError
 
 ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 """Ray's own environment variable: 1 asks for HAProxy."""
@@ -28,20 +29,21 @@ _DRAIN_S = 2
 
 @contextmanager
 def haproxy_switches() -> Iterator[dict[str, str]]:
-    """The environment for a Ray that is started in this context; none unless HAProxy is asked for and runs here."""
+    """The environment for a Ray that is started in this context; none unless HAProxy is asked for.
+
+    Raises SkimError if it is and does not run here: Serve would wait for it for ever.
+    """
+    if os.environ.get(ENABLE) != "1":
+        yield {}
+        return
     with ExitStack() as stack:
-        if os.environ.get(ENABLE) != "1":
-            yield {}
-            return
         try:
             # Sockets lie in it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
             folder = stack.enter_context(TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True))
             starter = _starter(Path(folder))
-        except (ImportError, OSError, subprocess.SubprocessError):
-            yield {}
-            return
+        except (ImportError, OSError, subprocess.SubprocessError) as error:
+            raise SkimError(f"{ENABLE} is 1 and HAProxy does not run here ({error}): leave it out") from error
         yield {
-            ENABLE: "1",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_S),
             **_own_files(folder),
@@ -58,7 +60,6 @@ def _starter(folder: Path) -> Path:
     command = shlex.join([sys.executable, "-I", "-S", haproxy_child.__file__, binary])
     starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     starter.chmod(0o700)
-    # Here, where there is another way: Serve would wait for it for ever.
     subprocess.run([starter, "-v"], check=True, capture_output=True, timeout=30)
     return starter
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from contextvars import Context
 from dataclasses import replace
 from typing import Protocol
 
@@ -104,14 +103,14 @@ class ServePools:
     def _wake_target(self) -> None:
         """Have an empty target pool start now, not after the selection: a call that waits is what Serve starts it for.
 
-        One at a time, so that it does not count as load; for all who wait, so it is not cancelled with one of them.
+        One at a time, so that it does not count as load.
         """
 
         async def ask() -> None:
             await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
 
         if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(ask(), context=Context())
+            self._waking = asyncio.create_task(ask())
 
     async def end_session(self, session: Session) -> None:
         # A handle cannot name a replica; the others do not know the session.

@@ -1,8 +1,13 @@
 """`skim bench`: what it offers, and what a user's mistakes look like."""
 
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from cluster.bench.show import measure
+from cluster.front_proxy import ENABLE
 
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
@@ -35,3 +40,13 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
     ran = skim("bench", "channel", "--rounds", 10, "--plot", tmp_path / "plot.png")
     assert ran.code == 2
     assert "plots need matplotlib" in ran.error
+
+
+@pytest.mark.parametrize(("asked", "before"), [("1", f"{ENABLE}=1 "), ("0", "")])
+def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, asked, before):
+    """The results page shows it under the figures: whoever repeats it must get the same proxy."""
+    monkeypatch.setenv(ENABLE, asked)
+    monkeypatch.setattr(sys, "argv", ["/bin/skim", "bench", "overhead"])
+    benchmark = SimpleNamespace(describe=lambda result: "", table=lambda result: (["a"], [["b"]]))
+    measure(benchmark, lambda tell: {}, tmp_path / "r.json", None)
+    assert json.loads((tmp_path / "r.json").read_text()) == {"command": f"{before}skim bench overhead"}

