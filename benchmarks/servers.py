@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.dense_server import dense_server
 from cluster.config import DeploymentConfig
 from cluster.preflight import free_port
-from kv_transfer.engine_start import CORES
+from kv_transfer.engine_start import CORES, KEPT_HEAP
 
 MODEL = "bench"
 """The model's name in requests to either system."""
@@ -51,8 +51,8 @@ def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
 def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
     options = {**engine_options(max_model_len, kv_tokens), "disable_uvicorn_access_log": True}
-    # Without plug-ins: stock means stock.
-    return dense_server(model, MODEL, options, {**engine_environment(), "VLLM_PLUGINS": ""})
+    # Without plug-ins: stock means stock. vLLM's full CPU build keeps freed memory too, by the tcmalloc it brings.
+    return dense_server(model, MODEL, options, {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""})
 
 
 def skim_config(target: Path, speculator: Path, max_model_len: int, kv_tokens: int, **decode: Any) -> DeploymentConfig:

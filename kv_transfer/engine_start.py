@@ -22,6 +22,13 @@ START_UP_FILE = "SKIM_START_UP_FILE"
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM's environment variable for the cores of each rank on CPU: `0,1|2,3`."""
 
+KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""glibc's variables (mallopt(3)) with which a process keeps what it frees, as the allocator of a GPU does.
+
+By itself glibc maps each block over 32 MiB anew and gives it back: a long prompt's activations are a page fault per
+4 KiB, in every layer of every step. vLLM's own answer is a tcmalloc in its `libs` folder, which not every build has.
+"""
+
 
 @contextmanager
 def start_up_environment(cpu_ranks: int) -> Iterator[str]:
@@ -51,6 +58,8 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
     The two would poll for each other for a second after each message, on cores that the model needs (SpinCondition in
     vllm.distributed.device_communicators.shm_broadcast).
 
+    They keep the memory that they free (KEPT_HEAP), unless the environment has said otherwise.
+
     config: vllm.config.VllmConfig, whose executor is set. omp_manager: vllm.utils.ompmultiprocessing.OMPProcessManager,
     since nothing here imports vLLM.
     """
@@ -58,6 +67,7 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
         yield
         return
     with ExitStack() as stack:
+        stack.enter_context(with_environment({name: os.environ.get(name, value) for name, value in KEPT_HEAP.items()}))
         if config.model_config.enforce_eager:
             stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
         if config.parallel_config.world_size == 1:

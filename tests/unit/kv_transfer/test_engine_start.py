@@ -1,11 +1,14 @@
-"""Where a rank on CPU runs, and on which cores, with vLLM's own manager of OpenMP's environment."""
+"""Where a rank on CPU runs and on which cores, with vLLM's own manager of OpenMP's environment, and its memory."""
 
 import os
+import platform
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from kv_transfer.engine_start import CORES, cpu_processes
+from kv_transfer.engine_start import CORES, KEPT_HEAP, cpu_processes
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +69,39 @@ def test_eager_engines_on_cpu_compile_nothing(manager, monkeypatch, ranks, devic
     with cpu_processes(config(ranks, device, eager=eager), manager):
         assert os.environ["TORCH_COMPILE_DISABLE"] == ("0" if compiles else "1")
     assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
+
+
+BLOCKS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def use(mebibytes):
+    block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(mebibytes << 20)))
+    libc.memset(block, 1, ctypes.c_size_t(mebibytes << 20))
+    libc.free(block)
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use(100)
+before = faults()
+for mebibytes in (40, 100, 60, 80):
+    use(mebibytes)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has variables of its own")
+@pytest.mark.parametrize(
+    ("told", "device", "kept"),
+    [({}, "cpu", True), ({}, "cuda", False), ({"MALLOC_MMAP_MAX_": "65536"}, "cpu", False)],
+    ids=["an engine on CPU", "on a GPU", "told otherwise"],
+)
+def test_memory_that_an_engine_on_cpu_frees_is_used_again_without_a_page_fault(
+    manager, monkeypatch, told, device, kept
+):
+    for name in KEPT_HEAP:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with cpu_processes(config(1, device), manager):
+        process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True)
+    assert (int(process.stdout) < 1000) is kept, process.stdout
