@@ -32,7 +32,7 @@ def stats(pool: str) -> dict[str, Any]:
     return counts
 
 
-def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, *, ignore_eos: bool = True) -> str:
+def ask(client: httpx.Client, seed: int, decode: Any, tokens: int, *, ignore_eos: bool = True) -> httpx.Response:
     """Greedy and, by default, past the end token, so that there is something to draft."""
     body = {
         "model": "skim-demo",
@@ -44,9 +44,13 @@ def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, *, ig
         "speculative_prefill": {"keep_rate": 0.2},
         "speculative_decode": decode,
     }
-    text: str = (
-        client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]["message"]["content"]
-    )
+    return client.post("/v1/chat/completions", json=body).raise_for_status()
+
+
+def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, **more: Any) -> str:
+    response = ask(client, seed, decode, tokens, **more)
+    assert response.headers["x-skim-mode"] == "speculative", "another prompt has another answer"
+    text: str = response.json()["choices"][0]["message"]["content"]
     return text
 
 
@@ -89,7 +93,7 @@ def test_drafting_resumes_after_the_speculator_died(client: httpx.Client) -> Non
             ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
         assert streaming.result() == plain
     # The new replica is another process at another address: the next request drafts again.
-    _await(lambda: bool(_replicas("speculator")))
+    _await(lambda: ask(client, 32, False, 1).headers["x-skim-mode"] == "speculative")
     before = stats("target")
     assert answer(client, 31, DRAFTED) == answer(client, 31, False)
     assert stats("target")["accepted"] > before["accepted"]
