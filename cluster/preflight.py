@@ -1,6 +1,8 @@
 """What can be found wrong with a deployment before anything of it starts, each as one sentence."""
 
+import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,8 @@ from kv_transfer.model_info import check_pair, check_speculator, inspect_model
 GIB = 2**30
 # Measured with the demo pair on CPU: one engine's processes before weights and KV cache.
 ENGINE_BASE_BYTES = int(1.2 * GIB)
+# Above Ray's workers (10002 to 19999), below Serve's replicas (30000 on) and Linux's outgoing connections (32768 on).
+_QUIET_PORTS = range(20000, 30000)
 
 
 def check_models(config: DeploymentConfig) -> None:
@@ -44,10 +48,12 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port on the loopback that nothing listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on the loopback that nothing listens on now, and that no outgoing connection gets before it is used."""
+    for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
+        with suppress(SkimError):
+            check_port("127.0.0.1", port)
+            return port
+    raise SkimError(f"of the ports {_QUIET_PORTS.start} to {_QUIET_PORTS.stop - 1} none is free on this machine")
 
 
 def check_memory(config: DeploymentConfig) -> None:

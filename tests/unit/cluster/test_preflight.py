@@ -2,10 +2,12 @@
 
 import shutil
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from cluster import preflight
 from cluster.app import build_app, needed_resources
 from cluster.config import DeploymentConfig
 from cluster.preflight import GIB, check_memory, check_models, check_port, free_port
@@ -58,6 +60,22 @@ def test_ports():
             check_port("127.0.0.1", free)
     with pytest.raises(SkimError, match=r"cannot listen on 203\.0\.113\.1"):
         check_port("203.0.113.1", free)
+
+
+def test_no_outgoing_connection_gets_a_port_that_was_chosen():
+    kernel_gives = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not kernel_gives.exists():
+        pytest.skip("Linux tells which ports it gives")
+    first, last = map(int, kernel_gives.read_text().split())
+    assert not [port for port in (free_port() for _ in range(50)) if first <= port <= last]
+
+
+def test_a_machine_without_a_free_port(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(preflight, "_QUIET_PORTS", range(port, port + 1))
+        with pytest.raises(SkimError, match=f"of the ports {port} to {port} none is free"):
+            free_port()
 
 
 @pytest.mark.parametrize(
