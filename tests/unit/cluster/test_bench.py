@@ -42,10 +42,12 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
     assert "plots need matplotlib" in ran.error
 
 
-@pytest.mark.parametrize(("asked", "before"), [("1", f"{ENABLE}=1 "), ("0", "")])
-def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, asked, before):
+@pytest.mark.parametrize(("said", "before"), [("0", f"{ENABLE}=0 "), (None, "")])
+def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, said, before):
     """The results page shows it under the figures: whoever repeats it must get the same proxy."""
-    monkeypatch.setenv(ENABLE, asked)
+    monkeypatch.delenv(ENABLE, raising=False)
+    if said:
+        monkeypatch.setenv(ENABLE, said)
     monkeypatch.setattr(sys, "argv", ["/bin/skim", "bench", "overhead"])
     benchmark = SimpleNamespace(describe=lambda result: "", table=lambda result: (["a"], [["b"]]))
     measure(benchmark, lambda tell: {}, tmp_path / "r.json", None)

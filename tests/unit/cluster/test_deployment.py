@@ -80,25 +80,30 @@ def test_what_others_serve_is_let_be(cluster, name):
     assert cluster.calls == ["leave"]
 
 
-@pytest.mark.parametrize(("address", "cores"), [(None, ["4", "7"]), ("auto", [None, None])])
-def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(cluster, monkeypatch, address, cores):
-    monkeypatch.delenv(CORES, raising=False)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
+@pytest.fixture
+def dry_run(cluster, monkeypatch):
+    """`deployed` gives the config and starts no Ray; this is the environment that Ray would have started in."""
+    told = {}
     monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)
-    monkeypatch.setattr(deployment, "_start_ray", lambda config, switches: None)
-    monkeypatch.setattr(deployment, "_join_ray", lambda address: None)
+    monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
     monkeypatch.setattr(deployment, "_stop", lambda name: None)
     monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
+    return told
+
+
+@pytest.mark.parametrize(("address", "cores"), [(None, ["4", "7"]), ("auto", [None, None])])
+def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(dry_run, monkeypatch, address, cores):
+    monkeypatch.delenv(CORES, raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
     with deployment.deployed(CONFIG, address=address) as applied:
         assert [pool.environment.get(CORES) for pool in applied.pools.values()] == cores
 
 
-def test_a_ray_of_this_machine_alone_is_told_how_to_serve(monkeypatch):
-    told = {}
+def test_a_ray_of_this_machine_alone_is_told_how_to_serve(dry_run, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
-    monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
-    deployment._start_ray(CONFIG, SERVE_SWITCHES)
+    with deployment.deployed(CONFIG):
+        pass
     of_the_user = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}
-    assert told.items() >= (SERVE_SWITCHES | of_the_user).items()
+    assert dry_run.items() >= (SERVE_SWITCHES | of_the_user).items()
     assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ

