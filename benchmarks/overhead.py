@@ -36,7 +36,7 @@ from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
 from cluster.config import DeploymentConfig, config_from_flags
 from cluster.deployment import deployed
 from cluster.preflight import free_port
-from kv_transfer.engine_start import CORES, with_environment
+from kv_transfer.engine_start import CORES, KEPT_HEAP, with_environment
 from speculator_service.engine import create_engine as create_speculator
 from target_service.engine import create_engine as create_target
 
@@ -82,7 +82,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
             baseline = None
             if kind == "vllm" and settings.ray_llm:
                 try:
-                    options, environment = _engine_options(settings, "target"), _environment("target")
+                    options, environment = _engine_options(settings, "target"), {**_environment("target"), **KEPT_HEAP}
                     route = stack.enter_context(ray_llm(settings.target, options, environment))
                     baseline = f"{url}{route}{_CHAT}"
                 except Exception as error:  # a baseline of others' making that does not run is a result too

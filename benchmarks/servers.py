@@ -3,6 +3,7 @@
 Both run the same vLLM with the same engine options on the same cores, and all cores go to whoever has work: the
 engines take turns within a request. By itself vLLM keeps one core free of each engine's threads (for its scheduler, in
 `vllm.utils.ompmultiprocessing`), which on two cores is half the machine; so both systems are told to use all of them.
+Skim has its engines keep the memory that they free; a stock server is told to do the same.
 
 Two things would make a server look slower than it is alone. A prefix cache hands out the least recently used blocks, so
 that every prompt is written to memory that was never touched until the whole cache was used once: caches are small
@@ -51,7 +52,7 @@ def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
 def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
     options = {**engine_options(max_model_len, kv_tokens), "disable_uvicorn_access_log": True}
-    # Without plug-ins: stock means stock. vLLM's full CPU build keeps freed memory too, by the tcmalloc it brings.
+    # Without plug-ins: stock means stock.
     return dense_server(model, MODEL, options, {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""})
 
 

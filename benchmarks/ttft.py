@@ -232,11 +232,11 @@ def describe(result: dict[str, Any]) -> str:
     flops = ", ".join(f"{ratio:.1f} at {int(length):,}" for length, ratio in result["flop_ratios"].items())
     return (
         f"Random weights, float32: target {models['target']}, speculator {models['speculator']}. {settings['rounds']} "
-        f"rounds, one request at a time; every engine uses all cores. Ratios with their range over the rounds. "
-        f'"default" asks for nothing: prompts under {defaults["min_prompt_tokens"]:,} tokens run dense, others at keep '
-        f"rate {defaults['keep_rate']}. At keep rate 1 Skim runs dense and its limit is the target's forward alone, so "
-        "that dense / limit is what the stock server adds: on CPU vLLM gives its engine a second process. By "
-        "floating-point operations alone, dense is to the limit at keep rate "
+        "rounds, one request at a time; every engine uses all cores and keeps the memory that it frees. Ratios with "
+        f'their range over the rounds. "default" asks for nothing: prompts under {defaults["min_prompt_tokens"]:,} '
+        f"tokens run dense, others at keep rate {defaults['keep_rate']}. At keep rate 1 Skim runs dense and its limit "
+        "is the target's forward alone, so that dense / limit is what the stock server adds: on CPU vLLM gives its "
+        "engine a second process. By floating-point operations alone, dense is to the limit at keep rate "
         f"{min(settings['keep_rates'])} as {flops} to 1."
     )
 
