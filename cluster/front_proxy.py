@@ -25,7 +25,7 @@ ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 """Ray's own environment variable: 0 keeps Serve's proxy, 1 insists on HAProxy."""
 
 # Seconds that a router replica goes on listening after it was told to stop: until HAProxy has been told, too.
-_DRAIN, _DRAIN_S = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", 2
+_DRAIN = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
 
 
 @contextmanager
@@ -48,9 +48,12 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
                 raise SkimError(f"{ENABLE} is 1 and HAProxy does not run here ({error}): leave it out") from error
             yield {}
             return
-        of_its_own = {_DRAIN: str(_DRAIN_S), **_own_files(folder), **_own_ports()}
         # A binary of the user's is in the starter already.
-        yield {**unless_set(of_its_own), ENABLE: "1", "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter)}
+        yield {
+            **unless_set(_DRAIN | _own_files(folder) | _own_ports()),
+            ENABLE: "1",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
+        }
 
 
 def _starter(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 from typing import Protocol
 
@@ -103,14 +104,15 @@ class ServePools:
     def _wake_target(self) -> None:
         """Have an empty target pool start now, not after the selection: a call that waits is what Serve starts it for.
 
-        One at a time, so that it does not count as load.
+        One at a time, so that it does not count as load; for all who wait, so in a context of its own: Serve cancels
+        the calls that it knows to belong to a cancelled request.
         """
 
         async def ask() -> None:
             await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
 
         if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(ask())
+            self._waking = asyncio.create_task(ask(), context=Context())
 
     async def end_session(self, session: Session) -> None:
         # A handle cannot name a replica; the others do not know the session.

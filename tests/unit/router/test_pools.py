@@ -1,6 +1,7 @@
 """The calls over Serve handles, on handles that fail as Ray's do: retries, admission, cancellation."""
 
 import asyncio
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy as np
@@ -331,6 +332,21 @@ async def test_while_a_selection_waits_both_halves_of_the_target_are_woken_once(
         task.cancel()
     await asyncio.wait(selecting)
     assert not any(handle.replies[1].waiting for handle in halves)
+
+
+async def test_waking_the_target_is_no_part_of_the_request_that_waited_first(monkeypatch):
+    """Serve knows by a context variable which calls belong to a request, and cancels them with it."""
+    monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
+    request, seen = ContextVar("request", default=None), []
+    pools, _, target = serve_pools(speculator=[Reply(FOREVER)], target=[Reply(FOREVER)])
+    wake = target.info.remote
+    target.info = SimpleNamespace(remote=lambda: (seen.append(request.get()), wake())[1])
+    request.set("may be cancelled")
+    selecting = asyncio.create_task(pools.select(SELECT))
+    await until(lambda: seen)
+    selecting.cancel()
+    await asyncio.wait([selecting])
+    assert seen == [None]
 
 
 async def test_a_selection_that_is_quick_wakes_nobody(monkeypatch):

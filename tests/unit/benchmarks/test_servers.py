@@ -1,0 +1,15 @@
+"""What is compared is compared on equal terms."""
+
+from pathlib import Path
+
+from benchmarks import servers
+from kv_transfer.engine_start import CORES, KEPT_HEAP
+
+
+def test_a_stock_server_has_the_cores_and_the_memory_that_skims_engines_have(monkeypatch):
+    told = {}
+    monkeypatch.setattr(servers, "dense_server", lambda model, name, options, environment: told.update(environment))
+    servers.stock_server(Path("target"), 4096, 8192)
+    assert told.items() >= (servers.engine_environment() | KEPT_HEAP).items()
+    assert CORES in told
+    assert told["VLLM_PLUGINS"] == "", "stock means stock"
