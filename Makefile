@@ -42,8 +42,8 @@ e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
 	$(PYTEST) tests/e2e
 
-chaos: $(INSTALLED) ## tests that kill replicas under requests
-	@printf '\n== chaos: replicas that die\n'
+chaos: $(INSTALLED) ## tests in which clients hang up and processes die
+	@printf '\n== chaos: clients that hang up, processes that die\n'
 	$(PYTEST) tests/chaos
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from cluster.app import (
     ACCELERATOR,
@@ -162,15 +162,23 @@ def _await_running(name: str, progress: Progress) -> None:
     while True:
         application = serve.status().applications[name]
         for part, deployment in application.deployments.items():
-            if deployment.status.value == "HEALTHY" and part not in told:
+            if deployment.status == "HEALTHY" and part not in told:
                 told.add(part)
                 progress(f"{part} is ready")
         if application.status == ApplicationStatus.RUNNING:
             return
-        if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+        if _has_failed(application):
             messages = [d.message for d in application.deployments.values() if d.message] + [application.message]
             raise SkimError(f"the deployment did not start: {_reason(messages)}")
         time.sleep(_POLL_S)
+
+
+def _has_failed(application: ApplicationStatusOverview) -> bool:
+    """Not so where a replica that was running has died: Serve starts another one."""
+    if application.status != ApplicationStatus.UNHEALTHY:
+        return application.status == ApplicationStatus.DEPLOY_FAILED
+    sick = [part for part in application.deployments.values() if part.status == "UNHEALTHY"]
+    return not sick or any(part.status_trigger != "HEALTH_CHECK_FAILED" for part in sick)
 
 
 def _reason(messages: list[str]) -> str:

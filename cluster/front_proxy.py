@@ -24,8 +24,12 @@ from kv_transfer.errors import SkimError
 ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 """Ray's own environment variable: 0 keeps Serve's proxy, 1 insists on HAProxy."""
 
-# Seconds that a router replica goes on listening after it was told to stop: until HAProxy has been told, too.
-_DRAIN = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
+_SECONDS = {
+    # A router replica that was told to stop goes on listening until HAProxy has been told, too.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    # Serve looks so often whether HAProxy lives, and starts another one when it is dead three times in a row.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+}
 
 
 @contextmanager
@@ -50,7 +54,7 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
             return
         # A binary of the user's is in the starter already.
         yield {
-            **unless_set(_DRAIN | _own_files(folder) | _own_ports()),
+            **unless_set(_SECONDS | _own_files(folder) | _own_ports()),
             ENABLE: "1",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(starter),
         }

@@ -1,5 +1,73 @@
-"""The deployments of the end-to-end tests, for tests that harm them."""
+"""One `skim serve` of mock engines for the modules that harm it; they come in alphabetical order, `killed_ray` last."""
 
-from tests.e2e.conftest import client, endpoint, mock_endpoint
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
-__all__ = ["client", "endpoint", "mock_endpoint"]
+import httpx
+import psutil
+import pytest
+import ray
+import yaml
+
+from cluster.app import APP_NAME
+from tests.e2e.conftest import ROOT, Served, skim_serve
+
+# Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only.
+SETTINGS: dict[str, Any] = {
+    "served_model_name": "skim-demo",
+    "speculator": {
+        "model": str(ROOT / "demo_models" / "speculator"),
+        "engine": "mock",
+        "engine_options": {"ms_per_token": 0.25},
+    },
+    "target": {
+        "model": str(ROOT / "demo_models" / "target"),
+        "engine": "mock",
+        "engine_options": {"prefill_ms": 1500.0, "decode_ms": 100.0},
+        "replicas": 2,
+    },
+    "router": {"min_prompt_tokens": 1024, "admission_timeout_s": 2.0, "select_timeout_s": 2.5},
+}
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    config = folder / "mock.yaml"
+    config.write_text(yaml.safe_dump(SETTINGS))
+    served = skim_serve(config, folder)
+    processes = [psutil.Process(served.process.pid)]
+    try:
+        served.await_ready()
+        processes += processes[0].children(recursive=True)
+        yield served
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        served.process.wait()
+
+
+@pytest.fixture(scope="module")
+def on_its_ray(served: Served) -> Iterator[None]:
+    """This process on the Ray of `served`, for what its replicas count and for their end."""
+    ray.init(address="auto", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=120) as http:
+        yield http
+
+
+def replicas(pool: str) -> list[str]:
+    """Names of the pool's live Serve replica actors."""
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    return [name for name in names if name.startswith(f"SERVE_REPLICA::{APP_NAME}#{pool}#")]
+
+
+def kill(name: str) -> None:
+    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)

@@ -22,7 +22,7 @@ from cluster.config import DeploymentConfig, config_from_flags
 from cluster.demo_document import make_document
 from cluster.deployment import apply, deployed
 from cluster.preflight import free_port
-from tests.chaos.test_replica_death import replicas
+from tests.chaos.conftest import replicas
 from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from cluster import deployment
 from cluster.app import APP_NAME, SERVE_SWITCHES
@@ -69,6 +70,46 @@ def test_what_a_killed_run_left_is_replaced(cluster):
     cluster.serve_up, cluster.applications = True, {"skim-batch-1": None}
     deployment._make_way(CONFIG, "skim-batch-1")
     assert cluster.calls == ["delete skim-batch-1"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What Serve says of the application, look after look."""
+    seen = []
+
+    def status():
+        application, speculator, trigger = seen.pop(0)
+        parts = {"speculator": (speculator, trigger), "target": ("HEALTHY", "CONFIG_UPDATE_COMPLETED")}
+        overview = {name: DeploymentStatusOverview(*states, {}, "") for name, states in parts.items()}
+        return SimpleNamespace(applications={APP_NAME: ApplicationStatusOverview(application, "it is so", 0, overview)})
+
+    monkeypatch.setattr(deployment.serve, "status", status)
+    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
+    return seen
+
+
+def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
+    seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED")] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
+    told = []
+    deployment._await_running(APP_NAME, told.append)
+    assert told == ["target is ready", "speculator is ready"]
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ("DEPLOY_FAILED", "DEPLOY_FAILED", "REPLICA_STARTUP_FAILED"),
+        ("DEPLOY_FAILED", "DEPLOY_FAILED", "HEALTH_CHECK_FAILED"),
+        ("UNHEALTHY", "UNHEALTHY", "REPLICA_STARTUP_FAILED"),
+        ("UNHEALTHY", "UNHEALTHY", "INTERNAL_ERROR"),
+        ("UNHEALTHY", "HEALTHY", "UNSPECIFIED"),
+    ],
+)
+def test_what_does_not_start_is_not_waited_for(seen, state):
+    seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
+    with pytest.raises(SkimError, match="the deployment did not start: it is so"):
+        deployment._await_running(APP_NAME, print)
 
 
 @pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])

@@ -9,17 +9,26 @@ import pytest
 from ray import serve
 
 from cluster.app import APP_NAME
+from cluster.config import config_from_settings
 from cluster.demo_document import make_document
+from cluster.deployment import apply
+from tests.chaos.conftest import SETTINGS, replicas
+from tests.e2e.conftest import Served
 
 pytestmark = pytest.mark.slow
 
-# Slow enough that a request is surely under way when it is cancelled; long prompts are slow on the speculator only.
-MOCK_SETTINGS = {
-    "speculator.engine_options": {"ms_per_token": 1.0},
-    "target.engine_options": {"prefill_ms": 1000.0, "decode_ms": 200.0},
-    "router.min_prompt_tokens": 1024,
-}
-SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 6000))
+SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 8000))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_replica_each(served: Served, on_its_ray: None) -> None:
+    """Whoever asks a pool what it has counted hears it from the replica that counted."""
+    target, router = {**SETTINGS["target"], "replicas": 1}, {**SETTINGS["router"], "port": served.port}
+    apply(config_from_settings({**SETTINGS, "target": target, "router": router}), progress=lambda line: None)
+    deadline = time.monotonic() + 120
+    while (found := {pool: len(replicas(pool)) for pool in ("speculator", "target")}) != {"speculator": 1, "target": 1}:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
 
 
 def stats(pool: str) -> dict[str, int]:
@@ -56,11 +65,11 @@ def test_hanging_up_a_stream_aborts_on_the_target(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_hanging_up_during_speculation_aborts_on_the_speculator(mock_endpoint: str, stream: bool) -> None:
+def test_hanging_up_during_speculation_aborts_on_the_speculator(served: Served, stream: bool) -> None:
     before, untouched = stats("speculator"), stats("target")
 
     async def ask_and_leave() -> None:
-        async with httpx.AsyncClient(base_url=mock_endpoint, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
             request = asyncio.create_task(http.post("/v1/chat/completions", json=body(LONG, stream=stream)))
             await asyncio.to_thread(await_count, "speculator", "running", 1)
             request.cancel()
@@ -71,11 +80,11 @@ def test_hanging_up_during_speculation_aborts_on_the_speculator(mock_endpoint: s
     assert stats("target")["started"] == untouched["started"]
 
 
-def test_hanging_up_before_the_answer_ends_its_drafting_session(mock_endpoint: str) -> None:
+def test_hanging_up_before_the_answer_ends_its_drafting_session(served: Served) -> None:
     """No target drafts over mocks, so that the router alone can end it."""
 
     async def ask_and_leave() -> None:
-        async with httpx.AsyncClient(base_url=mock_endpoint, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
             request = asyncio.create_task(http.post("/v1/chat/completions", json=body(MIDDLE)))
             await asyncio.to_thread(await_count, "target", "running", 1)
             await asyncio.to_thread(await_count, "speculator", "sessions", before + 1)

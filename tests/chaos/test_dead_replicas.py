@@ -6,28 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
-import ray
 
 from cluster.demo_document import make_document
+from tests.chaos.conftest import kill, replicas
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
 
-MOCK_SETTINGS = {
-    "target.replicas": 2,
-    "target.engine_options": {"prefill_ms": 2500.0},
-    "router.admission_timeout_s": 2.0,
-    "router.select_timeout_s": 2.0,
-}
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
-
-
-def replicas(pool: str) -> list[str]:
-    """Names of the pool's live Serve replica actors."""
-    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if f"#{pool}#" in a["name"]]
-
-
-def kill(name: str) -> None:
-    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
 
 
 def await_replicas(pool: str, count: int, client: httpx.Client) -> None:
