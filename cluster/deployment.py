@@ -46,10 +46,11 @@ def deployed(
     called with one line per change of state. name: of the Serve application; one of a name of its own is replaced if a
     killed run left it in the cluster. Raises SkimError for whatever a person can mend.
     """
+    if address is None:
+        check_port(config.router.host, config.router.port)
     check_models(config)
     with ExitStack() as stack:
         if address is None:
-            check_port(config.router.host, config.router.port)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
             _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches())})

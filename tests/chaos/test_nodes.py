@@ -27,6 +27,7 @@ from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
+UPGRADE = {"target.engine_options": {"prefill_ms": 100.0, "decode_ms": 20.0}}
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 20, "stream": True}
 CLIENTS = 6
 QUIET = {"progress": lambda line: None}
@@ -172,7 +173,7 @@ def test_an_upgrade_under_load(url: str) -> None:
     before = set(replicas("target"))
     with Load(url) as load:
         load.go_on()
-        scaled(url, 2, **{"target.engine_options": {"prefill_ms": 100.0, "decode_ms": 20.0}})
+        scaled(url, 2, **UPGRADE)
         load.go_on()
     assert load.failed == []
     await_replicas("target", 2)
@@ -181,7 +182,7 @@ def test_an_upgrade_under_load(url: str) -> None:
 
 def test_a_node_dies_under_load(url: str, nodes: dict[str, Any]) -> None:
     """Answers that had begun may end; no other request may fail. Then the speculator's node goes: all is dense."""
-    scaled(url, 2)
+    scaled(url, 2, **UPGRADE)  # as the test before left it
     await_replicas("target", 2)
     with Load(url) as load:
         load.go_on()

@@ -98,7 +98,7 @@ def batch(tmp_path: Path) -> list[str]:
     deployment["router"].update(port=free_port(), min_prompt_tokens=8)
     for pool in ("speculator", "target"):
         deployment[pool].update(engine="mock", model=str(ROOT / "demo_models" / pool), engine_options={})
-    deployment["target"]["engine_options"] = {"prefill_ms": 800.0}
+    deployment["target"]["engine_options"] = {"prefill_ms": 500.0}
     (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(deployment))
     files = ["--input", str(tmp_path / "in.jsonl"), "--output", "out.jsonl"]
     return [*files, "--config", str(tmp_path / "deployment.yaml"), "--concurrency", "16"]
