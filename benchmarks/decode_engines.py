@@ -202,10 +202,12 @@ class Engines:
         return answer
 
     async def close(self) -> None:
+        # First those who ask: gRPC prints a trace for a stream that its server ends.
+        for target in self.targets.values():
+            target.close()
         await self.server.stop()
         await self.service.close()
-        for engine in (self.speculator, *self.targets.values()):
-            engine.close()
+        self.speculator.close()
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> dict[str, Any]:

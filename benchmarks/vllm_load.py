@@ -8,6 +8,7 @@ by the rate.
 
 import argparse
 import asyncio
+import gc
 import io
 import json
 from collections.abc import Mapping
@@ -49,8 +50,11 @@ def send(
     from vllm.benchmarks.serve import main_async
 
     words = ["--base-url", url, *command_line(load, requests, extra_body, rate, objective_ms)]
-    with redirect_stdout(io.StringIO()):
-        result = asyncio.run(main_async(arguments(words)))
+    try:
+        with redirect_stdout(io.StringIO()):
+            result = asyncio.run(main_async(arguments(words)))
+    finally:
+        gc.unfreeze()  # it freezes the heap, and nanobind lists at the end of the process what was never freed
     if not result["completed"]:
         raise SkimError(f"{url} answered none of {requests} requests: {result['errors'][0]:.300}")
     return result

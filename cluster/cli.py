@@ -32,8 +32,9 @@ app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.command(rich_help_panel="Serving")(batch)
 console = Console(stderr=True, highlight=False)
 
-# The terminal is for the user: Ray and Serve log to files, vLLM and torch say only errors. Read when imported.
+# The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.
 QUIET = {
+    "GRPC_VERBOSITY": "ERROR",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -1,12 +1,15 @@
 """The load generator is asked for what the benchmark says it measures; vLLM's own parser reads it."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
+import pytest
 from transformers import AutoTokenizer
 from vllm.benchmarks.datasets import get_samples
 
-from benchmarks.vllm_load import Load, arguments, command_line
+from benchmarks.vllm_load import Load, arguments, command_line, send
+from kv_transfer.errors import SkimError
 
 MODEL = Path(__file__).parents[3] / "demo_models" / "target"
 
@@ -36,3 +39,21 @@ def test_no_two_prompts_begin_alike() -> None:
     assert first == prompts(seed=0) != prompts(seed=1)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     assert all(abs(len(tokenizer(prompt).input_ids) - 256) < 40 for prompt in first)
+
+
+@pytest.mark.parametrize("completed", [0, 1])
+def test_the_heap_is_as_it_was(monkeypatch: pytest.MonkeyPatch, completed: int) -> None:
+    """vLLM's generator freezes it, and at the end of the process nanobind would list it as leaked."""
+
+    async def main_async(args: object) -> dict[str, object]:
+        gc.freeze()
+        return {"completed": completed, "errors": ["no answer"]}
+
+    monkeypatch.setattr("vllm.benchmarks.serve.main_async", main_async)
+    load = Load(MODEL, "bench", prompt_tokens=256, answer_tokens=4, seed=0)
+    if completed:
+        send(load, "http://127.0.0.1:1", 1, {})
+    else:
+        with pytest.raises(SkimError, match=r"http://127\.0\.0\.1:1 answered none of 1 requests: no answer"):
+            send(load, "http://127.0.0.1:1", 1, {})
+    assert gc.get_freeze_count() == 0
