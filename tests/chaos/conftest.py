@@ -1,5 +1,6 @@
 """One `skim serve` of mock engines for the modules that harm it; they come in alphabetical order, `killed_ray` last."""
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,8 @@ import yaml
 from cluster.app import APP_NAME
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
-# Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only.
+# Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only. An
+# answer of 200 tokens takes longer than a test waits for the end of a request whose client hung up.
 SETTINGS: dict[str, Any] = {
     "served_model_name": "skim-demo",
     "speculator": {
@@ -24,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "target": {
         "model": str(ROOT / "demo_models" / "target"),
         "engine": "mock",
-        "engine_options": {"prefill_ms": 1500.0, "decode_ms": 100.0},
+        "engine_options": {"prefill_ms": 1500.0, "decode_ms": 200.0},
         "replicas": 2,
     },
     "router": {"min_prompt_tokens": 1024, "admission_timeout_s": 2.0, "select_timeout_s": 2.5},
@@ -67,6 +69,14 @@ def replicas(pool: str) -> list[str]:
     """Names of the pool's live Serve replica actors."""
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     return [name for name in names if name.startswith(f"SERVE_REPLICA::{APP_NAME}#{pool}#")]
+
+
+def await_replicas(pool: str, count: int) -> None:
+    """Until the pool has `count` replicas, ready or not: Serve starts new ones for those that died."""
+    deadline = time.monotonic() + 120
+    while len(found := replicas(pool)) != count:
+        assert time.monotonic() < deadline, f"{pool} has {found}, expected {count}"
+        time.sleep(0.2)
 
 
 def kill(name: str) -> None:

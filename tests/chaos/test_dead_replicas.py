@@ -8,21 +8,20 @@ import httpx
 import pytest
 
 from cluster.demo_document import make_document
-from tests.chaos.conftest import kill, replicas
+from tests.chaos.conftest import await_replicas, kill, replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
 
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
 
 
-def await_replicas(pool: str, count: int, client: httpx.Client) -> None:
-    """Until the pool has `count` replicas that answer (Serve starts new ones for those that died)."""
+def await_answers(pool: str, count: int, client: httpx.Client) -> None:
+    """Until the pool has `count` replicas and the endpoint answers."""
+    await_replicas(pool, count)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if len(replicas(pool)) == count and client.post("/v1/chat/completions", json=BODY).status_code == 200:
-            return
+    while client.post("/v1/chat/completions", json=BODY).status_code != 200:
+        assert time.monotonic() < deadline, f"no answer from {replicas(pool)}"
         time.sleep(1)
-    raise AssertionError(f"{pool} has {replicas(pool)}, expected {count}")
 
 
 def in_flight(client: httpx.Client, count: int, stream: bool, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
@@ -34,7 +33,7 @@ def in_flight(client: httpx.Client, count: int, stream: bool, pool: ThreadPoolEx
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_before_their_first_token_move_to_another_replica(client: httpx.Client, stream: bool) -> None:
-    await_replicas("target", 2, client)
+    await_answers("target", 2, client)
     with ThreadPoolExecutor(4) as pool:
         requests = in_flight(client, 4, stream, pool)
         kill(replicas("target")[0])
@@ -45,7 +44,7 @@ def test_requests_before_their_first_token_move_to_another_replica(client: httpx
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_any_replica_a_request_gets_one_clean_503(client: httpx.Client, stream: bool) -> None:
-    await_replicas("target", 2, client)
+    await_answers("target", 2, client)
     with ThreadPoolExecutor(2) as pool:
         requests = in_flight(client, 2, stream, pool)
         for name in replicas("target"):
@@ -59,7 +58,7 @@ def test_without_any_replica_a_request_gets_one_clean_503(client: httpx.Client, 
 
 
 def test_a_dead_speculator_pool_means_dense(client: httpx.Client) -> None:
-    await_replicas("target", 2, client)
+    await_answers("target", 2, client)
     speculative = client.post("/v1/chat/completions", json=BODY)
     assert speculative.headers["x-skim-mode"] == "speculative"
     for name in replicas("speculator"):

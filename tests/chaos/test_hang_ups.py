@@ -12,12 +12,12 @@ from cluster.app import APP_NAME
 from cluster.config import config_from_settings
 from cluster.demo_document import make_document
 from cluster.deployment import apply
-from tests.chaos.conftest import SETTINGS, replicas
+from tests.chaos.conftest import SETTINGS, await_replicas
 from tests.e2e.conftest import Served
 
 pytestmark = pytest.mark.slow
 
-SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 8000))
+SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 6000))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,10 +25,8 @@ def one_replica_each(served: Served, on_its_ray: None) -> None:
     """Whoever asks a pool what it has counted hears it from the replica that counted."""
     target, router = {**SETTINGS["target"], "replicas": 1}, {**SETTINGS["router"], "port": served.port}
     apply(config_from_settings({**SETTINGS, "target": target, "router": router}), progress=lambda line: None)
-    deadline = time.monotonic() + 120
-    while (found := {pool: len(replicas(pool)) for pool in ("speculator", "target")}) != {"speculator": 1, "target": 1}:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
+    for pool in ("speculator", "target"):
+        await_replicas(pool, 1)
 
 
 def stats(pool: str) -> dict[str, int]:

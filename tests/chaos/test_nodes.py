@@ -22,7 +22,7 @@ from cluster.config import DeploymentConfig, config_from_flags
 from cluster.demo_document import make_document
 from cluster.deployment import apply, deployed
 from cluster.preflight import free_port
-from tests.chaos.conftest import replicas
+from tests.chaos.conftest import await_replicas, replicas
 from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -123,13 +123,6 @@ def url(nodes: dict[str, Any]) -> Iterator[str]:
 def scaled(url: str, replicas: int, **overrides: Any) -> None:
     """The deployment with so many target replicas, once it is so."""
     apply(config(**{"router.port": int(url.rpartition(":")[2]), "target.replicas": replicas, **overrides}), **QUIET)
-
-
-def await_replicas(pool: str, count: int) -> None:
-    deadline = time.monotonic() + 90
-    while len(replicas(pool)) != count and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert len(replicas(pool)) == count
 
 
 def node_of(name: str) -> str:

@@ -26,8 +26,7 @@ def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
     assert seen["runner"] == ["vllm.v1.worker.cpu.model_runner.CPUModelRunner"]
     assert seen["model_state"] == ["RestoringDefaultModelState"]
     for name in ("kept", "plain", "chunked", "cached"):
-        assert seen[name]["tokens"] == (16 if name == "cached" else 64)
         assert seen[name]["wrong"] == 0
         assert seen[name]["difference"] <= 1e-3
     assert seen["cached"]["cached_tokens"] == 32
-    assert seen["withheld"]["wrong"] > seen["withheld"]["tokens"] / 2
+    assert seen["withheld"]["wrong"] > seen["tokens"] / 2

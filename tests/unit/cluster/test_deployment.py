@@ -72,6 +72,17 @@ def test_what_a_killed_run_left_is_replaced(cluster):
     assert cluster.calls == ["delete skim-batch-1"]
 
 
+def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
+    monkeypatch.setattr(deployment, "check_models", lambda config: pytest.fail("the models were read"))
+
+    def refuse(host, port):
+        raise SkimError(f"cannot listen on {host}:{port}")
+
+    monkeypatch.setattr(deployment, "check_port", refuse)
+    with pytest.raises(SkimError, match=r"cannot listen on 127\.0\.0\.1:8000"):
+        deployment.deployed(CONFIG).__enter__()
+
+
 @pytest.fixture
 def seen(monkeypatch):
     """What Serve says of the application, look after look."""

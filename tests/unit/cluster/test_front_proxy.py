@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import front_proxy, haproxy_child
+from cluster import haproxy_child
 from cluster.front_proxy import ENABLE, haproxy_switches
 from cluster.haproxy_child import PRIVATE_PORTS, mended
 from cluster.preflight import free_port
@@ -135,7 +135,8 @@ def test_two_rays_on_one_machine_share_nothing(switches):
     with haproxy_switches() as others:
         own = {name: value for name, value in switches.items() if value.isdigit() or "/" in value}
         shared = {name for name, value in own.items() if others[name] == value}
-    assert shared == {ENABLE, *front_proxy._SECONDS}
+    seconds = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"}
+    assert shared == {ENABLE, *seconds}
     ports = [value for name, value in switches.items() if name.endswith("_PORT")]
     assert len(ports) == len(set(ports)) == 4
 
