@@ -5,21 +5,21 @@ from typing import Any
 
 import ray
 
-from actors.draft_spans import DraftSpans
 from actors.failures import reply_to_failure
-from actors.logs import log_through_serve
-from actors.metrics import PoolMetrics, request_counts
-from actors.pool_spans import SELECT, note_select_parts, note_selection
+from actors.observability.draft_spans import DraftSpans
+from actors.observability.logs import log_through_serve
+from actors.observability.metrics import PoolMetrics, request_counts
+from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
+from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
-from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
-from speculator_service.drafting import DraftService
-from speculator_service.engine import create_engine
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
-from actors.logs import log_through_serve
-from actors.metrics import PoolMetrics, request_counts
-from actors.pool_spans import answer_span
+from actors.observability.logs import log_through_serve
+from actors.observability.metrics import PoolMetrics, request_counts
+from actors.observability.pool_spans import answer_span
+from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
-from actors.tracing import create_tracer
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateRequest
-from target_service.engine import create_engine
+from target_service.factory import create_engine
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ class WorkMeter:
             self._tokens -= tokens
 
     def stats(self) -> dict[str, float]:
-        """What `cluster.autoscaling` reads.
+        """What `cluster.serve.autoscaling` reads.
 
         tokens_in_flight: to read, of the requests that run. busy: share of the time since the last call, 0 to 1.
         seconds_per_request, seconds_per_token: means over about the last ten requests; left out before the first, as

@@ -15,16 +15,16 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.progress import Progress
-from cluster.demo_document import make_document
+from cluster.commands.demo_document import make_document
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.engine_start import CORES, with_environment
+from kv_transfer.environment import CORES, with_environment
 from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
-from speculator_service.drafting import DraftService
+from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.engine import create_engine as create_speculator
+from speculator_service.factory import create_engine as create_speculator
 from speculator_service.service import SpeculatorService
-from target_service.engine import create_engine as create_target
+from target_service.factory import create_engine as create_target
 
 _ENGINE = {"enforce_eager": True, "dtype": "float32"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from cluster.preflight import free_port
+from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
 
 _START_LIMIT_S = 300

@@ -30,7 +30,7 @@ from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from benchmarks.servers import MODEL, SETTLE_S, skim_config, stock_server
 from benchmarks.vllm_load import Load, send
-from cluster.deployment import deployed
+from cluster.serve.deployment import deployed
 from kv_transfer.errors import SkimError
 
 SERVERS = ("dense", "skim")

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.chat_client import Timed
-from cluster.demo_document import make_document
+from cluster.commands.demo_document import make_document
 from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, SelectionOptions, SelectRequest
 from router.protection import droppable_tokens, spans_of
 from speculator_service.engine import SpeculatorEngine

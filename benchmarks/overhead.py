@@ -33,12 +33,12 @@ from benchmarks.overhead_parts import WAY, added, explained, parts_table
 from benchmarks.progress import Progress, silent
 from benchmarks.ray_llm import APP_NAME, ray_llm
 from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
-from cluster.config import DeploymentConfig, config_from_flags
-from cluster.deployment import deployed
-from cluster.preflight import free_port
-from kv_transfer.engine_start import CORES, KEPT_HEAP, with_environment
-from speculator_service.engine import create_engine as create_speculator
-from target_service.engine import create_engine as create_target
+from cluster.config.schema import DeploymentConfig, config_from_flags
+from cluster.serve.deployment import deployed
+from cluster.serve.preflight import free_port
+from kv_transfer.environment import CORES, KEPT_HEAP, with_environment
+from speculator_service.factory import create_engine as create_speculator
+from target_service.factory import create_engine as create_target
 
 CONCURRENCY = (1, 8, 32)
 _DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes minutes on two cores

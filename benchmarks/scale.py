@@ -23,10 +23,10 @@ from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from benchmarks.scale_summary import POOLS, summary, waiting
 from benchmarks.vllm_load import Load, send
-from cluster.app import APP_NAME
-from cluster.config import DeploymentConfig
-from cluster.deployment import deployed
-from cluster.preflight import free_port
+from cluster.config.schema import DeploymentConfig
+from cluster.serve.app import APP_NAME
+from cluster.serve.deployment import deployed
+from cluster.serve.preflight import free_port
 
 SLOTS = 2
 MOST = {"speculator": 4, "target": 3}

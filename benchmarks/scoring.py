@@ -45,7 +45,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
 
 
 async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
-    from speculator_service.vllm_engine import VllmSpeculator
+    from speculator_service.vllm_backend.engine import VllmSpeculator
 
     began, pair = machine(), bench_pair(seed=settings.seed)
     longest = max(settings.lengths + settings.prefill_lengths) + 64

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from kv_transfer.messages import SelectionOptions
-from speculator_service.vllm_requests import ScoredRequest
+from speculator_service.vllm_backend.scored_requests import ScoredRequest
 
 READ_BYTES = 2**28
 """Size of the buffer whose reading gives the bandwidth: far beyond any cache."""
 
 
 class ScoringBench:
-    """Methods for `speculator_service.vllm_worker.SpeculatorWorker` (vLLM's `worker_extension_cls`)."""
+    """Methods for `speculator_service.vllm_backend.worker.SpeculatorWorker` (vLLM's `worker_extension_cls`)."""
 
     def bench_fill(self, tokens: int) -> None:
         """Fill the cache blocks of a sequence of `tokens`: unwritten pages would all be the same zeros."""

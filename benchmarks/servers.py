@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dense_server import dense_server
-from cluster.config import DeploymentConfig
-from cluster.preflight import free_port
-from kv_transfer.engine_start import CORES, KEPT_HEAP
+from cluster.config.schema import DeploymentConfig
+from cluster.serve.preflight import free_port
+from kv_transfer.environment import CORES, KEPT_HEAP
 
 MODEL = "bench"
 """The model's name in requests to either system."""

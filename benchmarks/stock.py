@@ -24,8 +24,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.engine_start import cpu_processes
 from kv_transfer.errors import SkimError
+from vllm_hooks.start_up import cpu_processes
 
 
 class StockEngine:

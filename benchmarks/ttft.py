@@ -91,7 +91,7 @@ def turns(settings: Settings, round_index: int) -> Iterator[Turn]:
 
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     """Measure; `rows` as in `rows_of`. Raises SkimError if something does not start or answer."""
-    from cluster.deployment import deployed
+    from cluster.serve.deployment import deployed
 
     began, pair = machine(), bench_pair(seed=settings.seed)
     longest = max(settings.lengths + settings.short_lengths) + 64

@@ -14,6 +14,7 @@ COPY kv_transfer/ kv_transfer/
 COPY router/ router/
 COPY speculator_service/ speculator_service/
 COPY target_service/ target_service/
+COPY vllm_hooks/ vllm_hooks/
 RUN --mount=type=cache,target=/root/.cache/pip requirements/install.sh python3 .venv
 
 FROM python:3.11-slim-bookworm

@@ -17,6 +17,7 @@ COPY kv_transfer/ kv_transfer/
 COPY router/ router/
 COPY speculator_service/ speculator_service/
 COPY target_service/ target_service/
+COPY vllm_hooks/ vllm_hooks/
 RUN python3 -m pip --python .venv/bin/python install --no-cache-dir --no-deps --no-build-isolation --editable .
 
 FROM python:3.11-slim-bookworm

@@ -6,7 +6,7 @@ They need all of their sentences, so they show what selection costs where nothin
 import random
 import string
 
-from cluster.demo_document import FILLER_WORDS
+from cluster.commands.demo_document import FILLER_WORDS
 from evals.quiz import Quiz
 
 CHAINS, LINKS = 3, 4

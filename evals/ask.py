@@ -69,7 +69,7 @@ class Engines:
 
         Raises ModelError for models that do not fit, SkimError for an engine that does not start.
         """
-        from speculator_service.engine import create_engine as create_speculator
+        from speculator_service.factory import create_engine as create_speculator
 
         self._tokenizer = load_tokenizer(target)
         check_pair(inspect_model(speculator, engine=engine), inspect_model(target, engine=engine))
@@ -132,7 +132,7 @@ def _create_target(engine: str, model: str, options: Mapping[str, Any]) -> Any:
         from evals.vllm_wrong_origin import WrongOriginTarget
 
         return WrongOriginTarget(model, **options)
-    from target_service.engine import create_engine
+    from target_service.factory import create_engine
 
     return create_engine(engine, model, options=options)
 

@@ -1,9 +1,9 @@
 """What each selector leaves of a prompt. All of them keep as many tokens as the speculator's selection does.
 
 The rules are those of serving: the router decides whether a prompt is compressed at all and what of it is never dropped
-(`router.decision`, `router.protection`), for every selector alike, and `speculator_service.selection` chooses what the
-speculator keeps. A baseline keeps the protected tokens too and fills the rest of that budget with the chunks that it
-prefers, the last of them in part.
+(`router.decision`, `router.protection`), for every selector alike, and
+`speculator_service.scoring.selection` chooses what the speculator keeps. A baseline keeps the protected tokens too and
+fills the rest of that budget with the chunks that it prefers, the last of them in part.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from router.decision import RequestTraits, decide
 from router.options import PrefillOptions
 from router.protection import protected_spans
-from speculator_service.selection import select
+from speculator_service.scoring.selection import select
 
 Scores = npt.NDArray[np.float64]
 

@@ -1,9 +1,9 @@
 """One question about a generated document: how it is put together, and when an answer counts as right.
 
 A task (`evals.tasks`) says which sentences a document must hold and what is asked; here they are mixed into filler
-until the prompt is long enough. The sentences and words are those of the demo documents (`cluster.demo_document`), so
-that the bundled pair can answer some of the tasks; any instruct model can be asked all of them. Everything follows from
-a seed.
+until the prompt is long enough. The sentences and words are those of the demo documents
+(`cluster.commands.demo_document`), so that the bundled pair can answer some of the tasks; any instruct model can be
+asked all of them. Everything follows from a seed.
 """
 
 import random
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.demo_document import filler_sentence
+from cluster.commands.demo_document import filler_sentence
 
 Style = Literal["instruct", "plain"]
 Count = Callable[[str], int]

@@ -6,7 +6,7 @@ with distractors are records of other keys, whose words repeat.
 
 import random
 
-from cluster.demo_document import ADJECTIVES, ATTRIBUTES, NOUNS, Record
+from cluster.commands.demo_document import ADJECTIVES, ATTRIBUTES, NOUNS, Record
 from evals.quiz import Quiz
 
 ONE_NUMBER = "Answer with the number only."

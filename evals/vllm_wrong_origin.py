@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.position_map import PositionMap, position_map
-from target_service import vllm_positions_v1, vllm_positions_v2
-from target_service.vllm_engine import VllmTarget
-from target_service.vllm_worker import TargetWorker
+from target_service.vllm_backend.engine import VllmTarget
+from target_service.vllm_backend.worker import TargetWorker
+from vllm_hooks import positions_v1, positions_v2
 
 FROM_KEPT = "eval_decode_from_kept"
 
@@ -31,7 +31,7 @@ class WrongOriginWorker(TargetWorker):
     """Both model runners look positions up by a name of their module."""
 
     def init_device(self) -> None:
-        vllm_positions_v1.position_map = vllm_positions_v2.position_map = from_kept
+        positions_v1.position_map = positions_v2.position_map = from_kept
         super().init_device()
 
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.tracing import NO_SPAN, Span
+from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import DecodeOptions
 from router.options import InvalidOptionError, PrefillOptions

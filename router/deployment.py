@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.logs import log_through_serve
-from actors.metrics import RayMeter
+from actors.observability.logs import log_through_serve
+from actors.observability.metrics import RayMeter
+from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
-from actors.tracing import create_tracer
 from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.metrics import Meter
-from actors.pool_spans import AnswerTally, note_selection
-from actors.tracing import Span
+from actors.observability.metrics import Meter
+from actors.observability.pool_spans import AnswerTally, note_selection
+from actors.observability.tracing import Span
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import (
     GenerateOutput,

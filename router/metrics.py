@@ -1,6 +1,6 @@
 """What the router tells Prometheus of each prompt: how it ran and why, what was kept, and when its first token came."""
 
-from actors.metrics import Meter
+from actors.observability.metrics import Meter
 from router.context import TIMING_PARTS, TOTAL, Outcome
 
 

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.tracing import NO_TRACER, Tracer
+from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode

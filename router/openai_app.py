@@ -30,7 +30,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.input_processor import InputProcessor
 
-from actors.tracing import NO_TRACER, Tracer
+from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope, Send
 
-from actors.pool_spans import AnswerTally
-from actors.tracing import TRACE_HEADERS, Span, Tracer
+from actors.observability.pool_spans import AnswerTally
+from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
 from router.context import Outcome, RequestContext
 
 TOKENISE, SELECT, GENERATE = "skim.router.tokenise", "skim.router.select", "skim.router.generate"

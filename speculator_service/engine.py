@@ -3,12 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
 
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 
 
@@ -178,26 +177,3 @@ class DraftsMany(ABC):
 def supports_branches(engine: SpeculatorEngine) -> TypeGuard[BranchingEngine]:
     """Whether the engine drafts several continuations of one session at once."""
     return getattr(engine, "supports_branches", False)
-
-
-def create_engine(
-    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
-) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
-
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
-    """
-    options = dict(options or {})
-    if kind == "vllm":
-        from speculator_service.vllm_engine import VllmSpeculator
-
-        return VllmSpeculator(model, tensor_parallel=tensor_parallel, **options)
-    if kind == "transformers":
-        from speculator_service.transformers_engine import TransformersSpeculator
-
-        return TransformersSpeculator(model, **options)
-    if kind == "mock":
-        from speculator_service.mock_engine import MockSpeculator
-
-        return MockSpeculator(model, **options)
-    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers or mock")

@@ -9,7 +9,7 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, Session
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.limits import check_request
-from speculator_service.selection import select
+from speculator_service.scoring.selection import select
 
 
 class SpeculatorService:

@@ -1,9 +1,8 @@
 """The small interface that every target engine implements: vLLM, transformers (the oracle) and a mock."""
 
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator
+from typing import Protocol
 
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo
 
 
@@ -27,26 +26,3 @@ class TargetEngine(Protocol):
     def close(self) -> None:
         """Stop the engine's processes and free its memory; idempotent."""
         ...
-
-
-def create_engine(
-    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
-) -> TargetEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
-
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
-    """
-    options = dict(options or {})
-    if kind == "vllm":
-        from target_service.vllm_engine import VllmTarget
-
-        return VllmTarget(model, tensor_parallel=tensor_parallel, **options)
-    if kind == "transformers":
-        from target_service.transformers_engine import TransformersTarget
-
-        return TransformersTarget(model, **options)
-    if kind == "mock":
-        from target_service.mock_engine import MockTarget
-
-        return MockTarget(model, **options)
-    raise SkimError(f"unknown target engine {kind!r}: choose vllm, transformers or mock")

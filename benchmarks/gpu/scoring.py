@@ -1,8 +1,8 @@
 """Time and memory of scoring one prompt, against reading its keys once at the copy bandwidth measured in the same run.
 
 Queries and keys are random, in the layout of a paged KV cache: [blocks, KV heads, 16 tokens, key and value]. Kernels
-take turns with the copy, length by length. `torch` is `speculator_service.scoring`, as the worker calls it; `triton` is
-`speculator_service.scoring_triton`; `difference` is the largest between their tables.
+take turns with the copy, length by length. `torch` is `speculator_service.scoring.importance`, as the worker calls it;
+`triton` is `speculator_service.scoring.triton_kernels`; `difference` is the largest between their tables.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from benchmarks.gpu.clock import copy_bandwidth, milliseconds, peak_bytes
 from benchmarks.gpu.presets import MODELS
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from speculator_service.scoring import Aggregate, layer_scores
+from speculator_service.scoring.importance import Aggregate, layer_scores
 
 BLOCK = 16
 
@@ -86,7 +86,7 @@ class Problem:
 
     def fused(self, tiling: Any) -> torch.Tensor:
         """The table, by the Triton kernels."""
-        from speculator_service.scoring_triton import fill_table
+        from speculator_service.scoring.triton_kernels import fill_table
 
         aggregate = self.aggregate()
         scale = self.size**-0.5
@@ -136,7 +136,7 @@ def _length(problem: Problem, settings: Settings, megabytes: int) -> list[dict[s
 def _kernels(problem: Problem, settings: Settings) -> dict[str, Callable[[], torch.Tensor]]:
     work: dict[str, Callable[[], torch.Tensor]] = {"torch": problem.reference}
     if settings.device == "cuda":
-        from speculator_service.scoring_triton import TILING
+        from speculator_service.scoring.triton_kernels import TILING
 
         tilings = {"triton": TILING, **{f"triton {text}": _tiling(text) for text in settings.tilings}}
         work |= {name: lambda tiling=tiling: problem.fused(tiling) for name, tiling in tilings.items()}
@@ -145,7 +145,7 @@ def _kernels(problem: Problem, settings: Settings) -> dict[str, Callable[[], tor
 
 def _tiling(text: str) -> Any:
     from kv_transfer.errors import SkimError
-    from speculator_service.scoring_triton import TILING
+    from speculator_service.scoring.triton_kernels import TILING
 
     try:
         tile, rows, warps = map(int, text.split("x"))

@@ -15,8 +15,8 @@ from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs
 from benchmarks.gpu.torch_model import Queries, TorchModel
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
-from speculator_service.scoring import Aggregate, layer_scores, scored_layers
-from speculator_service.selection import select
+from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
+from speculator_service.scoring.selection import select
 
 
 class TorchPair:
@@ -152,7 +152,7 @@ class TorchPair:
         queries = torch.stack([torch.stack([step[layer] for step in steps]) for layer in layers])
         keys = [self._speculator.keys(prompt)[layer] for layer in layers]
         if self._device == "cuda":
-            from speculator_service.scoring_triton import fill_table
+            from speculator_service.scoring.triton_kernels import fill_table
 
             block = torch.zeros(1, dtype=torch.int32, device=self._device)
             fill_table(aggregate.table, queries, keys, block, self._speculator.scale, options.pool_kernel)

@@ -30,11 +30,11 @@ from kv_transfer.messages import (
     SelectRequest,
     Session,
 )
-from speculator_service.drafting import DraftService
-from speculator_service.engine import create_engine as create_speculator
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.factory import create_engine as create_speculator
 from speculator_service.service import SpeculatorService
 from target_service.engine import TargetEngine
-from target_service.engine import create_engine as create_target
+from target_service.factory import create_engine as create_target
 
 _NOTHING = np.empty(0, np.int32)
 _HOST = "127.0.0.1"

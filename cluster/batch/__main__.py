@@ -2,7 +2,7 @@
 
 import sys
 
-from cluster.cli import main
+from cluster.commands.cli import main
 
 sys.argv.insert(1, "batch")
 main()

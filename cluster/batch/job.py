@@ -16,7 +16,7 @@ from cluster.batch.plan import InputPlan, Part, read_plan
 from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local
 from cluster.batch.worker import Work, answer_parts
-from cluster.config import load_config
+from cluster.config.schema import load_config
 from kv_transfer.errors import SkimError
 
 Say = Callable[[str], None]
@@ -119,7 +119,7 @@ def _answer(
 def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
     """Base URL of the endpoint to ask, with Ray joined: a running one, or one of the batch's own for its time."""
     if options.config is not None:
-        from cluster.deployment import deployed
+        from cluster.serve.deployment import deployed
 
         say("Starting pools of the batch's own")
         # Named after the input: a resubmitted batch finds and replaces what a killed one left, and nobody else's.

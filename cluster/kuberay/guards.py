@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
 
 DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]

@@ -2,7 +2,7 @@
 
 import shlex
 
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import Object, metadata, ray_pod
 from cluster.kuberay.service import API_VERSION, ray_cluster, worker_group
 from cluster.kuberay.settings import BatchConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import Object, labels, metadata
 
 MONITORING = Path(__file__).parents[1] / "monitoring"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.app import CHANNEL_TOKEN, SERVE_SWITCHES
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.settings import KubernetesConfig, PodConfig
+from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 
 Object = dict[str, Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from cluster.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of
-from cluster.config import DeploymentConfig, PoolConfig
+from cluster.config.schema import DeploymentConfig, PoolConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
+from cluster.serve.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of
 from kv_transfer.errors import SkimError
 
 API_VERSION = "ray.io/v1"
@@ -150,7 +150,7 @@ def serve_config(config: DeploymentConfig) -> Object:
             {
                 "name": APP_NAME,
                 "route_prefix": "/",
-                "import_path": "cluster.app:serve_app",
+                "import_path": "cluster.serve.app:serve_app",
                 "args": _without_sizes(_in_the_pods(config)),
                 "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
                 "logging_config": {

@@ -1,6 +1,6 @@
 """What keeps state: Redis for Ray's cluster state, and the claim for model folders."""
 
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
 
 REDIS_PORT = 6379

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.config import DeploymentConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.guards import disruption_budgets, network_policies
 from cluster.kuberay.job import batch_job
 from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors

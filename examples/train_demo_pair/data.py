@@ -1,4 +1,4 @@
-"""Training and test prompts: documents with records (`cluster.demo_document`), then one or more questions about them.
+"""Training and test prompts: documents with records (`cluster.commands.demo_document`), then questions about them.
 
 Never used in training, so that tests can tell learning from copying:
 - HELD_OUT words: not in records or questions; they still occur in filler sentences.
@@ -13,8 +13,8 @@ import numpy as np
 import tokenizer
 from tokenizer import ASSISTANT, BOS, END, USER, encode
 
-from cluster import demo_document as demo
-from cluster.demo_document import Record
+from cluster.commands import demo_document as demo
+from cluster.commands.demo_document import Record
 
 OPENINGS = (
     "What is",

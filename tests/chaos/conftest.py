@@ -1,4 +1,4 @@
-"""One `skim serve` of mock engines for the modules that harm it; they come in alphabetical order, `killed_ray` last."""
+"""One `skim serve` of mock engines for the modules that harm it, in alphabetical order, `test_killed_ray` last."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 import ray
 import yaml
 
-from cluster.app import APP_NAME
+from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
 # Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only. An

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from cluster.demo_document import make_document
+from cluster.commands.demo_document import make_document
 from tests.chaos.conftest import await_replicas, kill, replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from ray import serve
 
-from cluster.app import APP_NAME
-from cluster.config import config_from_settings
-from cluster.demo_document import make_document
-from cluster.deployment import apply
+from cluster.commands.demo_document import make_document
+from cluster.config.schema import config_from_settings
+from cluster.serve.app import APP_NAME
+from cluster.serve.deployment import apply
 from tests.chaos.conftest import SETTINGS, await_replicas
 from tests.e2e.conftest import Served
 

@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.preflight import check_port
+from cluster.serve.preflight import check_port
 from kv_transfer.errors import SkimError
 from tests.e2e.conftest import Served
 

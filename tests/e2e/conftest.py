@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from cluster.preflight import free_port
+from cluster.serve.preflight import free_port
 
 ROOT = Path(__file__).parents[2]
 SKIM = Path(sys.executable).with_name("skim")

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from ray import serve
 
-from cluster.app import APP_NAME
-from cluster.config import config_from_flags
-from cluster.demo_document import make_document
-from cluster.deployment import deployed
-from cluster.preflight import free_port
+from cluster.commands.demo_document import make_document
+from cluster.config.schema import config_from_flags
+from cluster.serve.app import APP_NAME
+from cluster.serve.deployment import deployed
+from cluster.serve.preflight import free_port
 from tests.e2e.conftest import ROOT
 from tests.reference.otlp_receiver import Receiver, otlp_receiver
 

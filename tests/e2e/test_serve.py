@@ -12,7 +12,7 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 
-from cluster.demo_document import DemoDocument, make_document
+from cluster.commands.demo_document import DemoDocument, make_document
 
 pytestmark = pytest.mark.slow
 

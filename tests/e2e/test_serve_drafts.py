@@ -10,8 +10,8 @@ import pytest
 import ray
 from ray import serve
 
-from cluster.app import APP_NAME
-from cluster.demo_document import make_document
+from cluster.commands.demo_document import make_document
+from cluster.serve.app import APP_NAME
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from importlib import import_module
 
 gc.disable()
 for name in (
-    "speculator_service.vllm_worker",
-    "target_service.vllm_worker",
+    "speculator_service.vllm_backend.worker",
+    "target_service.vllm_backend.worker",
     "vllm.model_executor.models.llama",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",

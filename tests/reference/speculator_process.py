@@ -7,8 +7,8 @@ import sys
 from types import TracebackType
 
 from kv_transfer.channel_server import DraftServer
-from speculator_service.drafting import DraftService
-from speculator_service.transformers_engine import TransformersSpeculator
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.transformers_backend.engine import TransformersSpeculator
 
 HOST = "127.0.0.1"
 

@@ -1,6 +1,6 @@
 """A meter without Ray."""
 
-from actors.metric_table import METRICS
+from actors.observability.metric_table import METRICS
 
 
 class LocalMeter:

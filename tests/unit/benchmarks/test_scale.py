@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.scale_summary import POOLS, summary, waiting
-from cluster.app import build_app
+from cluster.serve.app import build_app
 
 SETTINGS = scale.Settings(target="/t", speculator="/s", drain_s=3.0)
 BEGINS = {"before": 0.0, "step": 10.0, "after": 50.0}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks import servers
-from kv_transfer.engine_start import CORES, KEPT_HEAP
+from kv_transfer.environment import CORES, KEPT_HEAP
 
 
 def test_a_stock_server_has_the_cores_and_the_memory_that_skims_engines_have(monkeypatch):

@@ -11,7 +11,7 @@ from evals.tasks import make_samples
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import SelectionOptions
 from router.options import PrefillOptions
-from speculator_service.selection import select
+from speculator_service.scoring.selection import select
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from evals.vllm_wrong_origin import FROM_KEPT, WrongOriginTarget, from_kept
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
 from target_service.limits import RESERVED_PREFIX
-from target_service.vllm_worker import TargetWorker
+from target_service.vllm_backend.worker import TargetWorker
 
 KEPT = np.array([0, 1, 5, 6, 9], np.int32)
 ASKED = {KEPT_POSITIONS: encode_positions(KEPT, 12)}

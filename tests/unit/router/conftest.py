@@ -11,8 +11,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from actors.tracing import NO_TRACER, Span, Tracer
-from cluster.demo_document import DemoDocument, make_document
+from actors.observability.tracing import NO_TRACER, Span, Tracer
+from cluster.commands.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, Session
 from router.dispatch import Dispatcher

@@ -16,7 +16,7 @@ from kv_transfer.messages import GenerateOutput, ModelInfo, Selection
 from router.context import CURRENT
 from router.middleware import SkimMiddleware
 from router.options import PrefillOptions, SpeculationOptions
-from tests.unit.actors.span_recorder import SpanRecorder, parent_of
+from tests.unit.actors.observability.span_recorder import SpanRecorder, parent_of
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODELS, until
 from tests.unit.router.test_endpoints import ENDPOINTS, request_body
 from tests.unit.router.test_http_errors import raw_call

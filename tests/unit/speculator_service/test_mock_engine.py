@@ -6,7 +6,7 @@ import torch
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SessionLostError
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from speculator_service.engine import create_engine
+from speculator_service.factory import create_engine
 
 IDS = np.array([3, 900, 17, 3], np.int32)
 OPTIONS = SelectionOptions(look_ahead=4)

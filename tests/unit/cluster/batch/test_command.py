@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cluster.batch.conftest import row, write_rows
-from tests.unit.cluster.conftest import skim
-
-__all__ = ["skim"]
 
 ROOT = Path(__file__).parents[4]
 

@@ -7,7 +7,7 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import serve_app
+from cluster.serve.app import serve_app
 
 FREE = {"args"}
 """Ours to fill."""

@@ -9,10 +9,10 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import SERVE_SWITCHES, build_app, serve_app
-from cluster.config import config_from_flags, load_config
+from cluster.config.schema import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
+from cluster.serve.app import SERVE_SWITCHES, build_app, serve_app
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.serve_overrides import deployed, unknown_names
@@ -74,7 +74,7 @@ def test_serve_takes_the_config_and_builds_the_same_pools(example):
     schema = ServeDeploySchema.model_validate(served)
     assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", example.router.port)
     [application] = schema.applications
-    assert application.import_path == "cluster.app:serve_app"
+    assert application.import_path == "cluster.serve.app:serve_app"
     router = serve_app(application.args)._bound_deployment
     wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
     known = {part.name: options_of(part._deployment_config) for part in (wanted, *pools_of(wanted))}

@@ -17,8 +17,8 @@ import pytest
 import ray.serve
 import yaml
 
-from actors.metric_table import EXPORT_PREFIX, METRICS
-from cluster.config import load_config
+from actors.observability.metric_table import EXPORT_PREFIX, METRICS
+from cluster.config.schema import load_config
 from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
 
 ROOT = Path(__file__).parents[4]

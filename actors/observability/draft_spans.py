@@ -1,0 +1,42 @@
+"""Spans of drafting on a speculator replica: one for each session, from its selection until it ends."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from actors.observability.tracing import Span, Tracer
+from speculator_service.drafting.drafter_session import DraftSession
+
+DRAFT = "skim.speculator.draft"
+
+
+class DraftSpans:
+    """Those that are open, by session; one that came from elsewhere (restored) has none: its trace is not known."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, tuple[AbstractContextManager[Span], Span]] = {}
+
+    def begin(self, session: str, trace: Mapping[str, str] | None) -> None:
+        """trace: as in SelectRequest."""
+        entered = self._tracer.span(DRAFT, trace)
+        span = entered.__enter__()
+        if span.recording:
+            self._leave(session)  # clients choose ids, and may choose one twice
+            self._open[session] = entered, span
+
+    def end(self, session: DraftSession) -> None:
+        """The session is closed: say what it drafted. What the target made of its last drafts nobody told."""
+        if found := self._open.get(session.id):
+            counts = {"draft_rounds": session.rounds, "drafts": session.drafts, "accepted_drafts": session.accepted}
+            named = {f"skim.{name}": count for name, count in counts.items()}
+            found[1].set({"skim.engine_request_id": session.id, **named})
+            self._leave(session.id)
+
+    def close(self) -> None:
+        """End what is open: the replica stops."""
+        for session in list(self._open):
+            self._leave(session)
+
+    def _leave(self, session: str) -> None:
+        if found := self._open.pop(session, None):
+            found[0].__exit__(None, None, None)

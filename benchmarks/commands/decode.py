@@ -1,0 +1,71 @@
+"""`skim bench decode`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.commands.show import JsonFile, PlotFile, measure
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import MAX_LOOK_AHEAD
+
+
+def decode(
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/target"),
+    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/speculator"),
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round and mode.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Lengths of the prompts.")] = "2048",
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.2,
+    look_ahead: Annotated[
+        int,
+        typer.Option(min=0, max=MAX_LOOK_AHEAD, help="Drafts that come with the selection; 0: each needs a round."),
+    ] = 8,
+    drafts: Annotated[int, typer.Option(min=1, max=16, help="Drafts per verification, K.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
+    ignore_eos: Annotated[bool, typer.Option(help="Decode on past the end of the answer.")] = False,
+    target_layers: Annotated[
+        int | None, typer.Option(help="Pad the target to so many layers: same answers, costlier steps.")
+    ] = None,
+    modes: Annotated[str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these, and plain.")] = None,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Tokens per second of decoding: plain, remote drafts, drafting ahead, and vLLM's draft_model."""
+    from benchmarks import decode as benchmark
+    from benchmarks.decode_engines import MODES, Settings
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    settings = Settings(
+        target=str(target),
+        speculator=str(speculator),
+        prompts=prompts,
+        batch=batch,
+        prompt_tokens=_lengths(prompt_tokens),
+        answer_tokens=answer_tokens,
+        keep_rate=keep_rate,
+        look_ahead=look_ahead,
+        drafts=drafts,
+        rounds=rounds,
+        ignore_eos=ignore_eos,
+        target_layers=target_layers,
+        modes=MODES if modes is None else _chosen(modes, MODES),
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Different lengths from 256 on, as `2048` or `2048,8192`. Raises SkimError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= 256 for word in words) or len(set(words)) < len(words):
+        raise SkimError(f"--prompt-tokens: {text} must be different whole numbers from 256 on, such as 2048,8192")
+    return tuple(map(int, words))
+
+
+def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if unknown := [word for word in words if word not in known]:
+        raise SkimError(f"--modes: {unknown[0]!r} is not a mode; there are {', '.join(known)}")
+    return words

@@ -1,0 +1,21 @@
+"""`skim bench scoring`."""
+
+from typing import Annotated
+
+import typer
+
+from benchmarks.commands.show import JsonFile, PlotFile, measure
+
+
+def scoring(
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each length is scored alone.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of whole prompts that count.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the prompts.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time and memory of scoring, beside reading the keys once, and its share of the speculator's prefill."""
+    from benchmarks import scoring as benchmark
+
+    settings = benchmark.Settings(repeats=repeats, rounds=rounds, seed=seed)
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

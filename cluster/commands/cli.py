@@ -1,0 +1,225 @@
+"""The `skim` command line. Each command imports what it needs when it runs, so that --help answers at once."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cluster.batch.command import batch
+from cluster.commands import config as config_commands
+from cluster.commands.lazy import lazy_group
+from kv_transfer.errors import SkimError
+
+SERVING = "Serving"
+TOOLS = "One model at a time"
+
+# What measures stands above this folder: it is named here, and imported only when it is asked for.
+MEASURING = {"bench": "benchmarks.commands:app", "eval": "evals.command:evaluate"}
+
+app = typer.Typer(
+    name="skim",
+    cls=lazy_group(MEASURING, panel=TOOLS),
+    help="Serve long prompts fast: a small speculator skims the prompt, the big target reads only what matters.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
+app.command(rich_help_panel="Deployment files")(config_commands.manifests)
+app.command(rich_help_panel=SERVING)(batch)
+console = Console(stderr=True, highlight=False)
+
+# The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.
+QUIET = {
+    "GRPC_VERBOSITY": "ERROR",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+ModelFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder (Hugging Face layout).")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+
+
+def main() -> NoReturn:
+    """Entry point: a user's mistake is one line on stderr and exit code 2, never a trace."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        app()
+    except SkimError as error:
+        console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"skim {version('skim-serve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def skim(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, help="Print the version and leave.", is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+@app.command(rich_help_panel=SERVING)
+def serve(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Deployment file.")] = None,
+    target: ModelFolder = None,
+    speculator: ModelFolder = None,
+    engine: Annotated[str | None, typer.Option(help="Engine of both pools: vllm, transformers or mock.")] = None,
+    keep_rate: Annotated[float | None, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = None,
+    look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Model name that clients send.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to join; 'auto' is the one on this machine. Default: a new one."),
+    ] = None,
+) -> None:
+    """Serve an OpenAI-compatible endpoint until Ctrl-C.
+
+    Give a deployment file, or --target and --speculator; flags override the file.
+    """
+    from cluster.config.schema import config_from_flags
+    from cluster.serve.deployment import deployed
+
+    deployment = config_from_flags(
+        config,
+        {
+            "served_model_name": served_model_name,
+            "target.model": target,
+            "target.tensor_parallel": tensor_parallel,
+            "target.engine": engine,
+            "speculator.model": speculator,
+            "speculator.engine": engine,
+            "selection.keep_rate": keep_rate,
+            "selection.look_ahead": look_ahead,
+            "router.host": host,
+            "router.port": port,
+            # Other engines know other options than the file's vLLM.
+            **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
+        },
+    )
+    console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
+    with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Only now: starting Ray installs handlers of its own.
+            signal.signal(number, lambda *_: stop.set())
+        _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
+        stop.wait()
+        console.print("Stopping: running answers are finished first")
+
+
+@app.command(rich_help_panel=SERVING)
+def deploy(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deployment file.")],
+    address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
+) -> None:
+    """Put a deployment on a running Ray cluster and leave it there; again, to change it without a failed request.
+
+    `serve shutdown` takes it down.
+    """
+    from cluster.config.schema import load_config
+    from cluster.serve.deployment import deploy
+
+    deployment = load_config(config)
+    url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))
+    _announce(url, deployment.served_model_name)
+
+
+def _announce(url: str, model: str, how_it_stops: str = "") -> None:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "..."}]})
+    console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
+    curl = f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n"
+    console.print(curl, markup=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=SERVING)
+def demo(
+    tokens: Annotated[int, typer.Option(min=1024, max=16384, help="Length of the document.")] = 4096,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Another seed, another document.")] = 7,
+    port: Annotated[int, typer.Option(help="Port of the demo's endpoint; 0 takes a free one.")] = 0,
+    target: ModelFolder = None,
+    speculator: ModelFolder = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Answer a question about a long document, dense and speculative, and show what was kept."""
+    from cluster.commands.demo import run_demo
+
+    run_demo(
+        tokens=tokens, keep_rate=keep_rate, seed=seed, port=port, target=target, speculator=speculator,
+        json_file=json_file, console=Console(highlight=False),
+    )  # fmt: skip
+
+
+@app.command(rich_help_panel=TOOLS)
+def select(
+    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Model folder of the speculator.")],
+    prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
+    prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
+    chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
+    look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
+    chunk_size: Annotated[int, typer.Option(help="Tokens per chunk.")] = 32,
+    engine: Annotated[str, typer.Option(help="vllm, transformers or mock.")] = "vllm",
+    json_file: JsonFile = None,
+) -> None:
+    """Run only the speculator and see what it keeps of a prompt."""
+    from cluster.commands.tools import read_prompt, run_select
+
+    selection = {"keep_rate": keep_rate, "look_ahead": look_ahead, "chunk_size": chunk_size}
+    ids = read_prompt(speculator, prompt_file, prompt_ids, chat=chat)
+    _finish(run_select(speculator, ids, selection, engine, Console(highlight=False)), json_file)
+
+
+@app.command(rich_help_panel=TOOLS)
+def generate(
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder of the target.")],
+    selection: Annotated[Path, typer.Option(metavar="FILE", help="What `skim select --json` wrote.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
+    logprobs: Annotated[int, typer.Option(min=0, max=20, help="Likeliest tokens to list per position.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs (or CPU sockets) for the target.")] = 1,
+    engine: Annotated[str, typer.Option(help="vllm, transformers or mock.")] = "vllm",
+    json_file: JsonFile = None,
+) -> None:
+    """Replay a selection on the target alone."""
+    from cluster.commands.tools import run_generate
+
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    if logprobs:
+        sampling["logprobs"] = logprobs
+    _finish(run_generate(target, selection, sampling, tensor_parallel, engine, Console(highlight=False)), json_file)
+
+
+def _finish(result: dict[str, Any], json_file: Path | None) -> None:
+    if json_file is None:
+        return
+    from cluster.commands.tools import write_json
+
+    write_json(json_file, result)
+    console.print(f"Wrote {json_file}", markup=False, soft_wrap=True)

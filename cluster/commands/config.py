@@ -1,0 +1,65 @@
+"""The commands that read a deployment file and start nothing: `skim config check` and `show`, `skim manifests`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from cluster.config.schema import DeploymentConfig
+
+app = typer.Typer(help="Check a deployment file, or show it with every default filled in.", no_args_is_help=True)
+console = Console(highlight=False)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deployment file.")]
+
+
+@app.command()
+def check(config: ConfigFile) -> None:
+    """Say whether a deployment file is right, and whether its two models fit together if they lie on this machine."""
+    from cluster.config.schema import load_config
+    from cluster.serve.preflight import check_models
+
+    deployment = load_config(config)
+    models = list(dict.fromkeys(pool.model for pool in deployment.pools.values()))
+    absent = [model for model in models if not Path(model).exists()]
+    if not absent:
+        check_models(deployment)
+    _say(f"{config} is right: {_pools(deployment)}")
+    for model in absent:
+        _say(f"  {model} is not on this machine: the model was not looked at")
+
+
+@app.command()
+def show(config: ConfigFile) -> None:
+    """Print a deployment file with every default filled in, as YAML that says the same."""
+    from cluster.config.schema import load_config
+    from cluster.config.show import as_yaml
+
+    print(as_yaml(load_config(config)), end="")
+
+
+def manifests(
+    config: ConfigFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; made if absent.")],
+) -> None:
+    """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
+    from cluster.config.schema import load_config
+    from cluster.kuberay.write import write_manifests
+
+    for file in write_manifests(load_config(config), output):
+        _say(f"Wrote {file}")
+
+
+def _pools(config: "DeploymentConfig") -> str:
+    parts = [
+        f"{name} {p.replicas if p.most_replicas == p.replicas else f'{p.replicas} to {p.most_replicas}'} x "
+        f"{p.tensor_parallel} on {p.engine}"
+        for name, p in config.pools.items()
+    ]
+    return f"{config.served_model_name}, " + ", ".join(parts)
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

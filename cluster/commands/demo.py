@@ -1,0 +1,175 @@
+"""`skim demo`: one question about a long document, asked dense and speculative at the same live endpoint."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cluster.commands.demo_document import DemoDocument, make_document
+from cluster.commands.tools import highlight_kept, write_json
+from cluster.config.schema import DeploymentConfig, config_from_flags
+from cluster.serve.deployment import deployed
+from cluster.serve.preflight import free_port
+from kv_transfer.errors import SkimError
+
+REPOSITORY = Path(__file__).parents[2]
+SHOWN_TOKENS = 360
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer. ttft_ms: from sending the request to the first token. parts_ms: the server's own account."""
+
+    text: str
+    ttft_ms: float
+    parts_ms: dict[str, float]
+    headers: httpx.Headers
+    request_id: str
+
+
+def run_demo(
+    *,
+    tokens: int,
+    keep_rate: float,
+    seed: int,
+    port: int,
+    target: Path | None,
+    speculator: Path | None,
+    json_file: Path | None,
+    console: Console,
+) -> None:
+    """Start the demo deployment, ask, show. Raises SkimError."""
+    config = _demo_config(target, speculator, port, keep_rate)
+    document = make_document(tokens, seed)
+    console.print("Starting a speculator, a target and a router on this machine (about 40 s)")
+    with (
+        deployed(config, progress=lambda line: console.print(f"  {line}")) as url,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
+        console.print("  warming up\n")
+        for mode in (False, True):
+            # A different document: the measured ones must find no cached prefix.
+            ask(client, config.served_model_name, make_document(tokens, seed + 1), mode)
+        dense = ask(client, config.served_model_name, document, False)
+        speculative = ask(client, config.served_model_name, document, True)
+        result = _result(document, dense, speculative)
+        _show(console, result, _kept_lines(client, config.served_model_name, document, speculative))
+    if json_file is not None:
+        write_json(json_file, result)
+        console.print(f"Wrote {json_file}")
+
+
+def _demo_config(target: Path | None, speculator: Path | None, port: int, keep_rate: float) -> DeploymentConfig:
+    example = REPOSITORY / "examples" / "demo.yaml"
+    if not example.exists():
+        raise SkimError("the demo's models come with the source: run it in a clone of the repository")
+    return config_from_flags(
+        example,
+        {
+            "target.model": target,
+            "speculator.model": speculator,
+            "selection.keep_rate": keep_rate,
+            "router.port": port or free_port(),
+        },
+    )
+
+
+def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: bool) -> Answer:
+    """Stream one answer over HTTP as any client would. Raises SkimError with the server's message."""
+    body = {
+        "model": model,
+        "messages": document.messages,
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+        "speculative_prefill": speculative,
+    }
+    text, ttft, request_id = "", 0.0, ""
+    sent = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            response.read()
+            raise SkimError(f"the endpoint answered {response.status_code}: {response.text}")
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise SkimError(f"the endpoint answered with an error: {chunk['error']['message']}")
+            request_id = chunk["id"]
+            delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
+            if delta:
+                ttft = ttft or 1e3 * (time.perf_counter() - sent)
+                text += delta
+    return Answer(text.strip(), ttft, _server_timing(response.headers), response.headers, request_id)
+
+
+def _server_timing(headers: httpx.Headers) -> dict[str, float]:
+    parts = (part.partition(";dur=") for part in headers.get("server-timing", "").split(", ") if part)
+    return {name: float(ms) for name, _, ms in parts}
+
+
+def _result(document: DemoDocument, dense: Answer, speculative: Answer) -> dict[str, Any]:
+    headers = speculative.headers
+    prompt_tokens, kept_tokens = int(headers["x-skim-prompt-tokens"]), int(headers["x-skim-kept-tokens"])
+    return {
+        "question": document.question.removeprefix("Question: "),
+        "expected": document.expected,
+        "prompt_tokens": prompt_tokens,
+        "kept_tokens": kept_tokens,
+        "keep_rate": kept_tokens / prompt_tokens,
+        "dense": _shown(document, dense),
+        "speculative": _shown(document, speculative),
+    }
+
+
+def _shown(document: DemoDocument, answer: Answer) -> dict[str, Any]:
+    return {
+        "answer": answer.text,
+        "right": document.is_right(answer.text),
+        "ttft_ms": answer.ttft_ms,
+        "parts_ms": answer.parts_ms,
+    }
+
+
+def _kept_lines(client: httpx.Client, model: str, document: DemoDocument, answer: Answer) -> Text:
+    """The stretch of the document around the record asked for, kept tokens highlighted."""
+    body = {"model": model, "messages": document.messages, "return_token_strs": True}
+    tokenized = client.post("/tokenize", json=body).raise_for_status().json()
+    selection = client.get(f"/v1/requests/{answer.request_id}/selection").raise_for_status().json()
+    pieces = [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece in tokenized["token_strs"]]
+    kept = np.concatenate([np.arange(start, end) for start, end in selection["kept_spans"]])
+    ends = np.cumsum([len(piece) for piece in pieces])
+    asked_for = int(np.searchsorted(ends, "".join(pieces).find(document.record_sentence), side="right"))
+    first = max(0, asked_for - SHOWN_TOKENS // 2)
+    return highlight_kept(pieces, kept, first, min(len(pieces), first + SHOWN_TOKENS))
+
+
+def _show(console: Console, result: dict[str, Any], kept: Text) -> None:
+    console.print(f"[bold]Question[/]  {result['question']}")
+    console.print(f"[bold]Expected[/]  {result['expected']}")
+    console.print(
+        f"[bold]Prompt[/]    {result['prompt_tokens']:,} tokens, {result['kept_tokens']:,} kept "
+        f"({result['keep_rate']:.0%})\n"
+    )
+    dense, speculative = result["dense"], result["speculative"]
+    table = Table("", "answer", "", "time to first token", header_style="bold")
+    for name, answer in (("dense", dense), ("speculative", speculative)):
+        mark = "[green]right[/]" if answer["right"] else "[red]wrong[/]"
+        table.add_row(name, answer["answer"], mark, f"{answer['ttft_ms']:,.0f} ms")
+    console.print(table)
+    parts = Table("part of the speculative run", "ms", header_style="bold")
+    for name, ms in speculative["parts_ms"].items():
+        parts.add_row(name, f"{ms:,.1f}")
+    console.print(parts)
+    ratio = dense["ttft_ms"] / speculative["ttft_ms"]
+    console.print(f"First token [bold]{ratio:.2f} x[/] as fast, speculation included.\n")
+    console.print(Panel(kept, title="the document around the answer; kept tokens are highlighted", title_align="left"))

@@ -1,0 +1,219 @@
+"""From a config to a Ray Serve application: two pools on distinct resources and a router before them."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.schema import LoggingConfig
+
+from actors.speculator import SpeculatorActor
+from actors.target import TargetActor
+from cluster.config.schema import (
+    AutoscalingConfig,
+    ChannelConfig,
+    DeploymentConfig,
+    ObservabilityConfig,
+    PoolConfig,
+    RouterConfig,
+    config_from_settings,
+)
+from router.deployment import router_ingress
+
+APP_NAME = "skim"
+
+# A node states how many replicas of each pool it may hold; a replica takes one.
+RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
+WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
+ACCELERATOR = "accelerator_type:"
+"""Prefix of the resource by which Ray tells kinds of GPUs apart."""
+
+SERVE_SWITCHES = {
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Environment of every process of a Ray that serves Skim: the HTTP proxy passes requests on over gRPC, as the router
+does, and each replica has one event loop instead of three in threads that wait for one another. Serve's own calls then
+wait while an engine starts in that loop, when none is due; once it serves, it computes in another process or thread.
+Ray runs its workers, and so the engines, at niceness 15, behind all else on the machine: here they are what it is for.
+"""
+
+CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
+"""Environment variable with the draft channel's token; it wins over the config, and is not shown in it."""
+
+
+def serve_app(settings: dict[str, Any]) -> Application:
+    """The application of a config given as plain settings; `import_path` of a Serve config names it.
+
+    Model folders are absolute; secrets come from the environment. Raises SkimError.
+    """
+    return build_app(config_from_settings(_with_secrets(settings, os.environ)))
+
+
+def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    if not (token := environment.get(CHANNEL_TOKEN)):
+        return dict(settings)
+    return {**settings, "channel": {**settings.get("channel", {}), "token": token}}
+
+
+def build_app(config: DeploymentConfig) -> Application:
+    """The application of `config`, ready for `serve.run`."""
+    own = config.channel.model_dump(include={"port", "max_branches"})
+    channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
+    sizes = sizes_of(config)
+    pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
+    traces = _traces(config.observability)
+    speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator), **traces)
+    role: dict[str, Any] = {}
+    prefill: dict[str, Any] = {}
+    if config.target.prefill is not None:
+        role = {"kv_role": "decode"}
+        pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
+        engine = _engine(config.target.prefill, kv_role="prefill")
+        prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill), **traces)}
+    pool = _pool("target", TargetActor, config.target, sizes)
+    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target), **traces)
+    router = serve.deployment(router_ingress(), name="router").options(
+        **sizes["router"],
+        ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
+    )
+    return _bind(
+        router,
+        speculator,
+        target,
+        **prefill,
+        model=config.target.model,
+        served_model_name=config.served_model_name,
+        options={**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens},
+        decode=config.decode.model_dump(),
+        select_timeout_s=config.router.select_timeout_s,
+        admission_timeout_s=config.router.admission_timeout_s,
+        vllm_args=config.router.vllm_args,
+        **traces,
+    )
+
+
+def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Application:
+    """The deployment with its arguments, and with these as its version: replicas whose version stays are not replaced.
+
+    Serve's own version is random for an application that is run from Python (ray.serve._private.client), so that a
+    change of one number would start every engine anew.
+    """
+    told = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
+    deployment._version = hashlib.sha256(told.encode()).hexdigest()
+    return deployment.bind(*args, **kwargs)
+
+
+def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
+    """Of each deployment, the options that Serve changes without a new replica: how many there are, and their load."""
+    sizes = {"router": {"num_replicas": config.router.replicas, **_load(config.router)}}
+    return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
+
+
+def _load(part: PoolConfig | RouterConfig) -> dict[str, Any]:
+    return {"max_ongoing_requests": part.max_ongoing_requests, "graceful_shutdown_timeout_s": part.drain_timeout_s}
+
+
+def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str, Any]]) -> serve.Deployment:
+    options: dict[str, Any] = {
+        "num_cpus": pool.cpus_per_replica,
+        "num_gpus": pool.gpus_per_replica or 0,
+        "resources": {**pool.resources, RESOURCES[name]: 1},
+        "runtime_env": {"env_vars": pool.environment},
+    }
+    if pool.accelerator_type:
+        options["accelerator_type"] = pool.accelerator_type
+    if pool.node_labels:
+        options["label_selector"] = pool.node_labels
+    return serve.deployment(actor, name=name).options(
+        **sizes[name],
+        # A model that cannot start will not start the second time either.
+        max_constructor_retry_count=1,
+        ray_actor_options=options,
+    )
+
+
+def _replicas(pool: PoolConfig) -> dict[str, Any]:
+    """How many replicas Serve keeps: a fixed number, or what its autoscaler finds right."""
+    if pool.autoscaling is None:
+        return {"num_replicas": pool.replicas}
+    return {"autoscaling_config": scaling_options(pool.autoscaling, pool.replicas)}
+
+
+def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]:
+    """Options of ray.serve.config.AutoscalingConfig."""
+    options = scaling.model_dump(exclude_none=True, exclude={"policy", "drain_s", "batch"})
+    if scaling.policy == "work":
+        options["policy"] = {"policy_function": WORK_POLICY, "policy_kwargs": {"drain_s": scaling.drain_s}}
+    # Ray brings a pool back to its initial replicas whenever its options change (DeploymentAutoscalingState.register):
+    # one under load is not to lose the others.
+    return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
+
+
+def _meter(pool: PoolConfig) -> dict[str, int]:
+    """The actor's argument for its WorkMeter; left out where it is the default, so that no replica starts anew."""
+    batch = pool.autoscaling.batch if pool.autoscaling else 1
+    return {"batch": batch} if batch > 1 else {}
+
+
+def _traces(observability: ObservabilityConfig) -> dict[str, Any]:
+    """The argument of all three deployments for their tracer; left out where traces are off."""
+    return {"traces": observability.traces.model_dump()} if observability.traces else {}
+
+
+def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
+    """How Serve's processes log."""
+    level, encoding = observability.log_level.upper(), observability.log_format.upper()
+    return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
+
+
+def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
+    """The actor's arguments; options: further ones of the engine."""
+    return pool.engine, pool.model, pool.tensor_parallel, {**pool.engine_options, **options}
+
+
+def _decoding(config: DeploymentConfig) -> dict[str, Any]:
+    """How the target engine speculates; only vLLM's does."""
+    if config.target.engine != "vllm":
+        return {}
+    decoding: dict[str, Any] = {"decode": config.decode.model_dump()}
+    if config.decode.method == "remote":
+        decoding["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
+    return decoding
+
+
+def _channel(channel: ChannelConfig) -> dict[str, Any]:
+    """token and tls, as both ends of the draft channel take them."""
+    tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
+    return {"token": channel.token, "tls": tls}
+
+
+def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
+    """What a Ray cluster must offer for `config` at the start, or at its largest: CPU, GPU, the pools' resources."""
+    needed: dict[str, float] = {}
+    for name, one in taken_by_one(config).items():
+        if name == "router":
+            times = config.router.replicas
+        else:
+            times = config.pools[name].most_replicas if at_most else config.pools[name].replicas
+        for resource, amount in one.items():
+            needed[resource] = needed.get(resource, 0.0) + times * amount
+    return needed
+
+
+def taken_by_one(config: DeploymentConfig) -> dict[str, dict[str, float]]:
+    """What one replica of each deployment takes, and one node must hold: tensor parallel ranks stay together."""
+    taken = {"router": {"CPU": config.router.cpus, **config.router.resources}}
+    for name, pool in config.pools.items():
+        one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources}
+        one[RESOURCES[name]] = 1.0
+        if pool.accelerator_type:
+            one[ACCELERATOR + pool.accelerator_type] = 0.001  # what Ray itself takes
+        taken[name] = one
+    return {name: {resource: amount for resource, amount in one.items() if amount} for name, one in taken.items()}

@@ -1,0 +1,284 @@
+"""Drafts for the target's steps: whose session, what its answer is so far, and what the engine drafts after it."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.errors import SessionLostError, SkimError
+from kv_transfer.messages import DraftAhead, Int32Array
+from speculator_service.drafting.budget import AheadBudget
+from speculator_service.drafting.draft_ahead import LIKELY, Ahead, Ask, Guess, guess_branches, guess_chain
+from speculator_service.drafting.drafter_session import DraftSession
+from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. rounds: requests with rows. drafts: tokens sent. opened: adopted. lost: rows told so.
+
+    ahead_hits, ahead_misses: rows after work ahead that found their drafts ready or under way, or did not.
+    branches_drafted: guesses drafted for. evicted: sessions closed for their age or number.
+    """
+
+    rounds: int = 0
+    rows: int = 0
+    drafts: int = 0
+    ahead_hits: int = 0
+    ahead_misses: int = 0
+    branches_drafted: int = 0
+    opened: int = 0
+    restored: int = 0
+    evicted: int = 0
+    lost: int = 0
+
+
+class DraftService:
+    """The drafting side of one speculator replica, over any engine.
+
+    A session comes from `adopt`, after a selection, or from the SessionState of a request; it ends when its request
+    does, or when it is the longest unused of too many, or unused for too long. Then its next row is told `lost`.
+    """
+
+    def __init__(
+        self,
+        engine: SpeculatorEngine,
+        *,
+        mode: DraftAhead = "chain",
+        idle_s: float = 300.0,
+        max_sessions: int = 256,
+        max_branches: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+        on_end: Callable[[DraftSession], None] = lambda session: None,
+    ) -> None:
+        """mode: how sessions draft ahead unless they say (`branches` is `chain` on an engine that cannot).
+
+        max_branches: guesses drafted ahead at once, over all sessions. clock: seconds. on_end: told of each session
+        that is closed.
+        """
+        self.counters = Counters()
+        self.budget = AheadBudget(max_branches)
+        self._engine = engine
+        self._mode: DraftAhead = mode
+        self._idle_s = idle_s
+        self._max_sessions = max_sessions
+        self._clock, self._on_end = clock, on_end
+        self._sessions: OrderedDict[str, DraftSession] = OrderedDict()  # the longest unused first
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._rows_in_flight = 0
+
+    def metrics(self) -> dict[str, int]:
+        """The counters, and `sessions`: how many there are now."""
+        return {**asdict(self.counters), "sessions": len(self._sessions)}
+
+    def adopt(self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None) -> None:
+        """Take over a session that the engine keeps; its look-ahead tokens are the drafts that the target tries first.
+
+        mode: as the request asks, instead of this service's.
+        """
+        added = self._add(session, mode or self._mode)
+        added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
+        self.counters.opened += 1
+
+    async def handle(self, request: DraftRequest) -> DraftReply:
+        """Answer one step of a target. A row never raises: it gets no draft if it failed, or its session is lost."""
+        start = self._clock()
+        for session in request.closed:
+            self._close(session)
+        for state in request.restored:
+            self._restore(state)
+        if not request.rows:
+            return DraftReply(request.sequence)
+        worked_ahead = self._worked_ahead(request.rows)
+        self._rows_in_flight += len(request.rows)
+        try:
+            answers = await asyncio.gather(*(self._row(row) for row in request.rows))
+        finally:
+            self._rows_in_flight -= len(request.rows)
+        drafts = [a for a in answers if isinstance(a, Draft)]
+        lost = [a for a in answers if isinstance(a, str)]
+        self.counters.rounds += 1
+        self.counters.rows += len(request.rows)
+        self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
+        self.counters.lost += len(lost)
+        if drafts and worked_ahead is not None:
+            self.budget.timed((self._clock() - start) * 1e3, ahead=worked_ahead)
+        # Only now: work ahead must not slow the rows of its own round.
+        if self.budget.on:
+            self._draft_ahead(drafts)
+        self.evict()
+        return DraftReply(request.sequence, drafts, lost)
+
+    def evict(self) -> None:
+        """Close sessions that were unused for too long, and the longest unused of too many."""
+        while self._sessions:
+            oldest = next(iter(self._sessions.values()))
+            if len(self._sessions) <= self._max_sessions and self._clock() - oldest.used <= self._idle_s:
+                return
+            self._close(oldest.id)
+            self.counters.evicted += 1
+
+    async def close(self) -> None:
+        """End every session and wait for the engine to let go of them."""
+        for session in list(self._sessions):
+            self._close(session)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _add(self, name: str, mode: DraftAhead) -> DraftSession:
+        session = self._sessions[name] = DraftSession(name, mode, self._clock())
+        self._sessions.move_to_end(name)
+        self.evict()
+        return session
+
+    def _restore(self, state: SessionState) -> None:
+        """Read a lost session's kept prompt again; until that is done its rows get no drafts; others do not wait."""
+        session = self._sessions.get(state.session)
+        if session is None:
+            session = self._add(state.session, state.draft_ahead or self._mode)
+            session.opening = True
+            session.work = self._start(self._open(session, state))
+        session.set_answer(state.answer)
+
+    async def _open(self, session: DraftSession, state: SessionState) -> None:
+        try:
+            async with session.lock:
+                if ending := self._ending.get(session.id):
+                    await asyncio.wait({ending})
+                await self._engine.open_session(session.id, state.prompt)
+            session.opening = False
+            self.counters.restored += 1
+        except Exception as error:
+            self._forget(session)
+            _report(session.id, error)
+
+    def _forget(self, session: DraftSession) -> None:
+        if self._sessions.get(session.id) is session:
+            self._close(session.id)
+
+    def _close(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            self._on_end(session)
+            self._ending[name] = self._start(self._end(session))
+
+    async def _end(self, session: DraftSession) -> None:
+        """Stop what the engine does for the session, then free it."""
+        try:
+            session.cancel()
+            async with session.lock:
+                if session.ahead is not None:
+                    await session.ahead.stop()
+                await self._engine.close_session(session.id)
+        except Exception as error:
+            _report(session.id, error)
+        finally:
+            if self._ending.get(session.id) is asyncio.current_task():
+                del self._ending[session.id]
+
+    async def _row(self, row: DraftRow) -> Draft | str | None:
+        """A draft; the session's id if it is lost; None for no draft this time."""
+        session = self._sessions.get(row.session)
+        if session is None:
+            return row.session
+        session.used = self._clock()
+        self._sessions.move_to_end(row.session)
+        try:
+            session.extend(row)
+            if session.opening:
+                return None
+            answer = session.answer
+            session.cancel()  # an earlier row that this one makes useless
+            work = session.work = self._start(self._draft(session, answer, session.ask))
+            await asyncio.wait({work})
+            if work.cancelled():
+                return None
+            drafted, ahead = work.result()
+        except SessionLostError:
+            self._forget(session)
+            return row.session
+        except Exception as error:
+            _report(row.session, error)
+            return None
+        if session.answer is not answer or not drafted.tokens.size:
+            return None
+        session.sent = drafted
+        session.rounds += 1
+        session.drafts += int(drafted.tokens.size)
+        return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs, ahead)
+
+    async def _draft(self, session: DraftSession, answer: Int32Array, ask: Ask) -> tuple[Drafted, bool]:
+        """Drafts after `answer`, and whether they were made ahead."""
+        async with session.lock:
+            if session.ahead is not None:
+                drafted = await self._take(session.ahead, answer, ask)
+                session.ahead = None
+                if drafted is not None:
+                    return drafted, True
+            if not ask.count:
+                return Drafted(np.empty(0, np.int32)), False
+            options: dict[str, Any] = {"temperature": ask.temperature, "top_m": ask.top_m}
+            if session.mode == "branches" and supports_branches(self._engine):
+                options["alternatives"] = LIKELY
+            return await self._engine.draft(session.id, answer, ask.count, **options), False
+
+    async def _take(self, ahead: Ahead, answer: Int32Array, ask: Ask) -> Drafted | None:
+        drafted = await ahead.take(answer, ask)
+        hit = drafted is not None
+        if ahead.guesses:
+            self.budget.resolved(ahead.guesses, hit)
+        self.counters.ahead_hits += hit
+        self.counters.ahead_misses += not hit
+        return drafted
+
+    def _worked_ahead(self, rows: list[DraftRow]) -> bool | None:
+        """Whether there is work ahead of these rows; None if there is none, but other rows' work is in their way."""
+        if any(row.session in self._sessions and self._sessions[row.session].ahead for row in rows):
+            return True
+        return None if any(s.ahead and s.ahead.busy for s in self._sessions.values()) else False
+
+    def _draft_ahead(self, drafts: list[Draft]) -> None:
+        """Start drafting on from what was just sent, for the same ask."""
+        load = len(drafts) + self._rows_in_flight
+        for draft in drafts:
+            session = self._sessions.get(draft.session)
+            # Another row may have come meanwhile.
+            if session is None or session.mode == "off" or session.sent.tokens is not draft.tokens:
+                continue
+            choose = self._chooser(session, load)
+            session.ahead = Ahead(self._engine, session.id, session.answer, session.sent, session.ask, choose)
+
+    def _chooser(self, session: DraftSession, load: int) -> Callable[[Drafted], list[Guess]]:
+        sent, branches = session.sent, session.mode == "branches" and supports_branches(self._engine)
+
+        def choose(bonus: Drafted) -> list[Guess]:
+            if not branches:
+                return guess_chain(sent.tokens, bonus)
+            guesses = self.budget.choose(guess_branches(sent, bonus, session.acceptance.rate), load)
+            self.counters.branches_drafted += len(guesses)
+            return guesses
+
+        return choose
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that is not lost while nobody waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _report(session: str, error: Exception) -> None:
+    """Drafting is never needed: say what failed and go on."""
+    if isinstance(error, SkimError):
+        _log.warning("no drafts for session %s: %s", session, error)
+    else:
+        _log.error("drafting failed for session %s", session, exc_info=error)

@@ -1,0 +1,30 @@
+"""Starts a speculator engine by its kind. Each kind is imported only when it is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_transfer.errors import SkimError
+from speculator_service.engine import SpeculatorEngine
+
+
+def create_engine(
+    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
+) -> SpeculatorEngine:
+    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
+
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
+    """
+    options = dict(options or {})
+    if kind == "vllm":
+        from speculator_service.vllm_backend.engine import VllmSpeculator
+
+        return VllmSpeculator(model, tensor_parallel=tensor_parallel, **options)
+    if kind == "transformers":
+        from speculator_service.transformers_backend.engine import TransformersSpeculator
+
+        return TransformersSpeculator(model, **options)
+    if kind == "mock":
+        from speculator_service.mock_engine import MockSpeculator
+
+        return MockSpeculator(model, **options)
+    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers or mock")

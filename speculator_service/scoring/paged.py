@@ -1,0 +1,99 @@
+"""Scores over an engine's paged keys: on CUDA by the Triton kernels, elsewhere and wherever these cannot by torch.
+
+The kernels are left for good, with one warning, when they are not installed, do not compile or do not launch; for one
+request when its caches or its pool are not for them (`scoring_triton.supports`). Results agree to float32's rounding.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from speculator_service.scoring.importance import Aggregate, Keys, layer_scores
+
+_log = logging.getLogger(__name__)
+
+
+class Pages(NamedTuple):
+    """One layer's keys in place. cache: [B, G, N, D], a view. blocks: int64 [ceil(M / N)], the prompt's, in order."""
+
+    cache: torch.Tensor
+    blocks: torch.Tensor
+
+
+class PagedKeys(Keys, Protocol):
+    """One layer's keys, in pieces for torch and in place for the kernels."""
+
+    @property
+    def pages(self) -> Pages | None:
+        """None where the cache has no such view: CPU backends pack their blocks."""
+
+
+class Kernels(NamedTuple):
+    """`scoring_triton.supports` and `scoring_triton.fill_table`."""
+
+    supports: Callable[[Sequence[torch.Tensor], int], bool]
+    fill_table: Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor, float, int], None]
+
+
+def kernels_for(device: torch.device) -> Kernels | None:
+    """The Triton kernels, on CUDA."""
+    if device.type != "cuda":
+        return None
+    try:
+        from speculator_service.scoring.triton_kernels import fill_table, supports
+    except ImportError as error:
+        _warn(error)
+        return None
+    return Kernels(supports, fill_table)
+
+
+class PagedScoring:
+    """Fills tables of attention; one per worker, as it remembers whether the kernels work."""
+
+    def __init__(self, kernels: Kernels | None) -> None:
+        self.kernels = kernels
+
+    def fill(
+        self,
+        aggregate: Aggregate,
+        queries: torch.Tensor,
+        keys: Sequence[PagedKeys],
+        scales: Sequence[float],
+        pool_kernel: int,
+    ) -> None:
+        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, scales (the factor on q·k): one per layer."""
+        if self._fill_by_kernels(aggregate, queries, keys, scales, pool_kernel):
+            return
+        for of_layer, layer, scale in zip(queries, keys, scales, strict=True):
+            aggregate.add(layer_scores(of_layer, layer, scale, pool_kernel))
+
+    def _fill_by_kernels(
+        self,
+        aggregate: Aggregate,
+        queries: torch.Tensor,
+        keys: Sequence[PagedKeys],
+        scales: Sequence[float],
+        pool_kernel: int,
+    ) -> bool:
+        pages = [page for layer in keys if (page := layer.pages) is not None]
+        caches = [page.cache for page in pages]
+        if self.kernels is None or len(pages) < len(keys) or len(set(scales)) > 1:
+            return False
+        if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, pool_kernel):
+            return False
+        try:
+            self.kernels.fill_table(aggregate.table, queries, caches, pages[0].blocks.int(), scales[0], pool_kernel)
+        except Exception as error:  # Triton's compiler and driver raise what they like; a worker must not
+            self.kernels = None
+            _warn(error)
+            aggregate.table.zero_()
+            return False
+        aggregate.complete()
+        return True
+
+
+def _warn(error: Exception) -> None:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    _log.warning("Prompts are scored by torch, slower than by the Triton kernels, which do not run here: %s", reason)

@@ -1,0 +1,246 @@
+"""A speculator on plain transformers, for machines without vLLM: one prompt at a time, on a worker thread."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
+from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
+from kv_transfer.model_info import check_speculator, inspect_model
+from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.limits import check_length
+from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
+from speculator_service.transformers_backend.sessions import CacheSession, SessionTable, check_tokens
+
+PREFILL_TOKENS = 2048
+"""Prompt tokens a forward; between two forwards a cancelled request stops."""
+
+Queries = dict[int, tuple[torch.Tensor, float]]
+"""By layer: one token's queries [H, D] as attention sees them, after rotary embedding, and the factor on q·k."""
+
+Result = TypeVar("Result")
+
+_ATTENTION = "skim_sdpa_with_queries"
+
+
+def _attend(
+    module: Any, query: torch.Tensor, *args: Any, skim_queries: Queries | None = None, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """transformers' SDPA attention, noting the last token's queries; query: [1, H, tokens, D]."""
+    if skim_queries is not None:
+        skim_queries[module.layer_idx] = (query[0, :, -1].clone(), kwargs["scaling"])
+    return sdpa_attention_forward(module, query, *args, **kwargs)
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+
+
+class TransformersSpeculator(DraftsMany):
+    """Takes each step's queries from inside attention and the keys from the KV cache."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        max_model_len: int | None = None,
+        max_sessions: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        """max_sessions: drafting sessions kept at once. seed: of sampled drafts, another each time by default.
+
+        Raises ModelError for a folder that cannot be loaded, or attention that cannot be scored.
+        """
+        self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
+        check_speculator(model)
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                model, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
+            )
+            self._model = loaded.to(device).eval()
+        except Exception as e:  # transformers and torch raise many kinds
+            raise ModelError(f"model {model} cannot be loaded by transformers: {' '.join(str(e).split())[:200]}") from e
+        eos = self._model.generation_config.eos_token_id
+        self._eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
+        config = self._model.config.get_text_config()
+        self._num_layers, self._embeddings = config.num_hidden_layers, config.vocab_size
+        self._sessions = SessionTable(max_sessions)  # touched on the worker thread only
+        self._seeds = random.Random(seed)
+        self._closed = threading.Event()
+        # One worker: requests queue here, and a queued one that is cancelled never starts.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculator")
+        if len(self._forward([0], DynamicCache())[1]) != self._num_layers:
+            raise ModelError(f"model {model}: transformers does not show the queries of {self.info.architecture}")
+
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
+        """As `SpeculatorEngine.score`; a cancelled call stops before its next forward."""
+        await self.check_health()
+        check_length(int(token_ids.size), options.look_ahead, self.info)
+        submitted = perf_counter()
+        session = request_id if keep_session else None
+        return await self._on_worker(lambda c: self._score(token_ids.tolist(), options, submitted, session, c))
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        """As `SpeculatorEngine.open_session`. Raises InvalidRequestError if the prompt is longer than the model's."""
+        await self.check_health()
+        check_length(prompt.context_length, 0, self.info)
+        check_tokens([prompt.token_ids], self._embeddings)
+        await self._on_worker(lambda c: self._open(session, prompt, c))
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """As `BranchingEngine.draft_many`; all answers go through the same forwards."""
+        await self.check_health()
+        check_tokens(answers, self._embeddings)
+        options = (temperature, top_m, alternatives)
+        return await self._on_worker(lambda c: self._draft(session, answers, count, options, c))
+
+    async def close_session(self, session: str) -> None:
+        """As `SpeculatorEngine.close_session`."""
+        if not self._closed.is_set():
+            await self._on_worker(lambda _: self._sessions.remove(session))
+
+    async def check_health(self) -> None:
+        if self._closed.is_set():
+            raise EngineUnavailableError("the transformers speculator is closed")
+
+    def close(self) -> None:
+        """Requests under way or queued end with EngineUnavailableError; waits for the forward that is running."""
+        self._closed.set()
+        self._worker.shutdown()
+        self._model = None
+
+    async def _on_worker(self, work: Callable[[threading.Event], Result]) -> Result:
+        """Run `work` on the worker thread; the event tells it that its caller was cancelled."""
+        cancelled = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work, cancelled)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    @torch.inference_mode()
+    def _score(
+        self,
+        token_ids: list[int],
+        options: SelectionOptions,
+        submitted: float,
+        session: str | None,
+        cancelled: threading.Event,
+    ) -> Scores:
+        """All of one request, on the worker thread."""
+        start = perf_counter()
+        cache = DynamicCache()
+        for first in range(0, len(token_ids), PREFILL_TOKENS):
+            token, queries = self._forward(token_ids[first : first + PREFILL_TOKENS], cache, cancelled)
+        tokens: list[int] = []
+        steps = [queries]
+        while len(tokens) < options.look_ahead:
+            tokens.append(token)
+            if token in self._eos_ids:
+                break
+            token, queries = self._forward([token], cache, cancelled)
+            steps.append(queries)
+        importance = self._importance(steps, cache, len(token_ids), options)
+        if session is not None:
+            read = tokens[: cache.get_seq_length() - len(token_ids)]
+            self._keep(session, cache, [token_ids[-1], *read], len(token_ids) - 1, len(token_ids))
+        timings = {"queue": (start - submitted) * 1e3, "speculate": (perf_counter() - start) * 1e3}
+        return Scores(importance, tokens, timings)
+
+    @torch.inference_mode()
+    def _open(self, session: str, prompt: KeptPrompt, cancelled: threading.Event) -> None:
+        cache = DynamicCache()
+        for first in range(0, prompt.token_ids.size, PREFILL_TOKENS):
+            self._check(cancelled)
+            part = slice(first, first + PREFILL_TOKENS)
+            ids, positions = (
+                torch.from_numpy(a[part].astype("int64"))[None].to(self._model.device)
+                for a in (prompt.token_ids, prompt.positions)
+            )
+            # Without the mask, transformers takes gaps in the positions for the seams of packed sequences.
+            mask = torch.ones(1, first + ids.shape[1], dtype=torch.long, device=self._model.device)
+            self._model(ids, past_key_values=cache, position_ids=positions, attention_mask=mask, logits_to_keep=1)
+        last, position = int(prompt.token_ids[-1]), int(prompt.positions[-1])
+        self._keep(session, cache, [last], position, prompt.context_length)
+
+    def _keep(self, session: str, cache: DynamicCache, tail: list[int], position: int, context_length: int) -> None:
+        seed = self._seeds.getrandbits(62)
+        self._sessions.add(session, CacheSession(cache, tail, position, context_length, seed))
+
+    def _draft(
+        self,
+        name: str,
+        answers: list[Int32Array],
+        count: int,
+        options: tuple[float, int, int],
+        cancelled: threading.Event,
+    ) -> list[Drafted]:
+        session = self._sessions.get(name)
+        room = self.info.max_model_len - session.context_length - max(int(answer.size) for answer in answers)
+        check = partial(self._check, cancelled)
+        try:
+            return session.draft(self._model, answers, max(0, min(count, room)), *options, check)
+        except SkimError:
+            raise
+        except Exception:
+            self._sessions.remove(name)  # its cache may be half written
+            raise
+
+    def _check(self, cancelled: threading.Event | None) -> None:
+        """Raises EngineUnavailableError if the engine was closed or the caller cancelled."""
+        if self._closed.is_set() or (cancelled is not None and cancelled.is_set()):
+            raise EngineUnavailableError("the transformers speculator was closed, or the request cancelled")
+
+    @torch.inference_mode()
+    def _forward(
+        self, token_ids: list[int], cache: DynamicCache, cancelled: threading.Event | None = None
+    ) -> tuple[int, Queries]:
+        """Read the next tokens into the cache: the likeliest token after them, and the last one's queries."""
+        self._check(cancelled)
+        queries: Queries = {}
+        ids = torch.tensor([token_ids], device=self._model.device)
+        logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1, skim_queries=queries).logits
+        return int(logits[0, -1].argmax()), queries
+
+    def _importance(
+        self, steps: list[Queries], cache: DynamicCache, prompt: int, options: SelectionOptions
+    ) -> torch.Tensor:
+        layers = scored_layers(self._num_layers, options.layers)
+        aggregate = Aggregate(
+            options.aggregation, num_layers=len(layers), steps=len(steps), prompt=prompt, device=self._model.device
+        )
+        for layer in layers:
+            queries = torch.stack([step[layer][0] for step in steps])
+            keys = cache.layers[layer].keys[0, :, :prompt]
+            aggregate.add(layer_scores(queries, keys, steps[0][layer][1], options.pool_kernel))
+        # Decoding stopped at an EOS, so every step that there is counts.
+        return aggregate.importance(torch.ones(len(steps), dtype=torch.bool)).cpu()

@@ -1,0 +1,212 @@
+"""The speculator engine on vLLM: scores and drafts are requests to one AsyncLLM, batched with each other.
+
+A scoring request's options travel in `SamplingParams.extra_args` to `vllm_worker`, the scores come back as bytes in
+`RequestOutput.kv_transfer_params` (put there by `vllm_scheduler`). Drafts are plain requests (`vllm_sessions`). Tested
+on CPU; `--device cuda` runs the same tests on a GPU.
+"""
+
+import asyncio
+import itertools
+import time
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
+from kv_transfer.model_info import check_speculator, inspect_model
+from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.vllm_backend.scheduler.gang import Party
+from speculator_service.vllm_backend.scored_requests import SCORE_ARG
+from speculator_service.vllm_backend.session_positions import kept_session
+from speculator_service.vllm_backend.sessions import DraftOptions, Session, SessionTable
+from speculator_service.vllm_backend.start import start_engine
+
+
+class VllmSpeculator(DraftsMany):
+    """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
+
+    `info.max_model_len` is M + look_ahead at most. The engine needs one position more, because the last look-ahead
+    token is read back in, so a model that is run to its last position takes one token less.
+    """
+
+    info: ModelInfo
+
+    def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
+        """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
+
+        Raises ModelError for a folder that cannot be a speculator (before any engine starts), SkimError for an engine
+        that does not start.
+        """
+        info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
+        check_speculator(model)
+        self._engine = start_engine(
+            model, min(info.max_model_len + 1, info.max_position), tensor_parallel, engine_options
+        )
+        config = self._engine.model_config
+        self.info = replace(info, max_model_len=config.max_model_len - 1)
+        self._vocab_size = config.get_vocab_size()
+        eos = config.try_get_generation_config().get("eos_token_id") or []
+        self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
+        self._sessions = SessionTable(self._engine.vllm_config.cache_config.block_size)
+        self._rounds, self._party = itertools.count(), Party()
+        self._closed = False
+
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
+        """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
+        self._check(token_ids, options)
+        began = time.perf_counter()
+        output = await self._generate(request_id, token_ids, self._score_sampling(options), cache_salt)
+        payload = output.kv_transfer_params
+        if not payload or "importance" not in payload:
+            raise SkimError(f"speculator {self.info.path} gave no scores for request {request_id}")
+        total = 1e3 * (time.perf_counter() - began)
+        speculate = min(payload["speculate_ms"], total)
+        importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
+        if keep_session:
+            self._sessions.add(request_id, Session(np.array(token_ids, np.int32), len(token_ids), cache_salt))
+        return Scores(importance, payload["tokens"], {"queue": total - speculate, "speculate": speculate})
+
+    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+        """See `SpeculatorEngine.open_session`."""
+        self._check_length(prompt.context_length, 0)
+        self._check_ids(prompt.token_ids)
+        opened = kept_session(prompt)
+        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._party.join())
+        await self._generate(session, prompt.token_ids, read, opened.cache_salt)
+        self._sessions.add(session, opened)
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them.
+
+        Sampled drafts have at most vllm_sessions.MAX_TOP pairs of q each. Their alternatives' probabilities are those
+        among the top_m tokens; greedy drafts' are of the vocabulary.
+        """
+        kept = self._sessions.get(session)
+        options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
+        return list(await asyncio.gather(*(self._draft(session, kept, answer, options) for answer in answers)))
+
+    async def _draft(self, name: str, kept: Session, answer: Int32Array, options: DraftOptions) -> Drafted:
+        if answer.size:
+            self._check_ids(answer)
+        count = min(options.count, self.info.max_model_len - kept.context_length - answer.size)
+        if count <= 0:
+            await self.check_health()
+            return Drafted(np.empty(0, np.int32))
+        options = replace(options, count=count)
+        party = await self._party.join()
+        asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
+        output = await self._generate(
+            f"{name}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, party), kept.cache_salt
+        )
+        self._sessions.note_round(kept, before, asked, output)
+        return options.drafted(output)
+
+    async def close_session(self, session: str) -> None:
+        """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until something needs the place."""
+        self._sessions.remove(session)
+
+    def session_stats(self) -> dict[str, int]:
+        """`vllm_sessions.SessionTable.stats`."""
+        return self._sessions.stats()
+
+    async def check_health(self) -> None:
+        """Raise EngineUnavailableError if the engine is closed or dead."""
+        if self._closed:
+            raise EngineUnavailableError(f"speculator {self.info.path} was closed")
+        if self._engine.errored:
+            raise EngineUnavailableError(f"speculator {self.info.path} is dead; start it again")
+
+    def close(self) -> None:
+        """Stop the engine's processes and free its memory; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._engine.shutdown()
+            # Left to the interpreter's end, its destructor would find half of vLLM gone.
+            del self._engine
+
+    async def worker_stats(self) -> list[dict[str, float]]:
+        """Per rank, `SpeculatorWorker.speculator_stats`."""
+        return await self._engine.collective_rpc("speculator_stats")
+
+    def _check(self, token_ids: Int32Array, options: SelectionOptions) -> None:
+        """Refuse here what the engine would refuse late or die of."""
+        if not len(token_ids):
+            raise InvalidRequestError("an empty prompt cannot be scored")
+        self._check_length(len(token_ids), options.look_ahead)
+        self._check_ids(token_ids)
+
+    def _check_length(self, length: int, look_ahead: int) -> None:
+        if length + look_ahead > self.info.max_model_len:
+            raise InvalidRequestError(
+                f"a prompt of {length} tokens with {look_ahead} look-ahead tokens is too long for the"
+                f" speculator, which takes {self.info.max_model_len}; shorten it or lower look_ahead"
+            )
+
+    def _check_ids(self, token_ids: Int32Array) -> None:
+        lowest, highest = int(np.min(token_ids)), int(np.max(token_ids))
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidRequestError(
+                f"token id {wrong} is outside the speculator's vocabulary of {self._vocab_size} tokens"
+            )
+
+    def _score_sampling(self, options: SelectionOptions) -> SamplingParams:
+        return SamplingParams(
+            temperature=0,
+            # One more than the look-ahead: the last look-ahead token must be read back in, for its query.
+            max_tokens=options.look_ahead + 1,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={
+                SCORE_ARG: {
+                    **options.model_dump(include={"look_ahead", "pool_kernel", "layers", "aggregation"}),
+                    "eos_token_ids": self._eos_token_ids,
+                }
+            },
+        )
+
+    async def _generate(
+        self, request_id: str, token_ids: Int32Array, sampling: SamplingParams, cache_salt: str | None
+    ) -> RequestOutput:
+        await self.check_health()
+        prompt = tokens_input(np.asarray(token_ids).tolist(), cache_salt=cache_salt)
+        try:
+            async with aclosing(self._engine.generate(prompt, sampling, request_id)) as outputs:
+                async for output in outputs:
+                    if output.finished:
+                        return output
+        except EngineDeadError as error:
+            raise EngineUnavailableError(f"speculator {self.info.path} died; start it again") from error
+        except VLLMClientError as error:
+            raise InvalidRequestError(f"the speculator refuses the prompt: {error}") from error
+        except EngineGenerateError as error:
+            raise SkimError(f"speculator {self.info.path} failed on request {request_id}: {error.__cause__}") from error
+        raise EngineUnavailableError(f"speculator {self.info.path} ended request {request_id} without an answer")

@@ -1,0 +1,108 @@
+"""Read a prompt's keys back out of vLLM's paged KV cache.
+
+All backends present a layer's cache as [B, G, N, 2D] (blocks, KV heads, tokens per block; `vllm.v1.worker.utils.
+allocate_kv_cache`). On a GPU (FlashAttention, Triton, Flex, FlashInfer) that is true element by element, through the
+strides, and the key is the first D. On CPU only the outer two axes are: each head's N * D key elements come first and
+are packed for the instruction set in use (transposed; on AMX in tiles), so their order is found by writing known keys.
+
+Run on CPU with AVX-512 (float32, bfloat16). Not run: AMX, NEON, any GPU.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+
+from speculator_service.scoring.paged import Pages
+
+PIECE_TOKENS = 4096
+"""Keys copied at once on CPU."""
+
+
+class KeyReader:
+    """Reads keys of layers that share one backend and one block size."""
+
+    def __init__(self, layer: Attention, block_size: int) -> None:
+        """layer: any of the layers, with its cache bound. block_size: the scheduler's tokens per block."""
+        _, _, self._size, double = layer.kv_cache.shape
+        self._dim = double // 2
+        # A kernel may use smaller blocks than the scheduler hands out: then one id stands for several of the cache.
+        self._split = block_size // self._size
+        self._order = _packed_order(layer) if current_platform.is_cpu() else None
+        transposed = torch.arange(self._size * self._dim).view(self._dim, self._size).T.flatten()
+        self._is_transposed = self._order is not None and torch.equal(self._order, transposed)
+
+    def read(self, layers: Sequence[Attention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
+        """Each layer's keys of the first `length` tokens of the sequence in `blocks`; nothing is copied yet."""
+        ids = self._cache_blocks(blocks, length).to(layers[0].kv_cache.device, non_blocking=True)
+        return [PagedKeys(self, layer.kv_cache, ids, length) for layer in layers]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a block's elements lie in an order of their own, so that no view of the cache shows its keys."""
+        return self._order is not None
+
+    def gather(self, cache: torch.Tensor, ids: torch.Tensor, kv_head: int) -> torch.Tensor:
+        """One head's keys in these blocks, [blocks * N, D], a copy in the cache's dtype."""
+        if self._order is None:
+            # Indexing gathers through any strides; index_select would first make the whole cache contiguous.
+            return cache[ids, kv_head, :, : self._dim].flatten(0, 1)
+        # Whole runs of N * D elements, each followed by its values: element by element this took a third of scoring.
+        runs = cache.view(-1, self._order.numel()).index_select(0, 2 * (ids * cache.shape[1] + kv_head))
+        if self._is_transposed:
+            return runs.view(-1, self._dim, self._size).transpose(0, 1).flatten(1).T
+        return runs[:, self._order].view(-1, self._dim)
+
+    def _cache_blocks(self, blocks: Sequence[int], length: int) -> torch.Tensor:
+        """The cache's block ids, int64, of the first `length` tokens."""
+        ids = torch.tensor(blocks, dtype=torch.int64).view(-1, 1) * self._split + torch.arange(self._split)
+        return ids.flatten()[: -(-length // self._size)]
+
+
+class PagedKeys:
+    """One layer's keys of one sequence, as `paged_scoring.PagedKeys`: copied out of the cache piece by piece."""
+
+    def __init__(self, reader: KeyReader, cache: torch.Tensor, ids: torch.Tensor, length: int) -> None:
+        self._reader, self._cache, self._ids, self._length = reader, cache, ids, length
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, length, D)."""
+        return self._cache.shape[1], self._length, self._cache.shape[3] // 2
+
+    @property
+    def pages(self) -> Pages | None:
+        """The keys in place, on a GPU."""
+        return None if self._reader.is_packed else Pages(self._cache[..., : self.shape[2]], self._ids)
+
+    def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
+        """[m, D] each."""
+        size = self._cache.shape[2]
+        # On CPU a piece is scored while it is in the cache, and memory so small is not given back to the system and
+        # taken anew, which cost as much as the arithmetic. A GPU wants few launches.
+        step = max(1, PIECE_TOKENS // size) if self._cache.is_cpu else len(self._ids)
+        for first in range(0, len(self._ids), step):
+            keys = self._reader.gather(self._cache, self._ids[first : first + step], kv_head)
+            yield keys[: self._length - first * size]
+
+
+def _packed_order(layer: Attention) -> torch.Tensor:
+    """Where among a CPU block's and head's N * D key elements (n, d) lies: int64 [N * D], n major.
+
+    Writes keys that spell out n and d in base 100, exact in every float type, into a block of its own.
+    """
+    _, heads, size, double = layer.kv_cache.shape
+    dim = double // 2
+    n = torch.arange(size).view(-1, 1).expand(size, dim)
+    d = torch.arange(dim).expand(size, dim)
+    found = torch.zeros(size * dim, dtype=torch.int64)
+    # found[place] = n + 10000 d of the element stored there
+    for digits, weight in ((n % 100, 1), (n // 100, 100), (d % 100, 10_000), (d // 100, 1_000_000)):
+        block = torch.zeros((1, heads, size, double), dtype=layer.kv_cache.dtype)
+        key = digits.to(block.dtype)[:, None, :].expand(size, heads, dim).contiguous()
+        layer.impl.do_kv_cache_update(layer, key, torch.zeros_like(key), block, torch.arange(size))
+        found += block[0, 0].flatten()[: size * dim].long() * weight
+    order = torch.empty_like(found)
+    order[found % 10_000 * dim + found // 10_000] = torch.arange(size * dim)
+    return order

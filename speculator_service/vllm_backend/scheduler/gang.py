@@ -1,0 +1,78 @@
+"""Drafting rounds that are asked for at once run at once.
+
+They reach the engine one message after another. The first would set out alone and go through all its tokens
+(`vllm_run_on`) before the others are looked at: twice the forwards. So each says how many set out with it, and the
+scheduler holds the early ones back until the last is there.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from speculator_service.vllm_backend.scheduler.time_slicing import DraftTurns, draft_argument
+
+PATIENCE_S = 0.02
+"""How long after the last arrival the rest is waited for: they may have been cancelled on their way."""
+
+
+class Party:
+    """The rounds of one turn of the event loop. `join` once for each; what it gives goes with the request."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+        self._joined: list[int] = []
+
+    async def join(self) -> tuple[int, int]:
+        """(id, size) of the party; size is known when all who come in this turn have come."""
+        if not self._joined:
+            self._joined = [next(self._ids), 0]
+        joined = self._joined
+        joined[1] += 1
+        await asyncio.sleep(0)
+        if self._joined is joined:
+            self._joined = []
+        return joined[0], joined[1]
+
+
+class _Arrived(NamedTuple):
+    """Members so far, and when the latest came, in the clock's seconds."""
+
+    members: int
+    latest: float
+
+
+class TogetherScheduler(DraftTurns):
+    """A scheduler in which the rounds of a party wait for each other."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.clock: Callable[[], float] = time.perf_counter
+        self._parties: dict[int, _Arrived] = {}  # those that are not complete
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if party := draft_argument(request):
+            id, size = party
+            members = 1 + (self._parties[id].members if id in self._parties else 0)
+            if members < size:
+                self._parties[id] = _Arrived(members, self.clock())
+            else:
+                self._parties.pop(id, None)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        late = self.clock() - PATIENCE_S
+        self._parties = {id: arrived for id, arrived in self._parties.items() if arrived.latest > late}
+        early = [r for r in self.waiting if (party := draft_argument(r)) and party[0] in self._parties]
+        if not early:
+            return super().schedule(*args, **kwargs)
+        self.waiting.remove_requests(early)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            for request in early:
+                self.waiting.add_request(request)

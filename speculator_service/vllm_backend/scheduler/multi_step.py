@@ -1,0 +1,125 @@
+"""Several decode steps in one engine step: what remains of a request once its prompt is read takes no step of its own.
+
+A speculator's requests are finite and short, and each engine step costs scheduling, messages between processes and
+detokenisation many times over what the forward of a small model takes. So the scheduler allocates the slots of the
+tokens that a request still has to make, says so on the `SchedulerOutput` (`RUN_ON`), and the worker goes on by itself:
+it runs the ordinary step, then synthetic ones with one token for each of those requests, and returns all their tokens
+as vLLM's own speculative decoding does, several for a request.
+
+Stands on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
+on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner. Not
+run: any GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from speculator_service.vllm_backend.scheduler.gang import TogetherScheduler
+
+MOST = 16
+"""Synthetic steps after an ordinary one, at most: so long does a new request wait for its turn."""
+
+RUN_ON = "skim_run_on"
+"""Attribute of `SchedulerOutput`: dict request id -> Going."""
+
+
+class Going(NamedTuple):
+    """A request that goes on by itself after a step.
+
+    computed, outputs: its tokens whose KV that step completes, and its output tokens before that step's. more: tokens
+    to make besides that step's. blocks: KV block ids by group that were added for them, None for none.
+    """
+
+    computed: int
+    outputs: int
+    more: int
+    blocks: tuple[list[int], ...] | None
+
+
+class RunOnScheduler(TogetherScheduler):
+    """Lets each request that has read all its tokens go on in the same step, as far as its length and KV blocks go."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = super().schedule(*args, **kwargs)
+        going = {id: g for id in output.num_scheduled_tokens if (g := self._run_on(self.requests[id]))}
+        setattr(output, RUN_ON, going)
+        return output
+
+    def _run_on(self, request: Request) -> Going | None:
+        left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
+        more = min(left - 1, MOST)
+        if request.is_prefill_chunk or more <= 0:
+            return None
+        blocks = self.kv_cache_manager.allocate_slots(request, more)
+        if blocks is None:  # then it takes a step for each token, and may be preempted, as anywhere in vLLM
+            return None
+        going = Going(request.num_computed_tokens, request.num_output_tokens, more, blocks.get_block_ids(True))
+        request.num_computed_tokens += more
+        return going
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        """A block is cached when its tokens are known; vLLM does it in the next step, which may never come here."""
+        running = request.status == RequestStatus.RUNNING
+        new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        if running and len(new_token_ids) > 1:
+            self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+        return new_token_ids, stopped
+
+
+def following_steps(output: SchedulerOutput) -> Iterator[SchedulerOutput]:
+    """The synthetic steps after `output`: one token for each request that still goes on."""
+    going: dict[str, Going] = getattr(output, RUN_ON, {})
+    for step in range(max((g.more for g in going.values()), default=0)):
+        there = {id: g for id, g in going.items() if step < g.more}
+        yield replace(
+            SchedulerOutput.make_empty(),
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=list(there),
+                resumed_req_ids=set(),
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=[None if step else g.blocks for g in there.values()],
+                num_computed_tokens=[g.computed + step for g in there.values()],
+                num_output_tokens=[g.outputs + step + 1 for g in there.values()],
+            ),
+            num_scheduled_tokens=dict.fromkeys(there, 1),
+            total_num_scheduled_tokens=len(there),
+            num_common_prefix_blocks=[0],
+        )
+
+
+def merge(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
+    """One output for an ordinary step and those that followed it; requests in the order of the first."""
+    first, *others = outputs
+    if not others:
+        return first
+    rows = [[(o, o.req_id_to_index[id]) for o in outputs if id in o.req_id_to_index] for id in first.req_ids]
+    tokens = [[token for output, row in places for token in output.sampled_token_ids[row]] for places in rows]
+    return replace(first, sampled_token_ids=tokens, logprobs=_merge_logprobs(rows))
+
+
+def _merge_logprobs(rows: list[list[tuple[ModelRunnerOutput, int]]]) -> LogprobsLists | None:
+    """The places' rows request by request. A step's width is that of its most demanding request: pad to the widest."""
+    sampled = [[(output.logprobs, row) for output, row in places if output.sampled_token_ids[row]] for places in rows]
+    width = max((lists.logprobs.shape[1] for places in sampled for lists, _ in places if lists), default=0)
+    if not width:
+        return None
+    starts = np.cumsum([0, *map(len, sampled)])
+    ids = np.zeros((starts[-1], width), np.int32)
+    logprobs = np.full((starts[-1], width), -np.inf, np.float32)
+    ranks = np.zeros(starts[-1], np.int32)
+    for i, (lists, row) in enumerate(place for places in sampled for place in places):
+        if lists:
+            own = lists.slice_request(row, 1)
+            columns = own.logprobs.shape[1]
+            ids[i, :columns], logprobs[i, :columns] = own.logprob_token_ids, own.logprobs
+            ranks[i] = own.sampled_token_ranks[0]
+    return LogprobsLists(ids, logprobs, ranks, starts.tolist())

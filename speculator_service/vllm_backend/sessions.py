@@ -1,0 +1,169 @@
+"""Drafting sessions on vLLM: token ids held here, KV held by the engine's prefix cache.
+
+Each round is a request of its own: the prompt, the answer so far, a few tokens more. Blocks that an earlier round or
+the scoring of the prompt has read come from the prefix cache, under their tokens' hash (the last one by `vllm_tails`),
+so tokens that the target rejected are rolled back by not being asked for again, and several answers of one session can
+be continued at once.
+An idle session holds no slot and no referenced block: under pressure vLLM's own LRU takes its blocks, the longest
+unused session's first, and the next round reads what is gone anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
+from kv_transfer.errors import SessionLostError
+from kv_transfer.messages import Int32Array
+from speculator_service.engine import Drafted
+from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
+
+MAX_TOP = 512
+"""Most tokens that a draft is sampled from, or alternatives that are told of."""
+
+# Below this vLLM decodes greedily (vllm.sampling_params._SAMPLING_EPS).
+_GREEDY_BELOW = 1e-5
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A prompt that was read. read: tokens of the prompt and of an answer whose KV was made last, int32.
+
+    cache_salt, extra_args: what every request of the session carries, so that it finds its own KV and no other.
+    """
+
+    prompt: Int32Array
+    context_length: int
+    cache_salt: str | None = None
+    extra_args: Mapping[str, Any] | None = None
+    read: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def __post_init__(self) -> None:
+        self.read = self.prompt
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """Since the start. rounds: requests that drafted. rollbacks: rounds that took back drafts read before.
+
+    rebuilt: rounds that had to read anew what pressure had evicted. lost: calls for a session that was not there.
+    """
+
+    opened: int = 0
+    closed: int = 0
+    rounds: int = 0
+    rollbacks: int = 0
+    rebuilt: int = 0
+    lost: int = 0
+
+
+class SessionTable:
+    """The sessions of one engine by id, and what became of them."""
+
+    def __init__(self, block_size: int) -> None:
+        """block_size: tokens per KV block, below which the prefix cache remembers nothing."""
+        self.counts = SessionCounts()
+        self._sessions: dict[str, Session] = {}
+        self._block_size = block_size
+
+    def add(self, name: str, session: Session) -> None:
+        self._sessions[name] = session
+        self.counts.opened += 1
+
+    def get(self, name: str) -> Session:
+        """Raises SessionLostError if it is not here."""
+        session = self._sessions.get(name)
+        if session is None:
+            self.counts.lost += 1
+            raise SessionLostError(f"session {name} is not on this speculator: it was closed or never opened")
+        return session
+
+    def remove(self, name: str) -> None:
+        self.counts.closed += self._sessions.pop(name, None) is not None
+
+    def note_round(self, session: Session, before: Int32Array, asked: Int32Array, output: RequestOutput) -> None:
+        """Count a round that read `asked`, prompt and answer, and then all but the last of its own drafts.
+
+        before: what had been read when the round began.
+        """
+        common = _common(before, asked)
+        # The last token is read again for its logits, and only whole blocks come from the cache.
+        expected = min(common, asked.size - 1) // self._block_size * self._block_size
+        self.counts.rounds += 1
+        self.counts.rollbacks += common < before.size
+        self.counts.rebuilt += (output.num_cached_tokens or 0) < expected
+        session.read = np.concatenate([asked, np.array(output.outputs[0].token_ids[:-1], np.int32)])
+
+    def stats(self) -> dict[str, int]:
+        """The counts, and `sessions`: how many there are now."""
+        return {"sessions": len(self._sessions), **asdict(self.counts)}
+
+
+def _common(a: Int32Array, b: Int32Array) -> int:
+    """Length of the longest common prefix."""
+    size = min(a.size, b.size)
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if differ.size else size
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """How one round drafts: see `BranchingEngine.draft`. top_m 0: greedily."""
+
+    count: int
+    temperature: float
+    top_m: int
+    alternatives: int
+
+    @classmethod
+    def of(cls, count: int, temperature: float, top_m: int, alternatives: int, vocab_size: int) -> "DraftOptions":
+        """The options that the engine can serve; a temperature that vLLM takes for greedy leaves q one-hot."""
+        most = min(MAX_TOP, vocab_size)
+        top_m = min(top_m, most) if temperature >= _GREEDY_BELOW else 0
+        return cls(count, temperature if top_m else 0.0, top_m, min(alternatives, most))
+
+    def sampling(self, extra_args: Mapping[str, Any] | None, party: tuple[int, int]) -> SamplingParams:
+        """vLLM's parameters. Its logprobs are those that it samples from (logprobs_mode, set by `vllm_start`).
+
+        party: see `vllm_together`.
+        """
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_m,
+            max_tokens=self.count,
+            logprobs=max(self.top_m, self.alternatives) or None,
+            flat_logprobs=True,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={**(extra_args or {}), DRAFT_ARG: party},
+        )
+
+    def drafted(self, output: RequestOutput) -> Drafted:
+        """The drafts of a finished request, with q and alternatives as they were asked for."""
+        tokens = np.array(output.outputs[0].token_ids, np.int32)
+        flat = output.outputs[0].logprobs
+        if flat is None:
+            return Drafted(tokens)
+        # Each row is the sampled token, then the likeliest.
+        ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1:]
+        logprobs = np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1:]
+        q_ids, q = ids[:, : self.top_m], _normalised(np.exp(logprobs[:, : self.top_m]))
+        # Sampled rows tell the drafter's probabilities at the request's temperature, and of its top tokens alone.
+        warm = np.exp(logprobs * self.temperature) if self.top_m else np.exp(logprobs)
+        others = (_normalised(warm) if self.top_m else warm)[:, : self.alternatives]
+        return Drafted(
+            tokens,
+            q_ids.flatten(),
+            q.astype(np.float32).flatten(),
+            ids[:, : others.shape[1]].flatten(),
+            others.astype(np.float32).flatten(),
+        )
+
+
+def _normalised(rows: np.ndarray) -> np.ndarray:
+    return rows / rows.sum(axis=1, keepdims=True)

@@ -1,0 +1,200 @@
+"""The speculator's vLLM worker: captures queries while the model runs and scores a prompt after its last step.
+
+Overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads nothing but `SchedulerOutput`,
+`ModelRunnerOutput` and the attention layers, so one class serves both model runners (V1 on CPU, V2 on a GPU). Keys are
+read once, after the last look-ahead step. All of this runs in the engine's own processes.
+
+What remains of a request after its prompt is run here, in the same engine step (`vllm_run_on`). Each of those steps
+goes through the same methods, so queries, restored positions and sampling are as in a step of its own.
+
+Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter. Not run: any GPU, so neither NCCL nor CUDA
+graphs.
+"""
+
+import time
+from typing import Any
+
+import torch
+from vllm.distributed import get_tp_group
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from kv_transfer.errors import ModelError
+from kv_transfer.messages import SelectionOptions
+from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
+from speculator_service.scoring.paged import PagedScoring, kernels_for
+from speculator_service.vllm_backend.exact_top_k import sample_exactly
+from speculator_service.vllm_backend.key_reader import KeyReader
+from speculator_service.vllm_backend.query_capture import QueryCapture, scorable_layers
+from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
+from speculator_service.vllm_backend.scheduler.scheduler import SCORES
+from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest, Wanted
+from speculator_service.vllm_backend.session_positions import RestoredPositions
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+
+class SpeculatorWorker(PlatformWorker):
+    """vLLM's worker of this platform, which also scores the requests that carry `SCORE_ARG`."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        super().load_model(**kwargs)
+        sample_exactly(self.use_v2_model_runner)
+        self._layers = scorable_layers(self.vllm_config)
+        self._capture = QueryCapture(
+            self._layers, self.scheduler_config.max_num_seqs, self.model_config.dtype, self.device
+        )
+        self._wanted: list[Wanted] = []
+        self._step = SchedulerOutput.make_empty()
+        self._steps, self._scored, self._scoring_ms = 0, 0, 0.0
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        super().initialize_from_config(kv_cache_config)
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+            raise ModelError(
+                f"model {self.model_config.model} is not supported yet as a speculator: it needs {len(groups)} KV cache"
+                " groups; choose one with full attention in every layer"
+            )
+        block_size = groups[0].kv_cache_spec.block_size
+        self._ledger = RequestLedger(block_size)
+        self._keys = KeyReader(self._layers[0], block_size)
+        self._positions = RestoredPositions(
+            self.model_runner.get_model(),
+            kv_cache_config.num_blocks * block_size,
+            block_size,
+            self._layers[0].layer_name,
+            self.device,
+        )
+        self._scoring = PagedScoring(kernels_for(self.device))
+        if self._scoring.kernels:
+            self._compile_kernels()
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        self._step = scheduler_output
+        return self._forward(scheduler_output)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """The tokens of the step that was executed, and of those that its requests take by themselves after it."""
+        self._steps += 1
+        wanted = [self._wanted]
+        outputs: list[ModelRunnerOutput] = []
+        latest = super().sample_tokens(grammar_output)
+        for step in following_steps(self._step):
+            self._forward(step)
+            # Here, so that the device has the next forward to do while this one's tokens travel (GPU).
+            outputs.append(_on_host(latest))
+            wanted.append(self._wanted)
+            latest = super().sample_tokens(None)
+        outputs.append(_on_host(latest))
+        merged = merge(outputs)
+        if scores := self._finish(list(zip(wanted, outputs, strict=True))):
+            setattr(merged, SCORES, scores)
+        return merged
+
+    def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run the model, and take the queries that are wanted of this step."""
+        self._wanted = self._ledger.update(step)
+        self._capture.expect([wanted.slot for wanted in self._wanted])
+        self._positions.expect(step)
+        output = super().execute_model(step)
+        if self._wanted:
+            queries = self._capture.collect()
+            for row, wanted in enumerate(self._wanted):
+                wanted.request.queries[wanted.step] = queries[:, row]
+        return output
+
+    def _finish(self, steps: list[tuple[list[Wanted], ModelRunnerOutput]]) -> dict[str, dict[str, Any]]:
+        """Note the sampled tokens, and score the requests that are done: payloads by id, on the rank that answers."""
+        done: list[ScoredRequest] = []
+        for wanted, output in steps:
+            for request, step, _ in wanted:
+                # A re-prefill after preemption passes through known steps without sampling.
+                if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
+                    request.tokens[step] = sampled[0]
+            done += [w.request for w in wanted if w.is_last]
+        scores = [(request, self._score(request)) for request in done]
+        if not self.is_driver_worker:
+            return {}
+        return {request.id: _payload(request, aggregate) for request, aggregate in scores}
+
+    def speculator_stats(self) -> dict[str, float]:
+        """Requests alive, scored, resumed after preemption; prompt tokens from the cache; milliseconds of scoring.
+
+        steps: engine steps that sampled, however many tokens.
+        """
+        return {
+            "steps": self._steps,
+            "alive": len(self._ledger.requests),
+            "resumed": self._ledger.resumed,
+            "cached_tokens": self._ledger.cached_tokens,
+            "scored": self._scored,
+            "scoring_ms": self._scoring_ms,
+        }
+
+    def _score(self, request: ScoredRequest) -> Aggregate:
+        """Attention of all steps to the prompt [1 or L, S, M], over the heads of all ranks."""
+        began = time.perf_counter()
+        aggregate = self._attention(request)
+        tensor_parallel = get_tp_group()
+        if tensor_parallel.world_size > 1:
+            torch.distributed.all_reduce(
+                aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
+            )
+        self._scored += 1
+        self._scoring_ms += 1e3 * (time.perf_counter() - began)
+        return aggregate
+
+    def _attention(self, request: ScoredRequest) -> Aggregate:
+        """That of this rank's heads."""
+        indices = scored_layers(len(self._layers), request.options["layers"])
+        layers = self._layers[indices.start : indices.stop]
+        steps = request.look_ahead + 1
+        aggregate = Aggregate(
+            request.options["aggregation"],
+            num_layers=len(layers),
+            steps=steps,
+            prompt=request.prompt,
+            device=self.device,
+        )
+        queries = torch.stack([request.queries[step] for step in range(steps)], dim=1)
+        self._scoring.fill(
+            aggregate,
+            queries[indices.start : indices.stop],
+            self._keys.read(layers, request.blocks, request.prompt),
+            [layer.impl.scale for layer in layers],
+            request.options["pool_kernel"],
+        )
+        return aggregate
+
+    def _compile_kernels(self) -> None:
+        """Score one token of an empty cache with the default options, so that no request waits for the compiler."""
+        options = SelectionOptions()
+        shape = (len(self._layers), self._layers[0].num_heads, self._layers[0].head_size)
+        query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
+        queries = dict.fromkeys(range(options.look_ahead + 1), query)
+        self._attention(ScoredRequest("", 1, options.model_dump(), [0], queries))
+
+
+def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
+    """The output once its tokens are here; the V2 runner gives it before that."""
+    return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
+
+
+def _payload(request: ScoredRequest, aggregate: Aggregate) -> dict[str, Any]:
+    """importance: float32 [M] as bytes. tokens: to the first EOS, included. speculate_ms: first step to scores."""
+    tokens = [request.tokens[step] for step in range(request.look_ahead)]
+    valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
+    return {
+        "importance": aggregate.importance(valid).cpu().numpy().tobytes(),
+        # Step i is valid while token i is still part of the answer.
+        "tokens": tokens[: int(valid.sum())],
+        "speculate_ms": 1e3 * (time.perf_counter() - request.started),
+    }

@@ -1,0 +1,30 @@
+"""Starts a target engine by its kind. Each kind is imported only when it is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_transfer.errors import SkimError
+from target_service.engine import TargetEngine
+
+
+def create_engine(
+    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
+) -> TargetEngine:
+    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
+
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
+    """
+    options = dict(options or {})
+    if kind == "vllm":
+        from target_service.vllm_backend.engine import VllmTarget
+
+        return VllmTarget(model, tensor_parallel=tensor_parallel, **options)
+    if kind == "transformers":
+        from target_service.transformers_backend.engine import TransformersTarget
+
+        return TransformersTarget(model, **options)
+    if kind == "mock":
+        from target_service.mock_engine import MockTarget
+
+        return MockTarget(model, **options)
+    raise SkimError(f"unknown target engine {kind!r}: choose vllm, transformers or mock")

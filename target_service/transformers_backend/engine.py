@@ -1,0 +1,70 @@
+"""The target on transformers: for machines without vLLM, and a second opinion in tests. One step at a time."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+
+from kv_transfer.errors import EngineUnavailableError, ModelError
+from kv_transfer.messages import GenerateOutput, GenerateRequest
+from kv_transfer.model_info import inspect_model
+from target_service.answer import Answers
+from target_service.limits import check_request
+from target_service.sampling import read_sampling
+from target_service.transformers_backend.decoding import Decoding
+
+
+class TransformersTarget:
+    """TargetEngine over AutoModelForCausalLM with a KV cache and explicit position ids.
+
+    device: a torch device. dtype: as in from_pretrained, "auto" for the checkpoint's own.
+    Raises ModelError for a folder that cannot be used.
+    """
+
+    def __init__(
+        self, model: str, *, device: str = "cpu", dtype: str = "auto", max_model_len: int | None = None
+    ) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
+        except Exception as e:  # safetensors, torch and transformers each raise their own kinds
+            raise ModelError(f"model {model}: its weights cannot be loaded ({e})") from e
+        self._model = loaded.to(device).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        eos = self._model.generation_config.eos_token_id
+        self._eos_token_ids = set(eos if isinstance(eos, list) else [eos]) - {None}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="target-transformers")
+        self._closed = False
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """As TargetEngine.generate; refuses sampling fields that it does not know by their name."""
+        max_tokens = check_request(request, self.info)
+        sampling = read_sampling(request.sampling, refuse_others=True, engine="transformers")
+        await self.check_health()
+        decoding = Decoding(self._model, self._tokenizer, request.prompt, sampling)
+        answers = Answers(sampling, max_tokens, self._tokenizer, self._eos_token_ids)
+        queued = time.perf_counter()
+        while not answers.finished:
+            # A closed or cancelled request ends here: it asks for no further step.
+            step = await asyncio.get_running_loop().run_in_executor(self._thread, decoding.step)
+            if not answers.begun:
+                prefill = {"queue": decoding.began - queued, "prefill": time.perf_counter() - decoding.began}
+                answers.on_first_output = {
+                    "timings": {part: 1e3 * seconds for part, seconds in prefill.items()},
+                    "prompt_logprobs": decoding.prompt_logprobs,
+                }
+            answers.add(step)
+            output = answers.output()
+            if output is not None:
+                yield output
+
+    async def check_health(self) -> None:
+        if self._closed:
+            raise EngineUnavailableError(f"the target engine of {self.info.path} was closed")
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
+        self._model = None

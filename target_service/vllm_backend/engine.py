@@ -1,0 +1,160 @@
+"""The target on vLLM: continuous batching, paged KV, prefix caching and tensor parallelism, with restored positions."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from kv_transfer.messages import GenerateOutput, GenerateRequest
+from kv_transfer.model_info import inspect_model
+from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.positions import encode_positions
+from target_service.drafting.settings import DRAFTING, encode_settings
+from target_service.limits import KvRole, check_request
+from target_service.vllm_backend.decode_stats import DecodeCounts
+from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
+from target_service.vllm_backend.outputs import generate_output
+from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
+from target_service.vllm_backend.start import find_stat_logger, start_engine
+
+ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
+"""What `GenerateRequest.engine_args` may hold: keywords of AsyncLLM.generate that need no more than this request."""
+
+
+class VllmTarget:
+    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
+
+    decode: fields of DecodeOptions, how decoding is speculated for requests that do not say none; None never does.
+    draft_model: the folder of the drafting weights, for vLLM's own methods that have some. draft_channel: keyword
+    arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping). kv_role: which half of
+    a split target this is, whose KV blocks move from `prefill` to `decode`; None for a whole one. kv_host: this node's
+    address, at which the other half finds the blocks. stat_loggers: dotted names of classes that vLLM tells its own
+    numbers as well (vllm.v1.metrics.loggers.StatLoggerBase).
+    engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
+    Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
+    Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
+    """
+
+    worker_cls = "target_service.vllm_backend.worker.TargetWorker"
+    scheduler_cls = "target_service.vllm_backend.scheduler.TargetScheduler"
+    async_scheduler_cls = "target_service.vllm_backend.scheduler.AsyncTargetScheduler"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel: int = 1,
+        decode: Mapping[str, Any] | None = None,
+        draft_model: str | None = None,
+        draft_channel: Mapping[str, Any] | None = None,
+        kv_role: KvRole | None = None,
+        kv_host: str = "127.0.0.1",
+        stat_loggers: Sequence[str] = (),
+        **engine_options: Any,
+    ) -> None:
+        info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
+        # Said even when it is the default: vLLM's own default for longrope models is the original maximum.
+        engine_options["max_model_len"] = info.max_model_len
+        self.decode = read_decode(decode)
+        engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
+        self._kv_role = kv_role
+        engine_options |= connector_options(kv_role, engine_options)
+        with side_channel(kv_role, kv_host):
+            self._engine: AsyncLLM = start_engine(
+                model,
+                tensor_parallel,
+                engine_options,
+                worker_cls=self.worker_cls,
+                scheduler_cls=self.scheduler_cls,
+                async_scheduler_cls=self.async_scheduler_cls,
+                stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
+            )
+        self.info = info
+
+    def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
+        self._decode_counts = DecodeCounts(config, engine_index)
+        return self._decode_counts
+
+    def _count_transfers(self, config: VllmConfig, engine_index: int = 0) -> TransferCounts:
+        self._transfer_counts = TransferCounts(config, engine_index)
+        return self._transfer_counts
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """As TargetEngine.generate; the look-ahead tokens and the session are used with decode method remote."""
+        sampling = self._sampling_params(request)
+        unknown = request.engine_args.keys() - ENGINE_ARGS
+        if unknown:
+            raise InvalidRequestError(f"the target engine has no argument {sorted(unknown)[0]!r}")
+        prompt = tokens_input(request.prompt.token_ids.tolist(), cache_salt=request.cache_salt)
+        stream = self._engine.generate(
+            prompt, sampling, request.request_id, priority=request.priority, **request.engine_args
+        )
+        first = True
+        try:
+            # AsyncLLM aborts the request when its own generator is closed or cancelled.
+            async with aclosing(stream):
+                async for output in stream:
+                    yield generate_output(output, with_timings=first)
+                    first = False
+        except VLLMClientError as e:
+            raise InvalidRequestError(str(e)) from e
+        except (EngineDeadError, GracefulHTTPError) as e:
+            raise EngineUnavailableError(f"the target engine of {self.info.path} cannot answer: {e}") from e
+        except EngineGenerateError as e:
+            if isinstance(e.__cause__, ValueError):
+                raise InvalidRequestError(str(e.__cause__)) from e
+            raise SkimError(f"the target engine failed on request {request.request_id}: {e.__cause__}") from e
+
+    def _sampling_params(self, request: GenerateRequest) -> SamplingParams:
+        """vLLM's parameters for this request, checked; the kept positions travel in `extra_args`."""
+        max_tokens = check_request(request, self.info)
+        extra_args = dict(request.sampling.get("extra_args") or {})
+        if blocks := transfer_params(self._kv_role, request):
+            extra_args["kv_transfer_params"] = blocks
+        prompt = request.prompt
+        if not prompt.is_dense:
+            extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
+        fields = {"output_kind": 1, **request.sampling, "max_tokens": max_tokens}
+        unknown = fields.keys() - set(SamplingParams.__struct_fields__)
+        if unknown:
+            raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")
+        try:
+            sampling = msgspec.convert(fields, TargetSamplingParams)
+        except (msgspec.ValidationError, VLLMClientError, ValueError) as e:
+            raise InvalidRequestError(f"sampling parameters: {e}") from e
+        if self.decode.method != "none":
+            extra_args[DRAFTING] = encode_settings(request, verifiable=verifiable(sampling))
+        sampling.extra_args = extra_args or None
+        return sampling
+
+    async def decode_stats(self) -> dict[str, Any]:
+        """Counts of speculation since the start; {} with method none.
+
+        rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts); with
+        method remote also what target_service.vllm_backend.proposer.RemoteProposer.stats tells.
+        """
+        if self.decode.method == "none":
+            return {}
+        [told, *_] = await self._engine.collective_rpc("draft_stats")
+        return {**(told or {}), **self._decode_counts.counts()}
+
+    def transfer_stats(self) -> dict[str, int]:
+        """`vllm_blocks.TransferCounts` of a decoding half; {} for any other engine."""
+        return self._transfer_counts.counts() if self._kv_role == "decode" else {}
+
+    async def check_health(self) -> None:
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as e:
+            raise EngineUnavailableError(f"the target engine of {self.info.path} is dead; restart it") from e
+
+    def close(self) -> None:
+        self._engine.shutdown()

@@ -1,0 +1,47 @@
+"""The scheduler classes of the target's engine core: vLLM's own, in a process whose block hashes include positions.
+
+They also see to it that no request is drafted for more than it asked, whichever method drafts.
+"""
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from target_service.drafting.settings import max_drafts
+from vllm_hooks.block_hash import hash_positions
+
+
+class TargetScheduler(Scheduler):
+    """vLLM's scheduler; the engine core makes it before it makes the first block hash."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        hash_positions()
+        super().__init__(*args, **kwargs)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        _limit_drafts(self.requests, draft_token_ids.req_ids)
+
+
+class AsyncTargetScheduler(AsyncScheduler):
+    """The same for async scheduling, which is a class of its own in vLLM."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        hash_positions()
+        super().__init__(*args, **kwargs)
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)
+        _limit_drafts(self.requests, scheduler_output.num_scheduled_tokens)
+
+
+def _limit_drafts(requests: Any, ids: Any) -> None:
+    """Cut the drafts (or their placeholders) of requests that asked for fewer; a count, so verification stays exact."""
+    for id in ids:
+        request = requests.get(id)
+        if request is None or not request.spec_token_ids or request.sampling_params is None:
+            continue
+        most = max_drafts(request.sampling_params.extra_args)
+        if most is not None and len(request.spec_token_ids) > most:
+            request.spec_token_ids = request.spec_token_ids[:most]

@@ -1,0 +1,60 @@
+"""Decode speculation as vLLM is told of it: each method's config, and the sampling that drafts are verified under."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.sampling_params import SamplingParams
+
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import DecodeOptions
+from target_service.vllm_backend.proposer import CHANNEL, PROPOSER
+
+WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
+
+
+class TargetSamplingParams(SamplingParams):
+    """vLLM's, without its refusal of min_p and logit_bias on engines that speculate.
+
+    Those parameters do not reach the verification of drafts, but a request without drafts is sampled as ever: see
+    `verifiable`.
+    """
+
+    def _validate_spec_decode(self, speculative_config: Any) -> None:
+        pass
+
+
+def verifiable(sampling: SamplingParams) -> bool:
+    """Whether vLLM verifies drafts exactly under these parameters; if not, the request must go without drafts."""
+    return not (sampling.min_p > 0 or sampling.logit_bias)
+
+
+def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
+    """The `decode` argument of a target. Raises SkimError naming the field that is wrong."""
+    try:
+        return DecodeOptions.model_validate(dict(fields)) if fields is not None else DecodeOptions(method="none")
+    except ValidationError as e:
+        wrong = e.errors()[0]
+        raise SkimError(f"decode option {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+
+
+def speculation_options(
+    decode: DecodeOptions, draft_model: str | None, draft_channel: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The engine options that make vLLM speculate with `decode.method`; none for method none.
+
+    options: the engine's other options. Its `speculative_config` adds to what follows from `decode`, such as ngram's
+    prompt_lookup_max. Raises SkimError for a model that is missing.
+    """
+    if decode.method == "none":
+        return {}
+    config: dict[str, Any] = {"method": decode.method, "num_speculative_tokens": decode.max_draft_tokens}
+    added: dict[str, Any] = {}
+    if decode.method == "remote":
+        config |= {"method": "custom_class", "model": PROPOSER}
+        added["additional_config"] = {**(options.get("additional_config") or {}), CHANNEL: dict(draft_channel or {})}
+    elif decode.method in WITH_A_MODEL:
+        if not draft_model:
+            raise SkimError(f"decode method {decode.method} needs draft_model, the folder of the drafting weights")
+        config["model"] = draft_model
+    return {**added, "speculative_config": {**config, **(options.get("speculative_config") or {})}}

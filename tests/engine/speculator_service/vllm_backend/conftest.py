@@ -1,0 +1,146 @@
+"""One small float32 engine per module, and how its answers are compared with the transformers oracle."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.messages import KeptPrompt, SelectionOptions
+from speculator_service.engine import Scores
+from speculator_service.scoring.selection import select
+from tests.reference import models, scoring_oracle
+from tests.reference.generation_oracle import GenerationOracle
+
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Rig:
+    """An engine and the oracle of the same checkpoint. generation: the oracle of drafts."""
+
+    engine: object
+    oracle: object
+
+    @cached_property
+    def generation(self) -> GenerationOracle:
+        return GenerationOracle(self.engine.info.path)
+
+    async def score(self, token_ids, options, request_id="r") -> Scores:
+        return await self.engine.score(request_id, np.array(token_ids, np.int32), options)
+
+    async def errors(self, cases) -> list[float]:
+        """Scores (token ids, options) pairs together; max abs differences to the oracle, tokens and kept sets equal."""
+        answers = await asyncio.gather(*(self.score(ids, options, f"r{i}") for i, (ids, options) in enumerate(cases)))
+        return [self.compare(*case, answer) for case, answer in zip(cases, answers, strict=True)]
+
+    def compare(self, token_ids, options, answer) -> float:
+        expected = scoring_oracle.score(self.oracle, token_ids, options)
+        assert answer.importance.dtype == torch.float32
+        assert answer.importance.shape == (len(token_ids),)
+        assert answer.look_ahead_tokens == expected.look_ahead_tokens
+        ours, theirs = select(answer.importance, options)[0], select(expected.importance, options)[0]
+        error = (answer.importance - expected.importance).abs().max().item()
+        if error <= TOLERANCE:
+            assert torch.equal(ours, theirs)
+        return error
+
+    async def keep(self, session, token_ids, options, **salt) -> KeptPrompt:
+        """Score a prompt and keep its session."""
+        prompt = KeptPrompt.dense(token_ids)
+        await self.engine.score(session, prompt.token_ids, options, keep_session=True, **salt)
+        return prompt
+
+    def check_greedy(self, prompt, answer, drafted, count) -> None:
+        """The drafts are those of greedy decoding after the prompt and the answer, with no q."""
+        assert drafted.tokens.size == count
+        assert drafted.q_ids.size == drafted.q_probs.size == 0
+        whole = [*answer.tolist(), *drafted.tokens.tolist()]
+        likeliest = self.generation.logprobs(prompt, whole).argmax(-1)[answer.size :]
+        assert drafted.tokens.tolist() == likeliest.tolist()
+
+    def check_sampled(self, prompt, answer, drafted, count, temperature, top_m) -> None:
+        """Each draft is one of the top m, and q is their distribution at the temperature."""
+        logprobs = self.generation.logprobs(prompt, [*answer.tolist(), *drafted.tokens.tolist()])[answer.size :]
+        expected = (logprobs / temperature).softmax(-1).topk(top_m)
+        q_ids, q = drafted.q_ids.reshape(count, top_m), drafted.q_probs.reshape(count, top_m)
+        assert q.dtype == np.float32
+        np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
+        np.testing.assert_allclose(q, expected.values / expected.values.sum(-1, keepdim=True), rtol=2e-3, atol=1e-6)
+        same = torch.from_numpy(q_ids).long().sort(-1).values == expected.indices.sort(-1).values
+        assert same.float().mean() > 0.99  # the last of many may change places with one as likely
+        assert all(token in row for token, row in zip(drafted.tokens, q_ids, strict=True))
+
+    async def steps(self) -> int:
+        """Engine steps since the start that sampled."""
+        return (await self.engine.worker_stats())[0]["steps"]
+
+    async def call(self, function) -> list:
+        """Run `function(worker)` on every rank of the live engine: how the negative controls break a hook."""
+        return await self.engine._engine.collective_rpc(function)
+
+
+@pytest.fixture(scope="module")
+def start(device, tmp_path_factory, request):
+    """start(family, model options, engine options) -> Rig; its engine is closed after the module."""
+    from speculator_service.vllm_backend.engine import VllmSpeculator
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions as arguments of collective_rpc
+
+    # 65,536 tokens: a larger KV cache takes longer to fill with zeros than the engine to start.
+    on_cpu = {"enforce_eager": True, "num_gpu_blocks_override": 2048} if device == "cpu" else {}
+
+    def start_rig(family, model=None, **options):
+        path = Path(models.build_model(tmp_path_factory.mktemp(family), family, **(model or {})))
+        set_eos(path, ends_early(path))
+        engine = VllmSpeculator(str(path), **{"dtype": "float32", **on_cpu, **options})
+        request.addfinalizer(engine.close)
+        return Rig(engine, scoring_oracle.load(path))
+
+    yield start_rig
+    patch.undo()
+
+
+EARLY_PROMPT = models.random_prompt(90, seed=77)
+
+
+def ends_early(path: Path) -> list[int]:
+    """Two EOS ids, of which the second ends the answer to EARLY_PROMPT after a few tokens."""
+    tokens = scoring_oracle.score(
+        scoring_oracle.load(path), EARLY_PROMPT, SelectionOptions(look_ahead=8)
+    ).look_ahead_tokens
+    # The first token that was not decoded before, from the third on, so that steps before and after it count.
+    return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]
+
+
+def tokens_a_step(most: int):
+    """For `Rig.call`: a request makes at most so many tokens in an engine step; 17 is what it is by itself.
+
+    With few, requests are still there when others need their blocks. Only for a single rank, which runs in the process
+    of the scheduler.
+    """
+
+    def limit(worker):
+        from speculator_service.vllm_backend.scheduler import multi_step
+
+        multi_step.MOST = most - 1
+
+    return limit
+
+
+def kept_of(token_ids, seed=0) -> KeptPrompt:
+    """About a third of the tokens, in runs of 16, with the last ones."""
+    ids = np.array(token_ids, np.int32)
+    runs = np.random.default_rng(seed).random(ids.size // 16 + 1) < 0.3
+    kept = np.flatnonzero(np.repeat(runs, 16)[: ids.size] | (np.arange(ids.size) >= ids.size - 5)).astype(np.int32)
+    return KeptPrompt(ids[kept], kept, ids.size)
+
+
+def set_eos(path: Path, eos_token_ids: list[int]) -> None:
+    file = path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": eos_token_ids}))

@@ -1,0 +1,183 @@
+"""vLLM's scheduler and KV cache manager as they are, over a KV cache that only remembers what each slot was made for.
+
+Takes the place of AsyncLLM and of the worker, which follows what the scheduler says and nothing else. A slot holds the
+hash of all tokens up to its own, of the salt and of the positions. A request that reads a slot made for anything else
+is counted in `wrong_reads`. The next token is a function of the hash.
+"""
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from speculator_service.vllm_backend.scheduler.multi_step import RUN_ON, following_steps, merge
+from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
+from speculator_service.vllm_backend.scored_requests import SCORE_ARG
+
+
+def root(cache_salt, extra_args):
+    """What the hash of a sequence starts from."""
+    return hash((cache_salt, (extra_args or {}).get("skim_kept_positions")))
+
+
+def next_token(state):
+    return 16 + state % 1000
+
+
+def continuation(state, tokens, count):
+    """The `count` tokens that follow `tokens`, after a root."""
+    for token in tokens:
+        state = hash((state, token))
+    found = []
+    for _ in range(count):
+        found.append(next_token(state))
+        state = hash((state, found[-1]))
+    return found
+
+
+class SimulatedEngine:
+    """What VllmSpeculator uses of AsyncLLM. config: vLLM's, with num_gpu_blocks_override set."""
+
+    errored = False
+
+    def __init__(self, config, hash_function=sha256):
+        self.vllm_config, self.model_config = config, config.model_config
+        self._size, blocks = config.cache_config.block_size, config.cache_config.num_gpu_blocks_override
+        config.cache_config.num_gpu_blocks = blocks
+        dtype = config.model_config.dtype
+        spec = FullAttentionSpec(block_size=self._size, num_kv_heads=1, head_size=1, dtype=dtype)
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(self._size, hash_function)
+        self.scheduler = SpeculatorScheduler(
+            config,
+            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            StructuredOutputManager(config),
+            self._size,
+        )
+        self.wrong_reads = self.most_running = self.tokens_read = self.steps = 0
+        # Requests that ended while the model ran; steps after which one had no block to go on by itself.
+        self.aborted_in_flight = self.fell_behind = self.preempted = self.copied = 0
+        self._slots, self._states, self._done, self._cached, self._tokens, self._blocks = {}, {}, {}, {}, {}, {}
+        self._arrivals = itertools.count()
+        self._pump = None
+
+    @property
+    def referenced_blocks(self):
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is vLLM's own null block
+
+    async def generate(self, prompt, sampling, request_id):
+        for _ in range(next(self._arrivals) % 3):  # those sent at once do not come at once
+            await asyncio.sleep(0)
+        request = Request(
+            request_id,
+            list(prompt["prompt_token_ids"]),
+            sampling.clone(),
+            None,
+            cache_salt=prompt.get("cache_salt"),
+            block_hasher=self._hasher,
+        )
+        self._states[request_id] = [root(request.cache_salt, sampling.extra_args)]
+        self._done[request_id] = asyncio.get_running_loop().create_future()
+        self.scheduler.add_request(request)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+        try:
+            await self._done[request_id]
+        finally:
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+            for known in (self._states, self._done, self._tokens, self._blocks):
+                known.pop(request_id, None)
+        yield self._output(request)
+
+    def shutdown(self):
+        self.scheduler.shutdown()
+
+    def _output(self, request):
+        tokens = list(request.output_token_ids)
+        scored = SCORE_ARG in (request.sampling_params.extra_args or {})
+        payload = {"importance": bytes(4 * request.num_prompt_tokens), "tokens": tokens[:-1], "speculate_ms": 0.0}
+        return SimpleNamespace(
+            finished=True,
+            outputs=[SimpleNamespace(token_ids=tokens, logprobs=None)],
+            num_cached_tokens=self._cached.pop(request.request_id, 0),
+            kv_transfer_params=payload if scored else None,
+        )
+
+    async def _run(self):
+        try:
+            while self.scheduler.has_requests():
+                await self._step()
+                for _ in range(12):  # a round may follow the last one at once
+                    await asyncio.sleep(0)
+        except Exception as error:
+            for done in self._done.values():
+                done.set_exception(error)
+            raise
+
+    async def _step(self):
+        step = self.scheduler.schedule()
+        self.steps += bool(step.num_scheduled_tokens)  # without any, it only tells what has ended
+        outputs = [self._execute(each) for each in (step, *following_steps(step))]
+        requests = {request_id: self.scheduler.requests[request_id] for request_id in step.num_scheduled_tokens}
+        for _ in range(10):  # while the model runs, requests come and are aborted
+            await asyncio.sleep(0)
+        self.aborted_in_flight += sum(request.is_finished() for request in requests.values())
+        self.scheduler.update_from_output(step, merge(outputs))
+        for request_id, request in requests.items():
+            done = self._done.get(request_id)
+            if request.is_finished() and done and not done.done():
+                done.set_result(None)
+            self.preempted += request.num_preemptions if request.is_finished() else 0
+            alone = request_id not in getattr(step, RUN_ON)
+            self.fell_behind += alone and not (request.is_finished() or request.is_prefill_chunk)
+
+    def _execute(self, step):
+        """What a worker does, knowing no more than it is told: tokens of new requests, its own samples, block ids."""
+        for source, copy in step.kv_cache_block_copies or ():
+            self.copied += 1
+            for i in range(self._size):
+                self._slots[copy * self._size + i] = self._slots.get(source * self._size + i)
+        starts = {}
+        for new in step.scheduled_new_reqs:
+            self._cached.setdefault(new.req_id, new.num_computed_tokens)
+            self._tokens[new.req_id], self._blocks[new.req_id] = list(new.prompt_token_ids), list(new.block_ids[0])
+            starts[new.req_id] = new.num_computed_tokens
+        cached = step.scheduled_cached_reqs
+        for id, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            known = [] if id in cached.resumed_req_ids else self._blocks[id]
+            self._blocks[id], starts[id] = known + (blocks[0] if blocks else []), start
+        self.tokens_read += step.total_num_scheduled_tokens
+        self.most_running = max(self.most_running, len(starts))
+        # As in a layer of a model: all new keys are written before any are read, so a step may read what it writes.
+        for request_id, start in starts.items():
+            self._write(request_id, start, step.num_scheduled_tokens[request_id])
+        sampled = [self._read(id, start + step.num_scheduled_tokens[id]) for id, start in starts.items()]
+        return ModelRunnerOutput(list(starts), {id: i for i, id in enumerate(starts)}, sampled)
+
+    def _slots_of(self, request_id, count):
+        blocks = self._blocks[request_id]
+        return [blocks[i // self._size] * self._size + i % self._size for i in range(count)]
+
+    def _write(self, request_id, start, count):
+        states = self._states[request_id]
+        for token in self._tokens[request_id][len(states) - 1 :]:
+            states.append(hash((states[-1], token)))
+        for i, slot in enumerate(self._slots_of(request_id, start + count)[start:], start):
+            self._slots[slot] = states[i + 1]
+
+    def _read(self, request_id, count):
+        """Check the first `count` slots, and sample if those are all tokens that there are."""
+        states, tokens = self._states[request_id], self._tokens[request_id]
+        slots = self._slots_of(request_id, count)
+        self.wrong_reads += sum(self._slots.get(slot) != state for slot, state in zip(slots, states[1:], strict=False))
+        if count < len(tokens):
+            return []
+        tokens.append(next_token(self._slots[slots[-1]]))
+        return tokens[-1:]

@@ -1,0 +1,19 @@
+"""A Mistral (64-wide heads, one KV head for all) as users run it: compiled, on vLLM's own defaults."""
+
+import pytest
+
+from kv_transfer.messages import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+SPAWNED = True  # engines that compile nothing share the fork server, and torch reads once whether it may
+
+
+async def test_compiled_models_are_scored_too(start):
+    rig = start("mistral", {"head_dim": 64, "heads": 4, "kv_heads": 1}, enforce_eager=False)
+    cases = [
+        (random_prompt(length, seed=length), SelectionOptions(look_ahead=look_ahead))
+        for length, look_ahead in ((1, 0), (31, 8), (100, 1), (1500, 8))
+    ]
+    assert max(await rig.errors(cases)) <= TOLERANCE

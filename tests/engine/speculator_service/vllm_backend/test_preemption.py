@@ -1,0 +1,77 @@
+"""A Qwen2 (QKV bias, 128-wide heads, one KV head each) whose KV cache is too small for its batch."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, tokens_a_step
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def rig(start):
+    model = {"head_dim": 128, "heads": 2, "kv_heads": 2}
+    return start(
+        "qwen2", model, block_size=32, max_model_len=512, num_gpu_blocks_override=24, max_num_batched_tokens=256
+    )
+
+
+async def test_preempted_prompts_score_as_if_they_had_not_been(rig):
+    await rig.call(tokens_a_step(2))
+    cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=40)) for length in range(150, 222, 12)]
+    assert max(await rig.errors(cases)) <= TOLERANCE
+    assert (await rig.engine.worker_stats())[0]["resumed"] > 0
+
+
+async def test_drafts_while_sessions_lose_their_kv_to_prompts_and_each_other(rig):
+    """Six sessions over a cache that holds two of their prompts, drafting while others are scored."""
+    options = SelectionOptions(look_ahead=4)
+    prompts = {f"s{n}": await rig.keep(f"s{n}", random_prompt(n, seed=n), options) for n in range(250, 310, 10)}
+    before = rig.engine.session_stats()
+
+    async def draft(name, prompt):
+        answer = np.empty(0, np.int32)
+        for _ in range(3):
+            drafted = await rig.engine.draft(name, answer, 5)
+            rig.check_greedy(prompt, answer, drafted, 5)
+            answer = np.concatenate([answer, drafted.tokens[:3], np.array([30], np.int32)])
+        await rig.engine.close_session(name)
+
+    scoring = rig.errors([(random_prompt(length, seed=length), options) for length in (300, 310, 320)])
+    *_, errors = await asyncio.gather(*(draft(*session) for session in prompts.items()), scoring)
+    assert max(errors) <= TOLERANCE
+    after = rig.engine.session_stats()
+    assert after["rebuilt"] - before["rebuilt"] >= 4
+    assert after["sessions"] == 0
+
+
+async def test_control_a_forgotten_query_is_seen(rig):
+    """Lose what was captured before the preemption: the steps are then missing, and the comparison must fail."""
+
+    def forget(worker):
+        update = worker._ledger.update
+        worker._right = update
+
+        def forgetful(output):
+            before = worker._ledger.resumed
+            wanted = update(output)
+            if worker._ledger.resumed > before:
+                for request in worker._ledger.requests.values():
+                    request.queries = {step: query * 0 for step, query in request.queries.items()}
+            return wanted
+
+        worker._ledger.update = forgetful
+
+    def as_before(worker):
+        worker._ledger.update = worker._right
+
+    cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=40)) for length in range(151, 223, 12)]
+    await rig.call(forget)
+    try:
+        assert max(await rig.errors(cases)) > 10 * TOLERANCE
+    finally:
+        await rig.call(as_before)

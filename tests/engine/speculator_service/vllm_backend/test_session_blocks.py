@@ -1,0 +1,259 @@
+"""What sessions leave in vLLM's KV cache, with its real scheduler and no model (see `simulated_engine`)."""
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+from vllm.utils.hashing import sha256
+
+from kv_transfer.messages import KeptPrompt, SelectionOptions
+from speculator_service.vllm_backend.scheduler import multi_step
+from speculator_service.vllm_backend.scheduler.time_slicing import Turns
+from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation, root
+from tests.reference.models import build_model
+
+pytestmark = pytest.mark.slow
+
+BLOCKS, BLOCK, SLOTS, SESSIONS = 64, 32, 4, 8
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """start(blocks, hash function) -> a speculator over a simulated engine, its KV cache too small for all sessions."""
+    from speculator_service.vllm_backend import engine, start
+
+    path = build_model(tmp_path_factory.mktemp("llama"), "llama")
+
+    def simulated(model, max_model_len, tensor_parallel, options):
+        return SimulatedEngine(start._engine_config(model, max_model_len, tensor_parallel, options), **hashing)
+
+    hashing = {}
+
+    def start_engine(blocks=BLOCKS, **options):
+        hashing.update(options)
+        return engine.VllmSpeculator(
+            path,
+            max_model_len=1024,
+            block_size=BLOCK,
+            num_gpu_blocks_override=blocks,
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=256,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "start_engine", simulated)
+        yield start_engine
+
+
+class Life:
+    """One session's random life, again and again under new ids until `rounds` are done by all."""
+
+    def __init__(self, engine, seed):
+        self.engine, self.rng, self.wrong, self.cancelled = engine, np.random.default_rng(seed), 0, 0
+
+    def ids(self, count):
+        return self.rng.integers(16, 1016, count).astype(np.int32)
+
+    async def run(self, name, rounds):
+        while self.engine.session_stats()["rounds"] < rounds:
+            state, prompt = await self.open(name)
+            answer = self.ids(0)
+            for _ in range(self.rng.integers(0, 60)):
+                answer = await self.round(name, state, prompt, answer)
+            await self.engine.close_session(name)
+
+    async def open(self, name):
+        """Two prompts in three begin alike, as those of one application do."""
+        shared = np.arange(16, 16 + self.rng.integers(0, 200), dtype=np.int32)
+        ids = np.concatenate([shared[: self.rng.integers(0, 2) * 200], self.ids(self.rng.integers(1, 300))])
+        salt = [None, "salt"][self.rng.integers(0, 2)]
+        if self.rng.random() < 0.3:
+            kept = np.flatnonzero(self.rng.random(ids.size) < 0.5).astype(np.int32)
+            prompt = KeptPrompt(ids[kept], kept, ids.size) if kept.size else KeptPrompt.dense(ids)
+            await self.engine.open_session(name, prompt)
+            session = self.engine._sessions.get(name)
+            return root(session.cache_salt, session.extra_args), prompt.token_ids
+        await self.engine.score(name, ids, SelectionOptions(look_ahead=4), cache_salt=salt, keep_session=True)
+        return root(salt, None), ids
+
+    async def round(self, name, state, prompt, answer):
+        # Sometimes more than one engine step makes, over several blocks.
+        count = int(self.rng.integers(1, 7) if self.rng.random() < 0.98 else 80)
+        if self.rng.random() < 0.1:
+            call = asyncio.create_task(self.engine.draft(name, answer, count))
+            for _ in range(self.rng.integers(0, 20)):
+                await asyncio.sleep(0)
+            self.cancelled += call.cancel()
+            await asyncio.wait({call})
+        answers = [answer, *(np.concatenate([answer, self.ids(2)]) for _ in range(self.rng.integers(0, 3)))]
+        drafts = [d.tokens.tolist() for d in await self.engine.draft_many(name, answers, count)]
+        self.wrong += drafts != [continuation(state, [*prompt.tolist(), *a.tolist()], count) for a in answers]
+        taken = drafts[0][: self.rng.integers(0, count + 1)]
+        back = self.rng.integers(0, answer.size + 1) if self.rng.random() < 0.05 else answer.size
+        return np.concatenate([answer[:back], np.array(taken, np.int32), self.ids(1)])
+
+
+async def live(engine, rounds, rare=lambda: (1,), most=100_000):
+    """All sessions' lives of so many rounds, or of more, up to `most`, until all that is counted as rare was seen."""
+    lives = [Life(engine, seed) for seed in range(SESSIONS)]
+    while True:
+        await asyncio.gather(*(life.run(f"s{i}", rounds) for i, life in enumerate(lives)))
+        if min(rare()) > 0 or rounds >= most:
+            return lives
+        rounds += 1000
+
+
+async def test_ten_thousand_rounds_leave_no_block_and_never_read_another_prefix(start):
+    engine = start(blocks=40)
+    simulated = engine._engine
+
+    # Drafts and prompts take turns by the clock, so no two runs are the same.
+    def rare():
+        return simulated.aborted_in_flight, simulated.fell_behind, simulated.preempted, simulated.copied
+
+    lives = await live(engine, 10_000, rare)
+    stats = engine.session_stats()
+    assert simulated.wrong_reads == sum(life.wrong for life in lives) == 0
+    assert simulated.referenced_blocks == 0
+    assert stats["sessions"] == 0
+    assert simulated.scheduler.get_num_unfinished_requests() == 0
+    # It was not too easy: everything that can happen to a session did.
+    assert stats["rounds"] >= 10_000
+    assert min(stats["rollbacks"], stats["rebuilt"], sum(life.cancelled for life in lives)) > 100
+    assert min(rare()) > 0
+    assert simulated.most_running == SLOTS
+    engine.close()
+
+
+async def test_a_round_is_one_step(start, monkeypatch):
+    """With its branches. Controls: requests that do not run on, and such as do not wait for each other."""
+    engine = start()
+    simulated = engine._engine
+
+    async def steps():
+        await simulated._pump  # until the engine is idle
+        before = simulated.steps
+        answers = [np.arange(16, 16 + n, dtype=np.int32) for n in range(3)]
+        drafts = await engine.draft_many("s", answers, 6)
+        state, prompt = root(None, None), list(range(16, 116))
+        assert [d.tokens.tolist() for d in drafts] == [continuation(state, [*prompt, *a], 6) for a in answers]
+        return simulated.steps - before
+
+    await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
+    assert simulated.steps == 1
+    simulated.scheduler.clock = lambda: 0.0
+    assert await steps() == 1
+    for most, expected in ((4, 2), (0, 6)):
+        monkeypatch.setattr(multi_step, "MOST", most)
+        assert await steps() == expected
+    monkeypatch.undo()
+    simulated.scheduler.clock = itertools.count().__next__
+    assert await steps() > 1
+    engine.close()
+
+
+async def test_a_round_reads_nothing_again_but_its_last_token(start):
+    """Though its last block is not full. Control: as much as that block holds, if it is not remembered."""
+    engine = start()
+    simulated, prompt = engine._engine, np.arange(16, 116, dtype=np.int32)
+    await engine.score("s", prompt, SelectionOptions(), keep_session=True)
+
+    async def read(answer):
+        before = simulated.tokens_read
+        (drafted,) = await engine.draft_many("s", [answer], 4)
+        assert drafted.tokens.tolist() == continuation(root(None, None), [*prompt, *answer], 4)
+        return simulated.tokens_read - before, drafted.tokens
+
+    nothing = np.empty(0, np.int32)
+    first, drafts = await read(nothing)
+    second, _ = await read(np.append(drafts[:2], 999).astype(np.int32))
+    assert first == second == 4  # with three drafts
+    simulated.scheduler._tails.clear()
+    assert (await read(nothing))[0] == 100 % BLOCK + 3
+    engine.close()
+
+
+async def test_a_prompt_that_takes_the_whole_cache_is_read_again(start):
+    """A block that is copied is there twice for a moment: here there is no room for that."""
+    engine = start(blocks=33)  # 32 and vLLM's own null block
+    prompt = np.random.default_rng(0).integers(16, 1016, 1020).astype(np.int32)
+    for _ in range(2):
+        await asyncio.wait_for(engine.score("s", prompt, SelectionOptions(look_ahead=2), keep_session=True), 60)
+    assert engine._engine.copied == 0
+    engine.close()
+
+
+async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
+    """Idle sessions hold no block and no slot; a prompt takes their place, the longest unused first."""
+    engine = start()
+    prompts = {f"s{i}": np.random.default_rng(i).integers(16, 1016, 800).astype(np.int32) for i in range(SLOTS)}
+    for name, prompt in prompts.items():
+        await engine.score(name, prompt, SelectionOptions(), keep_session=True)
+        assert engine._engine.referenced_blocks == 0
+    # 4 x 25 blocks do not fit in 63: the last prompt read is whole, the first one lost blocks.
+    for name, rebuilt in (("s3", 0), ("s2", 0), ("s0", 1)):
+        drafted = await engine.draft(name, np.empty(0, np.int32), 4)
+        assert drafted.tokens.tolist() == continuation(root(None, None), prompts[name].tolist(), 4)
+        assert engine.session_stats()["rebuilt"] == rebuilt
+    engine.close()
+
+
+async def rounds_beside_a_prompt(engine, turns):
+    """Rounds that are made until a prompt of four chunks is read, and how much of it was read when the first was.
+
+    Time is counted in tokens read.
+    """
+    await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(), keep_session=True)
+    simulated = engine._engine
+    simulated.scheduler.turns = turns(lambda: simulated.tokens_read)
+    began = simulated.tokens_read
+    prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
+    reading = asyncio.create_task(engine.score("p", prompt, SelectionOptions(look_ahead=1)))
+    while simulated.tokens_read == began:  # noqa: ASYNC110  a step lasts some turns of the loop
+        await asyncio.sleep(0)
+    ends = []
+
+    async def draft():
+        while not reading.done():
+            await engine.draft("s", np.empty(0, np.int32), 4)
+            ends.append(simulated.tokens_read - began)
+
+    # Several, so that there always is one that waits.
+    await asyncio.gather(*(draft() for _ in range(SLOTS - 1)))
+    return len(ends), ends[0]
+
+
+async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
+    engine = start()
+    rounds, first = await rounds_beside_a_prompt(engine, Turns)
+    assert first < 3 * 256  # a chunk before it, and one while its answer is on its way
+    # A round reads a token and 3 drafts: as many rounds as take the prompt's own time.
+    assert 0.5 * 1000 < rounds * 4 < 1.5 * 1000
+    assert engine._engine.wrong_reads == engine._engine.referenced_blocks == 0
+    engine.close()
+
+
+async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
+    class NoTurns(Turns):
+        def begin(self, **there):
+            return False
+
+    engine = start()
+    rounds, first = await rounds_beside_a_prompt(engine, NoTurns)
+    assert rounds <= SLOTS
+    assert first >= 1000
+    engine.close()
+
+
+async def test_control_a_hash_that_misses_a_token_is_seen(start):
+    """As when a block is found under the hash of other tokens than it was made for."""
+
+    def blind(value):
+        parent, tokens, keys = value
+        return sha256((parent, tokens[:-1], keys))
+
+    engine = start(hash_function=blind)
+    await live(engine, 1_000)
+    assert engine._engine.wrong_reads > 0
+    engine.close()

@@ -1,0 +1,241 @@
+"""Drafting sessions of a Llama with 64-wide heads, against transformers reading prompt and answer anew each time."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.errors import InvalidRequestError, SessionLostError
+from kv_transfer.messages import KeptPrompt, SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, tokens_a_step
+from tests.reference.models import random_prompt
+from tests.reference.sampling_oracle import chi_square_p
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = SelectionOptions(look_ahead=4)
+NOTHING = np.empty(0, np.int32)
+
+
+@pytest.fixture(scope="module")
+def rig(start):
+    return start("llama", {"head_dim": 64}, max_num_batched_tokens=256, max_num_seqs=16, seed=1)
+
+
+async def follow(rig, name, prompt, rounds, seed):
+    """Accept and reject at random, greedy drafts checked in each round; returns the answer."""
+    rng = np.random.default_rng(seed)
+    answer = NOTHING
+    for _ in range(rounds):
+        count = int(rng.integers(1, 7))
+        drafted = await rig.engine.draft(name, answer, count)
+        rig.check_greedy(prompt, answer, drafted, count)
+        accepted = drafted.tokens[: rng.integers(0, count + 1)]
+        other = rng.integers(16, 1024, 1).astype(np.int32)
+        answer = np.concatenate([answer, accepted, other])
+        if rng.random() < 0.1:  # the target went back
+            answer = answer[: answer.size // 2]
+    return answer
+
+
+async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):
+    """Sessions of several lengths at once, full and kept, with prompts being scored beside them."""
+    lengths = {"a": 1, "b": 31, "c": 64, "d": 300, "e": 700}
+    prompts = {name: await rig.keep(name, random_prompt(n, seed=n), OPTIONS) for name, n in lengths.items()}
+    for seed, length in ((1, 90), (2, 700)):
+        prompts[f"kept{seed}"] = kept_of(random_prompt(length, seed=length), seed)
+        await rig.engine.open_session(f"kept{seed}", prompts[f"kept{seed}"])
+    before = rig.engine.session_stats()
+    calls = [follow(rig, name, prompt, 12, i) for i, (name, prompt) in enumerate(prompts.items())]
+    scoring = rig.errors([(random_prompt(length, seed=length), OPTIONS) for length in (200, 300, 400, 500)])
+    *_, errors = await asyncio.gather(*calls, scoring)
+    assert max(errors) <= TOLERANCE
+    after = rig.engine.session_stats()
+    assert after["rounds"] - before["rounds"] == 12 * len(prompts)
+    assert after["rollbacks"] - before["rollbacks"] > 20
+    assert after["rebuilt"] == 0
+    for name in prompts:
+        await rig.engine.close_session(name)
+    assert rig.engine.session_stats()["sessions"] == 0
+
+
+async def test_branches_of_one_session(rig):
+    prompt = await rig.keep("r", random_prompt(150, seed=3), OPTIONS)
+    stem = np.array(random_prompt(20, seed=4), np.int32)
+    answers = [np.concatenate([stem, np.array(end, np.int32)]) for end in ([], [30], [31], [30, 40], [30, 41, 42])]
+    many = await rig.engine.draft_many("r", answers, 3, alternatives=4)
+    for answer, drafted in zip(answers, many, strict=True):
+        rig.check_greedy(prompt, answer, drafted, 3)
+        logprobs = rig.generation.logprobs(prompt, [*answer.tolist(), *drafted.tokens.tolist()])[answer.size :]
+        expected = logprobs.exp().topk(4)
+        assert drafted.alternative_ids.tolist() == expected.indices.flatten().tolist()
+        np.testing.assert_allclose(drafted.alternative_probs, expected.values.flatten(), rtol=1e-3, atol=1e-6)
+    await rig.engine.close_session("r")
+
+
+async def test_q_is_the_truncated_distribution_at_its_temperature(rig):
+    prompt = await rig.keep("q", random_prompt(80, seed=6), OPTIONS)
+    answer = np.array(random_prompt(5, seed=7), np.int32)
+    for temperature, top_m in ((0.7, 8), (1.0, 1), (1.5, 512)):
+        drafted = await rig.engine.draft("q", answer, 3, temperature=temperature, top_m=top_m)
+        rig.check_sampled(prompt, answer, drafted, 3, temperature, top_m)
+    await rig.engine.close_session("q")
+
+
+async def test_a_round_is_one_engine_step(rig):
+    """Its drafts, its branches and a look-ahead too; long ones take several. Control: without running on, as many."""
+    prompt = await rig.keep("one", random_prompt(100, seed=15), OPTIONS)
+    answer = np.array(random_prompt(5, seed=16), np.int32)
+
+    async def steps(*calls):
+        before = await rig.steps()
+        for drafted, count in zip(await asyncio.gather(*(c for c, _ in calls)), (n for _, n in calls), strict=True):
+            rig.check_greedy(prompt, answer, drafted, count)
+        return await rig.steps() - before
+
+    assert await steps((rig.engine.draft("one", answer, 6), 6)) == 1
+    assert await steps((rig.engine.draft("one", answer, 40), 40)) == 3  # 17, 17 and 6
+    before = await rig.steps()
+    many = await rig.engine.draft_many("one", [answer] * 4, 5, temperature=0.7, top_m=8)
+    for drafted in many:
+        rig.check_sampled(prompt, answer, drafted, 5, 0.7, 8)
+    assert await rig.steps() - before == 1
+    assert await rig.errors([(random_prompt(200, seed=17), SelectionOptions(look_ahead=8))]) <= [TOLERANCE]
+    assert await rig.steps() - before == 2
+
+    await rig.call(tokens_a_step(1))
+    try:
+        assert await steps((rig.engine.draft("one", answer, 6), 6)) == 6
+    finally:
+        await rig.call(tokens_a_step(17))
+    await rig.engine.close_session("one")
+
+
+async def test_sampled_drafts_follow_the_q_that_comes_with_them(rig):
+    """4000 pairs of tokens against q: the first's, times that of the second after this first."""
+    await rig.keep("c", random_prompt(60, seed=14), OPTIONS)
+    pairs, q1, q2 = Counter(), torch.zeros(1024, dtype=torch.float64), torch.zeros(1024, 1024, dtype=torch.float64)
+    for _ in range(250):
+        for drafted in await rig.engine.draft_many("c", [NOTHING] * 16, 2, temperature=0.8, top_m=6):
+            pairs[tuple(drafted.tokens.tolist())] += 1
+            first, second = torch.from_numpy(drafted.q_probs).double().view(2, 6)
+            q1[drafted.q_ids[:6]] = first
+            q2[drafted.tokens[0], drafted.q_ids[6:]] = second
+    assert chi_square_p(pairs, q1[:, None] * q2) > 1e-4
+    # Control: the same drafts, if all of the top were equally likely.
+    assert chi_square_p(pairs, (q1 > 0)[:, None] / 6 * q2) < 1e-9
+    await rig.engine.close_session("c")
+
+
+async def test_no_drafts_past_the_last_position(rig):
+    limit = rig.engine.info.max_model_len
+    prompt = kept_of(random_prompt(limit - 10, seed=8), 8)
+    await rig.engine.open_session("end", prompt)
+    for size, expected in ((0, 4), (8, 2), (10, 0)):
+        answer = np.array(random_prompt(size, seed=9), np.int32)
+        drafted = await rig.engine.draft("end", answer, 4)
+        assert drafted.tokens.size == expected
+    await rig.engine.close_session("end")
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await rig.engine.open_session("past", kept_of(random_prompt(limit + 1, seed=8), 8))
+
+
+async def test_what_is_not_there_is_lost_and_what_is_wrong_is_refused(rig):
+    lost = rig.engine.session_stats()["lost"]
+    await rig.engine.close_session("never")
+    with pytest.raises(SessionLostError, match="session never is not on this speculator"):
+        await rig.engine.draft("never", NOTHING, 1)
+    prompt = await rig.keep("w", random_prompt(40, seed=10), OPTIONS)
+    with pytest.raises(InvalidRequestError, match="token id 1024"):
+        await rig.engine.draft("w", np.array([1024], np.int32), 1)
+    rig.check_greedy(prompt, NOTHING, await rig.engine.draft("w", NOTHING, 2), 2)
+    await rig.engine.close_session("w")
+    with pytest.raises(SessionLostError):
+        await rig.engine.draft("w", NOTHING, 1)
+    assert rig.engine.session_stats()["lost"] == lost + 2
+
+
+async def test_a_cancelled_draft_leaves_the_session_usable(rig):
+    prompt = await rig.keep("x", random_prompt(100, seed=11), OPTIONS)
+    for _ in range(5):
+        call = asyncio.create_task(rig.engine.draft("x", NOTHING, 200))
+        await asyncio.sleep(0.02)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    rig.check_greedy(prompt, NOTHING, await rig.engine.draft("x", NOTHING, 4), 4)
+    assert rig.engine._engine.get_num_unfinished_requests() == 0
+    await rig.engine.close_session("x")
+
+
+async def test_salts_share_nothing(rig):
+    prompt = random_prompt(320, seed=12)
+    spared = []
+    for salt in (None, None, "one", "one", "two"):
+        before = (await rig.engine.worker_stats())[0]["cached_tokens"]
+        await rig.keep("s", prompt, OPTIONS, **({"cache_salt": salt} if salt else {}))
+        drafted = await rig.engine.draft("s", NOTHING, 2)
+        rig.check_greedy(KeptPrompt.dense(prompt), NOTHING, drafted, 2)
+        spared.append((await rig.engine.worker_stats())[0]["cached_tokens"] - before)
+    assert spared == [0, 288, 0, 288, 0]
+    assert rig.engine.session_stats()["rebuilt"] == 0
+    await rig.engine.close_session("s")
+
+
+async def test_control_positions_that_are_not_restored_are_seen(rig):
+    """The kept tokens of a prompt read as if they were all of it: most drafts must come out otherwise."""
+
+    def forget(worker):
+        worker._positions._right = worker._positions.expect
+        worker._positions.expect = lambda output: None
+
+    def as_before(worker):
+        worker._positions.expect = worker._positions._right
+
+    await rig.call(forget)
+    try:
+        assert await wrong_kept_drafts(rig, 20) > 10
+    finally:
+        await rig.call(as_before)
+    assert await wrong_kept_drafts(rig, 40) == 0
+
+
+async def test_control_a_cache_that_does_not_see_positions_is_seen(rig, monkeypatch):
+    """Kept sessions without their salt find each other's KV: the same tokens, read elsewhere."""
+    ids = random_prompt(160, seed=13)
+    near, far = (
+        KeptPrompt(np.array(ids, np.int32), np.arange(160, dtype=np.int32) * step, 160 * step) for step in (2, 9)
+    )
+
+    async def wrong():
+        found = 0
+        for name, prompt in (("near", near), ("far", far)):
+            await rig.engine.open_session(name, prompt)
+            drafted = await rig.engine.draft(name, NOTHING, 8)
+            found += rig.generation.wrong_tokens(prompt, drafted.tokens.tolist())
+        return found
+
+    assert await wrong() == 0
+    from speculator_service.vllm_backend import engine as engine_module
+
+    salted = engine_module.kept_session
+
+    def unsalted(prompt):
+        session = salted(prompt)
+        session.cache_salt = None
+        return session
+
+    monkeypatch.setattr(engine_module, "kept_session", unsalted)
+    assert await wrong() > 0
+
+
+async def wrong_kept_drafts(rig, seed):
+    wrong = 0
+    for i in range(4):
+        prompt = kept_of(random_prompt(200, seed=seed + i), seed + i)
+        await rig.engine.open_session("k", prompt)
+        drafted = await rig.engine.draft("k", NOTHING, 8)
+        wrong += rig.generation.wrong_tokens(prompt, drafted.tokens.tolist())
+    return wrong

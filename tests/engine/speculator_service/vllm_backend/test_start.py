@@ -1,0 +1,91 @@
+"""What keeps a speculator from starting, in one sentence each; no test here runs a prompt."""
+
+import os
+
+import pytest
+
+from kv_transfer.errors import ModelError, SkimError
+from tests.reference.models import build_model
+
+
+@pytest.fixture
+def speculator():
+    from speculator_service.vllm_backend.engine import VllmSpeculator
+
+    return VllmSpeculator
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return build_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    """Fails the test if an engine process is started."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda *a, **k: pytest.fail("an engine was started"))
+
+
+@pytest.mark.usefixtures("no_process")
+def test_a_bad_folder_never_starts_an_engine(speculator, tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        speculator(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"sliding-window attention \(sliding_window 256\)"):
+        speculator(build_model(tmp_path, "mistral", sliding_window=256))
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"look_aheads": 3}, "unknown speculator engine option 'look_aheads'"),
+        ({"worker_cls": "x.Y"}, "unknown speculator engine option 'worker_cls'"),
+        ({"max_model_len": 10**6}, "max_model_len .*8192.*1000000"),
+        ({"pipeline_parallel_size": 2}, "cannot run with pipeline parallel 2 yet"),
+        ({"kv_cache_dtype": "fp8"}, r"cannot run with a quantised KV cache \(fp8\) yet"),
+        ({"max_num_seqs": 0}, "did not start: .*max_num_seqs"),
+        ({"dtype": "float7"}, "did not start: dtype"),
+    ],
+)
+def test_bad_options_never_start_an_engine(speculator, llama, options, message):
+    with pytest.raises(SkimError, match=message) as caught:
+        speculator(llama, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
+    """Too small a KV cache is found out by the engine core, after the workers have started."""
+    with pytest.raises(SkimError, match=r"did not start: .*KV cache") as caught:
+        speculator(llama, enforce_eager=True, num_gpu_blocks_override=4)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert not [name for name in os.environ if name.startswith("SKIM_")]
+
+
+@pytest.mark.slow
+def test_a_refusal_of_the_layers_is_a_model_error(speculator, tmp_path):
+    """Gemma2 without windows passes for a plain model until its layers are built: they cap their scores."""
+    import json
+
+    import transformers
+
+    path = build_model(tmp_path, "llama")
+    config = transformers.Gemma2Config(
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        layer_types=["full_attention"] * 2,
+        dtype="float32",
+    )
+    transformers.Gemma2ForCausalLM(config).save_pretrained(path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gemma2"
+    with pytest.raises(ModelError, match="it has soft-capped attention"):
+        speculator(path, enforce_eager=True)

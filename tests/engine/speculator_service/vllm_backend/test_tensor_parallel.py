@@ -1,0 +1,72 @@
+"""A Qwen3 (QK norm, 128-wide heads, grouped) split over two ranks: each sees half of the heads."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def rig(start, device, every_core):
+    if device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            pytest.skip("tensor parallel 2 needs two GPUs")
+    return start("qwen3", {"head_dim": 128, "heads": 4, "kv_heads": 2}, tensor_parallel=2, max_num_batched_tokens=256)
+
+
+async def test_two_ranks_score_as_one(rig):
+    cases = [
+        (random_prompt(length, seed=length), SelectionOptions(look_ahead=look_ahead, aggregation=aggregation))
+        for length, look_ahead in ((1, 1), (100, 8), (700, 0), (1500, 8))
+        for aggregation in ("max", "head_max_layer_mean")
+    ]
+    cases.append((EARLY_PROMPT, SelectionOptions(look_ahead=8)))
+    assert max(await rig.errors(cases)) <= TOLERANCE
+    assert [stats["scored"] for stats in await rig.engine.worker_stats()] == [len(cases)] * 2
+
+
+async def test_two_ranks_draft_as_one(rig):
+    """Greedy and sampled drafts in one batch, of a full and of a kept session, with a rejected draft before."""
+    options, answer = SelectionOptions(look_ahead=2), np.array([30, 40, 50], np.int32)
+    prompts = {"full": await rig.keep("full", random_prompt(300, seed=5), options), "kept": kept_of(random_prompt(300))}
+    await rig.engine.open_session("kept", prompts["kept"])
+    for name, prompt in prompts.items():
+        rig.check_greedy(prompt, answer[:1], await rig.engine.draft(name, answer[:1], 4), 4)
+    greedy = (rig.engine.draft(name, answer, 4) for name in prompts)
+    sampled = (rig.engine.draft(name, answer, 4, temperature=0.9, top_m=16) for name in prompts)
+    drafts = await asyncio.gather(*greedy, *sampled)
+    for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
+        rig.check_greedy(prompt, answer, likeliest, 4)
+        rig.check_sampled(prompt, answer, random, 4, 0.9, 16)
+
+
+@pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])
+async def test_control_without_the_all_reduce_a_rank_misses_heads(rig, aggregation):
+    def skip(worker):
+        import torch
+
+        worker._right = torch.distributed.all_reduce
+        # Scoring's own all-reduce is the only one that takes a maximum.
+        torch.distributed.all_reduce = lambda tensor, op=None, **kwargs: (
+            None if op == torch.distributed.ReduceOp.MAX else worker._right(tensor, op=op, **kwargs)
+        )
+
+    def as_before(worker):
+        import torch
+
+        torch.distributed.all_reduce = worker._right
+
+    await rig.call(skip)
+    try:
+        case = (random_prompt(200, seed=2), SelectionOptions(look_ahead=2, aggregation=aggregation))
+        assert (await rig.errors([case]))[0] > 10 * TOLERANCE
+    finally:
+        await rig.call(as_before)

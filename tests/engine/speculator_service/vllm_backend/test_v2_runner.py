@@ -1,0 +1,65 @@
+"""The model runner that GPUs use, on CPU: vLLM's V2 runner in Triton's interpreter.
+
+The engine's processes find `v2_on_cpu/sitecustomize.py` first; this process keeps vLLM as it is on CPU.
+"""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of, tokens_a_step
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+SPAWNED = True
+
+
+@pytest.fixture(scope="module")
+def rig(start, device):
+    if device == "cuda":
+        pytest.skip("on a GPU all other modules already run on the V2 runner")
+    small = {"max_model_len": 256, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    # The interpreter has no log1p, with which vLLM draws in float32.
+    small["use_fp64_gumbel"] = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "v2_on_cpu"))
+        yield start("llama", {"head_dim": 64}, **small)
+
+
+async def test_the_v2_runner_scores(rig):
+    """Chunked, ended early and preempted in one batch, then from the prefix cache."""
+    cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=20)) for length in (100, 113, 126, 139)]
+    await rig.call(tokens_a_step(2))
+    cases += [(EARLY_PROMPT, SelectionOptions(look_ahead=8)), ([20], SelectionOptions(look_ahead=0))]
+    assert max(await rig.errors(cases)) <= TOLERANCE
+    for _ in range(2):
+        assert await rig.errors(cases[:1]) <= [TOLERANCE]
+    (stats,) = await rig.engine.worker_stats()
+    assert stats["resumed"] > 0
+    assert stats["cached_tokens"] > 0
+
+    def running(worker):
+        return type(worker.model_runner).__module__
+
+    assert await rig.call(running) == ["vllm.v1.worker.cpu.model_runner"]
+
+
+async def test_the_v2_runner_drafts(rig):
+    """A full and a kept session, greedy and sampled in one batch, after a rejected draft."""
+    options, answer = SelectionOptions(look_ahead=1), np.array([30, 40], np.int32)
+    prompts = {"full": await rig.keep("full", random_prompt(70, seed=5), options), "kept": kept_of(random_prompt(100))}
+    await rig.engine.open_session("kept", prompts["kept"])
+    await rig.engine.draft("full", answer[:1], 2)
+    greedy = (rig.engine.draft(name, answer, 3) for name in prompts)
+    sampled = (rig.engine.draft(name, answer, 3, temperature=0.9, top_m=16) for name in prompts)
+    drafts = await asyncio.gather(*greedy, *sampled)
+    for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
+        rig.check_greedy(prompt, answer, likeliest, 3)
+        rig.check_sampled(prompt, answer, random, 3, 0.9, 16)
+    await rig.call(tokens_a_step(17))
+    before = await rig.steps()
+    await rig.engine.draft("kept", answer, 3)
+    assert await rig.steps() - before == 1

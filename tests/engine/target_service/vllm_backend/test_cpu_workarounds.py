@@ -1,0 +1,106 @@
+"""The faults of vLLM on CPU, and their repair, on the functions themselves: no engine."""
+
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from target_service.vllm_backend import cpu_workarounds
+from target_service.vllm_backend.cpu_workarounds import (
+    expands_rightly,
+    rejects_padding,
+    repair_expand_kernel,
+    repair_rejection_kernel,
+)
+
+
+@pytest.fixture
+def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """vLLM's module as a CPU runner leaves it."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample import rejection_sampler
+
+    if not current_platform.is_cpu():
+        pytest.skip("the faults are those of vLLM's CPU build")
+    current_platform.import_kernels()
+    for name in (
+        "expand_kernel",
+        "rejection_greedy_sample_kernel",
+        "rejection_random_sample_kernel",
+        "sample_recovered_tokens_kernel",
+    ):
+        monkeypatch.setattr(rejection_sampler, name, getattr(cpu_triton_utils, name))
+    return rejection_sampler
+
+
+CASES = [
+    (torch.tensor([0.7, 0.0, 1.3]), torch.tensor([2, 5, 6], dtype=torch.int32), 0, 1, [0.7, 0.7, 1.0, 1.0, 1.0, 1.3]),
+    (torch.tensor([5, 9]), torch.tensor([0, 2], dtype=torch.int32), 0, 0, [9, 9]),
+]
+
+
+@pytest.mark.parametrize(("values", "counts", "replaced", "by", "expected"), CASES)
+def test_expansion_after_the_repair(
+    sampler: ModuleType, values: torch.Tensor, counts: torch.Tensor, replaced: int, by: int, expected: list
+) -> None:
+    repair_expand_kernel(sampler)
+    found = sampler.expand_batch_to_tokens(values, counts, len(expected), replaced, by)
+    assert torch.equal(found, torch.tensor(expected, dtype=values.dtype))
+
+
+def test_the_repair_is_made_where_there_is_need_alone(sampler: ModuleType) -> None:
+    was_right = expands_rightly(sampler.expand_kernel)
+    assert repair_expand_kernel(sampler) is not was_right
+    assert expands_rightly(sampler.expand_kernel)
+    assert repair_expand_kernel(sampler) is False
+
+
+VOCABULARY = 4
+DRAFTS = [3, -1, 2, -1, -1]
+"""Of three requests with 1, 2 and 2 drafts; the first token of each row that is none is rejected, with all after it."""
+
+
+def verified(sampler: ModuleType, *, with_q: bool) -> torch.Tensor:
+    """vLLM's verification of DRAFTS, where p is sure of 3, 1, 1, 0, 2 and the bonus is 0; q is sure of a draft."""
+    drafts = torch.tensor(DRAFTS, dtype=torch.int32)
+    logits = torch.full((len(DRAFTS), VOCABULARY), -torch.inf)
+    logits[range(len(DRAFTS)), [3, 1, 1, 0, 2]] = 0.0
+    q = torch.zeros(len(DRAFTS), VOCABULARY)
+    q.scatter_(1, drafts.long().clamp(min=0)[:, None], (drafts >= 0).float()[:, None])
+    return sampler.rejection_sample(
+        drafts,
+        [1, 2, 2],
+        2,
+        torch.tensor([1, 3, 5], dtype=torch.int32),
+        q if with_q else None,
+        logits,
+        torch.zeros(3, 1, dtype=torch.int32),
+        SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(3), generators={}),
+    )
+
+
+@pytest.mark.parametrize("with_q", [False, True])
+def test_drafts_that_are_none_are_rejected_and_replaced_from_p(sampler: ModuleType, with_q: bool) -> None:
+    repair_rejection_kernel(sampler)
+    assert verified(sampler, with_q=with_q).tolist() == [[3, 0, -1], [1, -1, -1], [0, -1, -1]]
+
+
+def test_without_the_repair_a_draft_that_is_none_is_accepted(sampler: ModuleType) -> None:
+    """Control, and the sign that a newer vLLM needs the repair no more."""
+    assert not rejects_padding(sampler.rejection_random_sample_kernel)
+    assert verified(sampler, with_q=False).tolist()[1] == [-1, 1, -1]
+    assert repair_rejection_kernel(sampler)
+    assert rejects_padding(sampler.rejection_random_sample_kernel)
+    assert not repair_rejection_kernel(sampler)
+
+
+def test_a_kernel_that_writes_elsewhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.29.0's own fault, written out: it writes into a converted copy."""
+    expand = cpu_workarounds._expand
+
+    class WritesElsewhere:
+        def __getitem__(self, grid: object) -> object:
+            return lambda output, *args, **kwargs: expand(output.to(torch.int64), *args, **kwargs)
+
+    assert not expands_rightly(WritesElsewhere())

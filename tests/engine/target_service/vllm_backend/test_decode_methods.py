@@ -1,0 +1,114 @@
+"""vLLM's own speculation at restored positions: the tokens stay those of plain decoding; one engine per method."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import DecodeOptions, KeptPrompt
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import build_target, dense_prompt, engine_options, kept_prompt
+from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained
+from tests.reference.draft_heads import build_eagle, build_medusa
+from tests.reference.generation_oracle import GenerationOracle
+
+MOST = 3
+NEEDS_ARCTIC = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix decoding needs arctic-inference")
+METHODS = [
+    "ngram",
+    pytest.param("suffix", marks=NEEDS_ARCTIC),
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama", heads=2, kv_heads=1, max_position=2048)
+
+
+def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
+    """What a method needs besides its name; drafting weights are random."""
+    if method == "ngram":
+        return {"speculative_config": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
+    if method == "draft_model":
+        return {"draft_model": model}
+    if method in ("eagle", "eagle3"):
+        return {"draft_model": build_eagle(folder, model, method)}
+    return {"draft_model": build_medusa(folder, model, MOST)} if method == "medusa" else {}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+async def engine(
+    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory, device: str
+) -> AsyncGenerator[VllmTarget, None]:
+    more = method_options(request.param, model, tmp_path_factory.mktemp(request.param))
+    target = VllmTarget(
+        model, decode={"method": request.param, "max_draft_tokens": MOST}, **engine_options(device, **more)
+    )
+    yield target
+    target.close()
+
+
+def repeating(prompt: KeptPrompt) -> KeptPrompt:
+    """The same places, the tokens of the first quarter over and over: something for n-grams and suffixes to find."""
+    ids = prompt.token_ids
+    quarter = ids.size // 4
+    return KeptPrompt(np.tile(ids[:quarter], 4), prompt.positions[: quarter * 4], prompt.context_length)
+
+
+def many_prompts() -> list[KeptPrompt]:
+    """50, kept and dense, every other kept one with something to find."""
+    kept = [kept_prompt(200 + 11 * i, 40 + i, seed=i) for i in range(40)]
+    dense = [dense_prompt(30 + i, seed=100 + i) for i in range(10)]
+    return [repeating(p) if i % 2 else p for i, p in enumerate(kept)] + dense
+
+
+async def test_tokens_are_those_of_plain_decoding(engine: VllmTarget, model: str) -> None:
+    prompts, options = many_prompts(), DecodeOptions(max_draft_tokens=MOST)
+    plain = await asyncio.gather(*(decode(engine, p, f"plain-{i}", PLAIN) for i, p in enumerate(prompts)))
+    before = await engine.decode_stats()
+    assert before["drafts"] == 0
+    drafted = await asyncio.gather(*(decode(engine, p, f"drafted-{i}", options) for i, p in enumerate(prompts)))
+    rose = gained(before, await engine.decode_stats())
+    assert [i for i, (d, p) in enumerate(zip(drafted, plain, strict=True)) if d != p] == []
+    assert {len(tokens) for tokens in drafted} == {64}
+    # Some of each request's rounds at least, or this would say nothing of it.
+    assert rose["drafts"] > 10 * len(prompts)
+    oracle = GenerationOracle(model)
+    assert [oracle.wrong_tokens(prompts[i], plain[i]) for i in range(0, len(prompts), 7)] == [0] * 8
+    print(f"\n{engine.decode.method}: {rose}")
+
+
+async def test_a_request_may_ask_for_fewer_drafts(engine: VllmTarget) -> None:
+    before = await engine.decode_stats()
+    await decode(engine, repeating(kept_prompt(600, 120, seed=2)), "few", DecodeOptions(max_draft_tokens=1))
+    assert gained(before, await engine.decode_stats())["drafts_per_position"][1:] == [0] * (MOST - 1)
+
+
+async def test_an_answer_up_to_the_last_position(engine: VllmTarget, model: str) -> None:
+    """Drafts may reach past the model's last position; their places are kept inside its tables."""
+    prompt = kept_prompt(2048 - 64, 60, seed=4)
+    tokens = await decode(engine, prompt, "last", DecodeOptions(max_draft_tokens=MOST))
+    assert len(tokens) == 64
+    assert GenerationOracle(model).wrong_tokens(prompt, tokens) == 0
+
+
+def test_a_method_without_its_weights_is_refused(model: str) -> None:
+    with pytest.raises(SkimError, match="decode method eagle needs draft_model"):
+        VllmTarget(model, decode={"method": "eagle"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"), [({"method": "guess"}, "method"), ({"max_draft_tokens": 0}, "max_draft_tokens")]
+)
+def test_wrong_decode_options_are_named(model: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(SkimError, match=words):
+        VllmTarget(model, decode=fields)

@@ -1,0 +1,38 @@
+"""The q that verification gets, on the function itself: no engine."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from target_service.drafting.target_session import Proposal, one_hot
+from target_service.vllm_backend.draft_probs import DraftDistributions
+
+VOCABULARY = 6
+
+
+def verified(proposals: dict[str, Proposal], scheduled: dict[str, list[int]]) -> torch.Tensor | None:
+    """q of a step over the requests `a`, `b`, `c`, whose scheduled drafts these are."""
+    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a", "b", "c"], vocab_size=VOCABULARY))
+    distributions = DraftDistributions(runner)
+    distributions.proposals, distributions.scheduled = proposals, scheduled
+    drafts = [scheduled.get(id, []) for id in runner.input_batch.req_ids]
+    ids = torch.tensor([token for row in drafts for token in row], dtype=torch.int32)
+    return runner._get_spec_decode_draft_probs(
+        SimpleNamespace(num_draft_tokens=[len(row) for row in drafts], draft_token_ids=ids)
+    )
+
+
+def test_rows_with_q_without_and_padded() -> None:
+    """vLLM pads a request that joins with its last prompt token by drafts that are none: nothing is their q."""
+    sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
+    found = verified({"a": sampled, "b": one_hot(np.array([1, 5], np.int32))}, {"a": [2], "b": [1, 5], "c": [-1, -1]})
+    expected = torch.zeros(5, VOCABULARY)
+    expected[0, 2], expected[0, 4] = 0.75, 0.25
+    expected[1, 1] = expected[2, 5] = 1.0
+    assert torch.equal(found, expected)
+
+
+def test_drafts_that_are_not_those_proposed_are_certain() -> None:
+    sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
+    assert verified({"a": sampled}, {"a": [3]}) is None

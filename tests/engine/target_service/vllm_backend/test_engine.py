@@ -1,0 +1,235 @@
+"""The vLLM target against transformers, on one engine: positions, prefix cache, sampling, aborts, refusals, death."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from kv_transfer.messages import GenerateRequest, KeptPrompt
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    TOLERANCE,
+    assert_right,
+    build_target,
+    collect,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.reference.generation_oracle import GenerationOracle, joined
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: str) -> GenerationOracle:
+    return GenerationOracle(model)
+
+
+@pytest.fixture(scope="module")
+def engine(model: str, device: str) -> Iterator[VllmTarget]:
+    target = VllmTarget(model, **engine_options(device))
+    yield target
+    target.close()
+
+
+async def test_a_mixed_batch_is_the_oracles(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    """Kept and plain requests together; the longer ones are prefilled in chunks of at most 256 tokens."""
+    prompts = [
+        kept_prompt(900, 300, seed=1),
+        dense_prompt(500, seed=2),
+        kept_prompt(7900, 1500, seed=3),
+        kept_prompt(90, 20, seed=4),
+        dense_prompt(44, seed=5),
+        kept_prompt(700, 1, seed=6),
+    ]
+    await asyncio.gather(*(assert_right(engine, oracle, p, f"mixed-{i}") for i, p in enumerate(prompts)))
+
+
+async def test_the_comparison_sees_wrong_positions(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    """The same kept tokens numbered from 0, or decoded from another origin, give other tokens."""
+    prompt = kept_prompt(900, 300, seed=7)
+    numbered_anew = KeptPrompt.dense(prompt.token_ids)
+    other_origin = KeptPrompt(prompt.token_ids, prompt.positions, prompt.context_length + 37)
+    for wrong in (numbered_anew, other_origin):
+        tokens, _, _ = joined(await collect(engine, wrong))
+        assert oracle.wrong_tokens(wrong, tokens) == 0
+        assert oracle.wrong_tokens(prompt, tokens) > 16
+
+
+async def test_a_request_resumes_with_the_tokens_it_already_sent(engine: VllmTarget) -> None:
+    """What a second replica is sent when the first dies: kept tokens, and those sent so far at the positions after."""
+    prompt = kept_prompt(900, 300, seed=8)
+    whole, _, _ = joined(await collect(engine, prompt))
+    sent = np.array(whole[:20], np.int32)
+    resumed = KeptPrompt(
+        np.concatenate((prompt.token_ids, sent)),
+        np.concatenate((prompt.positions, prompt.context_length + np.arange(20, dtype=np.int32))),
+        prompt.context_length + 20,
+    )
+    rest, _, _ = joined(await collect(engine, resumed, max_tokens=44))
+    assert whole[:20] + rest == whole
+
+
+async def test_cached_blocks_are_shared_only_at_equal_positions(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    one = kept_prompt(1200, 400, seed=9, lead_in=100)
+    moved = KeptPrompt(one.token_ids, one.positions + 1, one.context_length + 1)
+    plain = KeptPrompt.dense(one.token_ids)
+    cached = []
+    for name, prompt in {"first": one, "moved": moved, "plain": plain, "again": one}.items():
+        outputs = await collect(engine, prompt, name)
+        assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
+        cached.append(outputs[0].cached_tokens)
+    # 100 tokens of lead-in hold 3 whole blocks of 32; the whole prompt holds 12 and a rest that is never cached.
+    assert cached == [0, 0, 96, 384]
+
+
+async def test_several_sampled_answers(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    """n > 1: each answer is one that the oracle gives the told probabilities; a seed makes them come again."""
+    prompt = kept_prompt(500, 120, seed=10)
+    sampling = {"n": 3, "temperature": 1.0, "seed": 4, "max_tokens": 12}
+    outputs, again = [await collect(engine, prompt, **sampling) for _ in range(2)]
+    answers = [joined(outputs, index) for index in range(3)]
+    assert [a[0] for a in answers] == [joined(again, index)[0] for index in range(3)]
+    assert len({tuple(tokens) for tokens, _, _ in answers}) == 3
+    for tokens, logprobs, _ in answers:
+        assert [row[0].token_id for row in logprobs] == tokens
+        assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
+
+
+async def test_outputs_of_each_kind_tell_the_same(engine: VllmTarget) -> None:
+    prompt = kept_prompt(500, 120, seed=11)
+    deltas = await collect(engine, prompt, output_kind=1)
+    [final] = await collect(engine, prompt, output_kind=2, flat_logprobs=True)
+    told = final.completions[0]
+    tokens, logprobs, text = joined(deltas)
+    assert (told.token_ids.tolist(), told.text) == (tokens, text)
+    assert [[c.token_id for c in row] for row in told.logprobs or []] == [[c.token_id for c in r] for r in logprobs]
+    assert [[c.decoded for c in row] for row in told.logprobs or []] == [[c.decoded for c in r] for r in logprobs]
+    assert [o.timings.keys() == {"queue", "prefill"} for o in deltas] == [True] + [False] * (len(deltas) - 1)
+    assert deltas[0].timings["prefill"] > 0
+
+
+async def test_stops(engine: VllmTarget) -> None:
+    prompt = kept_prompt(500, 120, seed=11)
+    tokens, _, text = joined(await collect(engine, prompt))
+    [by_token] = await collect(engine, prompt, stop_token_ids=[tokens[9]], output_kind=2)
+    stopped = by_token.completions[0]
+    assert stopped.token_ids.tolist() == tokens[: tokens.index(tokens[9]) + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", tokens[9])
+    stop = text[20:24]
+    by_string = await collect(engine, prompt, stop=[stop])
+    assert joined(by_string)[2] == text[: text.index(stop)]
+    assert by_string[-1].completions[0].stop_reason == stop
+    [by_length] = await collect(engine, prompt, max_tokens=5, output_kind=2)
+    assert by_length.completions[0].finish_reason == "length"
+
+
+async def test_prompt_logprobs_of_a_dense_prompt(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    prompt = dense_prompt(80, seed=12)
+    outputs = await collect(engine, prompt, prompt_logprobs=2, max_tokens=1)
+    told = outputs[0].prompt_logprobs
+    assert told is not None
+    assert told[0] is None
+    ids = prompt.token_ids.tolist()
+    ours = oracle.logprobs(KeptPrompt.dense(ids[:1]), ids[1:])
+    for row, expected in zip(told[1:], ours, strict=True):
+        assert all(abs(c.logprob - expected[c.token_id].item()) <= TOLERANCE for c in row or [])
+    assert [row[0].token_id for row in told[1:] if row] == ids[1:]
+
+
+async def test_other_salts_share_no_cached_blocks(engine: VllmTarget) -> None:
+    prompt = kept_prompt(500, 200, seed=13)
+    cached = []
+    for salt in ("a", "b", "a"):
+        request = GenerateRequest("salted", prompt, {"max_tokens": 1}, cache_salt=salt)
+        outputs = [o async for o in engine.generate(request)]
+        cached.append(outputs[0].cached_tokens)
+    assert cached == [0, 0, 192]
+
+
+async def running_in_core(engine: VllmTarget) -> float:
+    """Requests in the engine core, the one asked with here included: it tells its numbers with each step."""
+    seen: list[float] = []
+    # An output may hold the tokens of several steps, if reading here is slower than the engine.
+    probe = GenerateRequest("probe", dense_prompt(40), {"max_tokens": 7000, "ignore_eos": True})
+    async with aclosing(engine.generate(probe)) as outputs:
+        while len(seen) < 20:
+            await anext(outputs)
+            told = [s for m in REGISTRY.collect() if m.name == "vllm:num_requests_running" for s in m.samples]
+            seen.append(sum(sample.value for sample in told))
+    return max(seen[10:])
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+async def test_leaving_a_stream_aborts_the_request(engine: VllmTarget, how: str) -> None:
+    long = GenerateRequest("left", kept_prompt(900, 300, seed=14), {"max_tokens": 7000, "ignore_eos": True})
+    stream = engine.generate(long)
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in stream:
+            begun.set()
+
+    if how == "close":
+        await anext(stream)
+        assert await running_in_core(engine) == 2
+        await stream.aclose()
+    else:
+        task = asyncio.create_task(read())
+        await begun.wait()
+        assert await running_in_core(engine) == 2
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await running_in_core(engine) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "words"),
+    [
+        (kept_prompt(8190, 20), {"max_tokens": 3}, ["8193", "8192"]),
+        (kept_prompt(8190, 20), {"max_tokens": 7000}, ["15190", "8192"]),
+        (KeptPrompt.dense([16, 724]), {}, ["724"]),
+        (kept_prompt(90, 20), {"prompt_logprobs": 1}, ["prompt_logprobs"]),
+        (kept_prompt(90, 20), {"extra_args": {"skim_kept_positions": b"\0"}}, ["skim_kept_positions"]),
+        (kept_prompt(90, 20), {"top_p": 3.0}, ["top_p"]),
+        (kept_prompt(90, 20), {"temperature": "hot"}, ["temperature"]),
+        (kept_prompt(90, 20), {"logprobs": 1000}, ["logprobs"]),
+        (kept_prompt(90, 20), {"top_q": 1}, ["top_q"]),
+        (kept_prompt(90, 20), {"temperature": 0.0, "n": 2}, ["n must be 1"]),
+    ],
+)
+async def test_bad_requests_are_refused(
+    engine: VllmTarget, prompt: KeptPrompt, sampling: dict, words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        [o async for o in engine.generate(GenerateRequest("bad", prompt, sampling))]
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+    await engine.check_health()
+
+
+async def test_a_dead_engine_core_is_told(engine: VllmTarget) -> None:
+    """Last in this module: it kills the engine."""
+    await engine.check_health()
+    stream = engine.generate(GenerateRequest("orphan", kept_prompt(900, 300, seed=15), {"max_tokens": 7000}))
+    await anext(stream)
+    [core] = engine._engine.engine_core.resources.engine_manager.processes
+    core.kill()
+    with pytest.raises(EngineUnavailableError):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineUnavailableError):
+        await anext(engine.generate(GenerateRequest("late", kept_prompt(90, 20))))
+    with pytest.raises(EngineUnavailableError):
+        await engine.check_health()
+    engine.close()
+    engine.close()

@@ -1,0 +1,63 @@
+"""Negative controls: with a hook broken, the comparisons that the other modules make must fail."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from kv_transfer.messages import KeptPrompt
+from tests.engine.target_service.vllm_backend.broken_hooks import HashlessTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    GREEDY,
+    assert_right,
+    build_target,
+    collect,
+    engine_options,
+    kept_prompt,
+    wrong_share,
+)
+from tests.reference.generation_oracle import GenerationOracle, joined
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: str) -> GenerationOracle:
+    return GenerationOracle(model)
+
+
+@pytest.fixture(scope="module")
+async def engine(model: str, device: str) -> AsyncGenerator[HashlessTarget, None]:
+    target = HashlessTarget(model, **engine_options(device))
+    yield target
+    target.close()
+
+
+async def test_positions_withheld(engine: HashlessTarget, oracle: GenerationOracle) -> None:
+    await engine.falsify_positions("withheld")
+    assert await wrong_share(engine, oracle, kept_prompt(900, 300, seed=1)) > 0.5
+    await engine.falsify_positions("right")
+    await assert_right(engine, oracle, kept_prompt(900, 300, seed=2))
+
+
+async def test_decode_origin_wrong(engine: HashlessTarget, oracle: GenerationOracle) -> None:
+    prompt = kept_prompt(900, 300, seed=3)
+    await engine.falsify_positions("wrong_origin")
+    tokens, _, _ = joined(await collect(engine, prompt))
+    await engine.falsify_positions("right")
+    assert oracle.logprobs(prompt, tokens)[0].argmax() == tokens[0]
+    assert oracle.wrong_tokens(prompt, tokens) > GREEDY["max_tokens"] / 2
+
+
+async def test_without_the_hash_hook_kv_of_other_positions_is_shared(
+    engine: HashlessTarget, oracle: GenerationOracle
+) -> None:
+    one = kept_prompt(1200, 400, seed=4)
+    moved = kept_prompt(1200, 400, seed=5)
+    moved = KeptPrompt(one.token_ids, moved.positions, moved.context_length)
+    await assert_right(engine, oracle, one)
+    outputs = await collect(engine, moved)
+    assert outputs[0].cached_tokens == 384
+    assert oracle.wrong_tokens(moved, joined(outputs)[0]) > GREEDY["max_tokens"] / 2

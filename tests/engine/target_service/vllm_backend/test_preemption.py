@@ -1,0 +1,50 @@
+"""Preempted requests are prefilled again with their answers so far, at the positions after the original prompt."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import REGISTRY
+
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    assert_right,
+    build_target,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.reference.generation_oracle import GenerationOracle
+
+BLOCKS = 24
+"""Of 32 tokens; the requests below begin with 20 and grow to 28."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def engine(model: str, device: str) -> Iterator[VllmTarget]:
+    options = engine_options(device, num_gpu_blocks_override=BLOCKS, max_model_len=700)
+    target = VllmTarget(model, **options)
+    yield target
+    target.close()
+
+
+def preemptions() -> float:
+    return sum(s.value for m in REGISTRY.collect() for s in m.samples if s.name == "vllm:num_preemptions_total")
+
+
+async def test_preempted_requests_are_the_oracles(engine: VllmTarget, model: str) -> None:
+    oracle = GenerationOracle(model)
+    prompts = [
+        kept_prompt(3000, 155, seed=1),
+        kept_prompt(2000, 155, seed=2),
+        dense_prompt(155, seed=3),
+        kept_prompt(1000, 155, seed=4),
+    ]
+    before = preemptions()
+    await asyncio.gather(*(assert_right(engine, oracle, p, f"squeezed-{i}") for i, p in enumerate(prompts)))
+    assert preemptions() > before

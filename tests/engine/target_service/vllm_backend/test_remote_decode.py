@@ -1,0 +1,280 @@
+"""Remote drafts, greedy, on one engine: the tokens are those of plain decoding, whatever the drafter does."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kv_transfer.channel_server import DraftServer
+from kv_transfer.messages import DecodeOptions, DraftAhead, Session
+from speculator_service.drafting.drafter import DraftService
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    VOCABULARY,
+    build_target,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.engine.target_service.vllm_backend.drafting import (
+    MOST,
+    PLAIN,
+    Case,
+    decode,
+    gained,
+    plain_cases,
+    until,
+    with_session,
+)
+from tests.engine.target_service.vllm_backend.drafting import wrong_answers as wrong
+from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
+from tests.reference.generation_oracle import GenerationOracle
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+
+
+@pytest.fixture(scope="module")
+async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
+    decode = {"method": "remote", "max_draft_tokens": MOST}
+    # Slower than any test wants, so that a busy machine makes no timeouts of its own.
+    target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
+    yield target
+    target.close()
+
+
+@pytest.fixture(scope="module")
+async def cases(engine: VllmTarget) -> list[Case]:
+    """50 prompts, kept and dense, and their plain answers of 64 tokens."""
+    prompts = [kept_prompt(200 + 11 * i, 40 + i, seed=i) for i in range(42)]
+    return await plain_cases(engine, prompts + [dense_prompt(50 + i, seed=100 + i) for i in range(8)], "case")
+
+
+@pytest.fixture
+async def speculator(cases: list[Case]) -> AsyncGenerator[FakeSpeculator, None]:
+    """One that drafts a wrong token now and then."""
+    async with FakeSpeculator(knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)) as fake:
+        yield fake
+
+
+async def test_plain_answers_are_the_oracles_and_take_no_drafts(
+    engine: VllmTarget, model: str, cases: list[Case]
+) -> None:
+    oracle = GenerationOracle(model)
+    assert all(oracle.wrong_tokens(c.prompt, c.answer) == 0 for c in cases[::8])
+    assert (await engine.decode_stats())["drafts"] == 0
+
+
+@pytest.mark.parametrize(("at_once", "count"), [(8, 50), (1, 50)])
+async def test_drafts_do_not_change_the_answer(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, at_once: int, count: int
+) -> None:
+    before = await engine.decode_stats()
+    assert await wrong(engine, cases[:count], speculator, at_once=at_once) == []
+    rose = gained(before, await engine.decode_stats())
+    assert sum(rose["fallbacks"].values()) == 0
+    assert rose["accepted"] == sum(rose["accepted_per_position"])
+    # A quarter of the drafts is wrong: of 5, some 3 are accepted before the first wrong one.
+    assert 0.4 < rose["accepted"] / rose["drafts"] < 0.8
+    assert rose["accepted"] / rose["rounds"] > 1.5
+    # All end, and the drafter is told so.
+    await until(lambda: len(speculator.closed) == count)
+    assert set(speculator.closed) == {c.name for c in cases[:count]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "at_once", "count"),
+    [("off", 4, 8, 50), ("chain", 2, 8, 50), ("branches", 5, 8, 50), ("chain", 1, 1, 4), ("branches", 3, 1, 4)],
+)
+async def test_drafting_ahead_does_not_change_the_answer(
+    engine: VllmTarget, cases: list[Case], mode: DraftAhead, drafts: int, at_once: int, count: int
+) -> None:
+    """The real draft service; work ahead must have been used in many rounds for this to say anything."""
+    service = DraftService(KnowingEngine({c.name: c.answer for c in cases}, 0.25, VOCABULARY), clock=lambda: 0.0)
+    server = DraftServer(service.handle, HOST)
+    address = f"{HOST}:{await server.start()}"
+    options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead=mode)
+    turns = asyncio.Semaphore(at_once)
+
+    async def answer(case: Case) -> list[int]:
+        async with turns:
+            service.adopt(case.name, np.array(case.answer[:3], np.int32), mode)
+            prompt = replace(case.prompt, session=Session(address, case.name))
+            return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
+
+    try:
+        assert await asyncio.gather(*map(answer, cases[:count])) == [case.answer for case in cases[:count]]
+        counts = service.metrics()
+    finally:
+        await server.stop()
+        await service.close()
+    assert (counts["lost"], counts["restored"]) == (0, 0)
+    assert counts["ahead_hits"] > 0.3 * counts["rows"] or mode == "off"
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+async def test_a_request_may_ask_for_fewer_drafts(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, drafts: int
+) -> None:
+    before = await engine.decode_stats()
+    assert await wrong(engine, cases[:6], speculator, max_draft_tokens=drafts) == []
+    at = gained(before, await engine.decode_stats())["drafts_per_position"]
+    assert at[drafts - 1] > 0
+    assert at[drafts:] == [0] * (MOST - drafts)
+
+
+async def test_none_takes_no_drafts_beside_requests_that_do(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    other = cases[6]
+    answer, *rest = await asyncio.gather(
+        decode(engine, with_session(other, speculator, other.answer), other.name, PLAIN),
+        wrong(engine, cases[:3], speculator),
+    )
+    assert (answer, rest) == (other.answer, [[]])
+    assert other.name not in {row.session for r in speculator.requests for row in r.rows}
+    await until(lambda: other.name in speculator.closed)
+
+
+async def test_look_ahead_tokens_are_drafts_at_no_call(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    before = await engine.decode_stats()
+    assert await wrong(engine, cases[:1], speculator, look_ahead=13) == []
+    rose = gained(before, await engine.decode_stats())
+    # The target samples the first token, and one more after each block of 5 that it accepts.
+    assert rose["look_ahead"] == 10
+    first = speculator.requests[0].rows[0]
+    assert (first.position, first.tokens.tolist()) == (0, cases[0].answer[: first.tokens.size])
+    assert first.tokens.size >= 13
+    assert rose["accepted_per_position"][0] > 0
+
+
+async def test_look_ahead_that_misses_is_left_at_once(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    case = cases[1]
+    missed = [*case.answer[:3], (case.answer[3] + 1) % VOCABULARY, *case.answer[4:9]]
+    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+    assert await decode(engine, with_session(case, speculator, missed), case.name, options) == case.answer
+    assert speculator.requests[0].rows[0].tokens.tolist() == case.answer[:4]
+
+
+async def test_adaptive_requests_are_right_too(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    before = await engine.decode_stats()
+    assert await wrong(engine, cases[:8], speculator, adaptive=True) == []
+    assert sum(gained(before, await engine.decode_stats())["chosen"].values()) > 0
+
+
+@pytest.mark.parametrize("lie", lies(VOCABULARY))
+async def test_a_lying_drafter_changes_no_token(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, lie: str
+) -> None:
+    before = await engine.decode_stats()
+    speculator.draft = lies(VOCABULARY)[lie]
+    assert await wrong(engine, cases[:4], speculator) == []
+    rose = gained(before, await engine.decode_stats())
+    if lie == "random_tokens":
+        assert rose["drafts"] > 10 * rose["accepted"]
+    else:
+        assert rose["fallbacks"]["broken"] > 0
+        assert rose["drafts"] == 0
+
+
+async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, speculator: FakeSpeculator) -> None:
+    """It dies in the middle of answers, takes all sessions along, and comes back on the same port."""
+    # Long enough to be there still when the breaker lets a trial through.
+    cases = await plain_cases(engine, [kept_prompt(300, 60, seed=200 + i) for i in range(4)], "long", tokens=800)
+    speculator.draft = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)
+    before = await engine.decode_stats()
+    running = asyncio.create_task(wrong(engine, cases, speculator, max_draft_tokens=1))
+    await until(lambda: len(speculator.requests) >= 8)
+    await speculator.die()
+    served = len(speculator.requests)
+    while not gained(before, await engine.decode_stats())["fallbacks"]["breaker"]:  # noqa: ASYNC110  a counter elsewhere
+        await asyncio.sleep(0.001)
+    await speculator.start()
+    assert await running == []
+    rose = gained(before, await engine.decode_stats())
+    assert rose["fallbacks"]["unreachable"] > 0
+    assert rose["fallbacks"]["lost"] > 0
+    assert rose["restored"] > 0
+    assert rose["resumed"] > 0
+    assert len(speculator.requests) > served
+    for state in (s for r in speculator.requests for s in r.restored):
+        case = next(c for c in cases if c.name == state.session)
+        assert state.prompt.token_ids.tolist() == case.prompt.token_ids.tolist()
+        assert state.prompt.positions.tolist() == case.prompt.positions.tolist()
+        assert state.prompt.context_length == case.prompt.context_length
+        assert state.answer.tolist() == case.answer[: state.answer.size]
+
+
+async def test_a_stalled_drafter_is_waited_for_no_longer_than_the_deadline(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    before = await engine.decode_stats()
+    speculator.stall_s = 5.0
+    assert await wrong(engine, cases[:8], speculator) == []
+    rose = gained(before, await engine.decode_stats())
+    assert rose["fallbacks"]["timeout"] > 0
+    assert rose["fallbacks"]["breaker"] > 0
+    assert rose["drafts"] == 0
+
+
+async def test_sampled_answers_beside_one_session(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    """n answers have one session: the first drafts, the others decode plainly."""
+    before = await engine.decode_stats()
+    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+    prompt = with_session(cases[0], speculator)
+    await decode(engine, prompt, cases[0].name, options, n=3, temperature=1.0, seed=1, max_tokens=16)
+    assert gained(before, await engine.decode_stats())["fallbacks"]["no_session"] > 0
+    assert {row.session for r in speculator.requests for row in r.rows} == {cases[0].name}
+
+
+async def test_drafts_past_the_last_position(engine: VllmTarget, speculator: FakeSpeculator) -> None:
+    """An answer that ends at the model's last position: the drafts for it end there too."""
+    prompt = kept_prompt(2048 - 64, 60, seed=77)
+    [case] = await plain_cases(engine, [prompt], "last")
+    speculator.draft = knowing({case.name: case.answer}, 0.0, VOCABULARY)
+    assert await wrong(engine, [case], speculator) == []
+
+
+@pytest.mark.parametrize("sampling", [{"min_p": 0.2, "temperature": 1.0}, {"logit_bias": {20: 4.0}}])
+async def test_sampling_that_drafts_cannot_be_verified_under_goes_without(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, sampling: dict[str, Any]
+) -> None:
+    before = await engine.decode_stats()
+    options, prompt = DecodeOptions(), with_session(cases[0], speculator, cases[0].answer[:8])
+    assert len(await decode(engine, prompt, "bias", options, **sampling, max_tokens=8)) == 8
+    assert gained(before, await engine.decode_stats())["drafts"] == 0
+
+
+async def test_structured_output_takes_certain_drafts(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    before = await engine.decode_stats()
+    options, prompt = DecodeOptions(adaptive=False), with_session(cases[0], speculator)
+    sampling = {"structured_outputs": {"regex": "[a-e]{24}"}, "temperature": 1.0, "ignore_eos": False}
+    tokens = await decode(engine, prompt, cases[0].name, options, **sampling)
+    assert tokens
+    assert {row.top_m for r in speculator.requests for row in r.rows} == {0}
+    assert gained(before, await engine.decode_stats())["fallbacks"]["broken"] == 0
+
+
+async def test_a_seed_gives_the_same_answer_however_the_prompt_was_prefilled(engine: VllmTarget) -> None:
+    """In chunks of at most 256 tokens at first, then in one from the prefix cache."""
+    prompt = kept_prompt(900, 600, seed=300)
+    answers = [await decode(engine, prompt, f"seeded-{i}", PLAIN, temperature=1.0, seed=7) for i in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0] != await decode(engine, prompt, "other", PLAIN, temperature=1.0, seed=8)

@@ -1,0 +1,138 @@
+"""Remote drafts on two tensor-parallel ranks: both verify the same drafts by the same q, and neither drifts away.
+
+At last the whole way of drafts: target, channel, draft service and a drafting model, which is the target's own here.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.channel_server import DraftServer
+from kv_transfer.drafts import Draft, DraftRow
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, Session
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.transformers_backend.engine import TransformersSpeculator
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    TOLERANCE,
+    VOCABULARY,
+    build_target,
+    engine_options,
+    kept_prompt,
+)
+from tests.engine.target_service.vllm_backend.drafting import (
+    MOST,
+    PLAIN,
+    Case,
+    decode,
+    gained,
+    plain_cases,
+    with_session,
+    wrong_answers,
+)
+from tests.reference.drafters import FakeSpeculator, drawing, knowing
+from tests.reference.generation_oracle import GenerationOracle, joined
+
+OPTIONS = DecodeOptions(max_draft_tokens=4, adaptive=False, q_top=64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2", max_position=2048)
+
+
+@pytest.fixture(scope="module")
+async def engine(model: str, device: str, every_core: None) -> AsyncGenerator[VllmTarget, None]:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two tensor-parallel ranks need two GPUs")
+    target = VllmTarget(
+        model,
+        tensor_parallel=2,
+        decode={"method": "remote", "max_draft_tokens": MOST},
+        # A deadline that a busy machine keeps, for a drafter that is as slow as its target.
+        draft_channel={"deadline_s": 5.0},
+        **engine_options(device),
+    )
+    yield target
+    target.close()
+
+
+async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: str) -> None:
+    """Greedy answers are the plain ones; sampled ones have the probabilities of the oracle, drafts with q or not."""
+    cases = await plain_cases(engine, [kept_prompt(300 + i, 60 + i, seed=i) for i in range(50)], "greedy")
+    sampled = [Case(f"sampled-{i}", kept_prompt(200 + i, 40 + i, seed=50 + i), []) for i in range(6)]
+    table = np.random.default_rng(0).dirichlet(np.full(VOCABULARY, 0.05), VOCABULARY)
+    greedy, drawn = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY), drawing(table)
+
+    def draft(row: DraftRow, answer: list[int]) -> Draft:
+        return drawn(row, answer) if row.top_m else greedy(row, answer)
+
+    before = await engine.decode_stats()
+    async with FakeSpeculator(draft) as speculator:
+        wrong, *answers = await asyncio.gather(
+            wrong_answers(engine, cases, speculator, look_ahead=6), *(sample(engine, c, speculator) for c in sampled)
+        )
+    rose = gained(before, await engine.decode_stats())
+    assert wrong == []
+    assert rose["accepted"] / rose["rounds"] > 0.5
+    assert {row.top_m for r in speculator.requests for row in r.rows} == {0, 16}
+    oracle = GenerationOracle(model)
+    for case, (tokens, logprobs) in zip(sampled, answers, strict=True):
+        assert len(tokens) == 64
+        assert oracle.largest_difference(case.prompt, tokens, logprobs) <= TOLERANCE
+
+
+async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> tuple[list[int], list]:
+    """64 tokens at temperature 1, with the log probabilities of the sampled and the likeliest two."""
+    sampling = {"temperature": 1.0, "max_tokens": 64, "ignore_eos": True, "logprobs": 2}
+    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False, q_top=16)
+    request = GenerateRequest(case.name, with_session(case, speculator), sampling, decode=options)
+    tokens, logprobs, _ = joined([o async for o in engine.generate(request)])
+    return tokens, logprobs
+
+
+@pytest.fixture(scope="module")
+async def address(model: str, engine: VllmTarget) -> AsyncGenerator[str, None]:
+    """A replica that never saw a prompt: each session is lost to it at first, and restored from the kept tokens."""
+    service = DraftService(TransformersSpeculator(model, seed=0))
+    server = DraftServer(service.handle, "127.0.0.1")
+    yield f"127.0.0.1:{await server.start()}"
+    await server.stop()
+    await service.close()
+
+
+def prompts(address: str) -> list[KeptPrompt]:
+    kept = [kept_prompt(300 + 7 * i, 50 + i, seed=i) for i in range(4)]
+    return [replace(p, session=Session(address, f"session-{i}")) for i, p in enumerate(kept)]
+
+
+async def test_a_drafter_that_reads_the_kept_tokens_at_their_places_is_always_right(
+    engine: VllmTarget, address: str
+) -> None:
+    plain = await asyncio.gather(*(decode(engine, p, f"plain-{i}", PLAIN) for i, p in enumerate(prompts(address))))
+    before = await engine.decode_stats()
+    drafted = await asyncio.gather(
+        *(decode(engine, p, f"drafted-{i}", OPTIONS) for i, p in enumerate(prompts(address)))
+    )
+    rose = gained(before, await engine.decode_stats())
+    assert drafted == plain
+    assert (rose["fallbacks"]["lost"], rose["restored"], rose["resumed"]) == (4, 4, 4)
+    assert rose["accepted"] > 0.95 * rose["drafts"] > 50
+    assert rose["accepted"] / rose["rounds"] > 3
+
+
+async def test_sampled_drafts_come_with_their_q(engine: VllmTarget, model: str, address: str) -> None:
+    """A drafter that is the target: q is p but for what lies below the top m, and nearly all is accepted."""
+    before = await engine.decode_stats()
+    prompt = replace(prompts(address)[0], session=Session(address, "sampled"))
+    sampling = {"temperature": 0.3, "max_tokens": 100, "ignore_eos": True, "logprobs": 1}
+    request = GenerateRequest("sampled", prompt, sampling, decode=OPTIONS)
+    tokens, logprobs, _ = joined([o async for o in engine.generate(request)])
+    rose = gained(before, await engine.decode_stats())
+    assert rose["accepted"] > 0.8 * rose["drafts"] > 40
+    assert rose["fallbacks"]["broken"] == 0
+    assert GenerationOracle(model).largest_difference(prompt, tokens, logprobs) <= TOLERANCE

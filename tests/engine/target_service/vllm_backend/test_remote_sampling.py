@@ -1,0 +1,90 @@
+"""Sampling with verified drafts is exact: continuations are distributed as the target's own, on a tiny vocabulary."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import engine_options
+from tests.engine.target_service.vllm_backend.drafting import Case, gained, with_session
+from tests.reference.drafters import FakeSpeculator, drawing
+from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.models import build_model
+from tests.reference.sampling_oracle import chi_square_p, continuations
+
+VOCABULARY = 12
+TOP_M = 6
+PROMPT = KeptPrompt(np.array([3, 7, 9, 10, 4, 8], np.int32), np.array([0, 2, 3, 9, 14, 15], np.int32), 20)
+REQUESTS = 3000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_model(tmp_path_factory.mktemp("tiny"), "llama", vocab_size=VOCABULARY, layers=1, max_position=64)
+
+
+@pytest.fixture(scope="module")
+async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
+    decode = {"method": "remote", "max_draft_tokens": 3}
+    target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
+    yield target
+    target.close()
+
+
+@pytest.fixture(scope="module")
+def table(model: str) -> np.ndarray:
+    """A drafter that is half right: the target's own distributions after each token, and another."""
+    oracle = GenerationOracle(model)
+    own = np.stack([oracle.logprobs(PROMPT, [a, 0])[1].exp().double().numpy() for a in range(VOCABULARY)])
+    other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
+    return (own + other) / 2
+
+
+async def sample(
+    engine: VllmTarget, speculator: FakeSpeculator, *, temperature: float, top_p: float
+) -> tuple[Counter[tuple[int, int, int]], float]:
+    """Continuations of three tokens, and the accepted share of the drafts."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    turns = asyncio.Semaphore(64)
+    options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP_M)
+    # Five tokens: then all of the first three may be drafted for, and none is cut off by the end.
+    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": 5, "ignore_eos": True, "detokenize": False}
+
+    async def run(seed: int) -> None:
+        async with turns:
+            prompt = with_session(Case(f"s{seed}", PROMPT, []), speculator)
+            request = GenerateRequest(f"s{seed}", prompt, {**sampling, "seed": seed}, decode=options)
+            first, second, third, *_ = joined([o async for o in engine.generate(request)])[0]
+            counts[first, second, third] += 1
+
+    before = await engine.decode_stats()
+    await asyncio.gather(*(run(seed) for seed in range(REQUESTS)))
+    rose = gained(before, await engine.decode_stats())
+    assert rose["drafts"] > REQUESTS
+    return counts, rose["accepted"] / rose["drafts"]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.8)])
+async def test_continuations_are_distributed_as_the_targets_own(
+    engine: VllmTarget, model: str, table: np.ndarray, temperature: float, top_p: float
+) -> None:
+    async with FakeSpeculator(drawing(table)) as speculator:
+        counts, accepted = await sample(engine, speculator, temperature=temperature, top_p=top_p)
+    expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=temperature, top_p=top_p)
+    assert {row.top_m for r in speculator.requests for row in r.rows} == {TOP_M}
+    assert 0.2 < accepted < 0.9
+    assert torch.isclose(expected.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert chi_square_p(counts, expected) > 0.01
+
+
+async def test_the_comparison_sees_a_wrong_q(engine: VllmTarget, model: str, table: np.ndarray) -> None:
+    """A drafter that tells another distribution than it sampled from biases the answer."""
+    async with FakeSpeculator(drawing(table, told=np.full_like(table, 1 / VOCABULARY))) as speculator:
+        counts, _ = await sample(engine, speculator, temperature=1.0, top_p=1.0)
+    expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=1.0, top_p=1.0)
+    assert chi_square_p(counts, expected) < 1e-4

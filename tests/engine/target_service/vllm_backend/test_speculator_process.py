@@ -1,0 +1,71 @@
+"""A speculator process stands still, dies and comes back under a live target: the tokens stay, drafting resumes.
+
+Its own engine: one that has talked to other drafters would move the sessions there.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kv_transfer.messages import DecodeOptions, Session
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import build_target, engine_options, kept_prompt
+from tests.engine.target_service.vllm_backend.drafting import MOST, Case, decode, gained, plain_cases
+from tests.reference.speculator_process import HOST, SpeculatorProcess
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+
+
+@pytest.fixture(scope="module")
+async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
+    options = {"decode": {"method": "remote", "max_draft_tokens": MOST}, "draft_channel": {"deadline_s": 1.0}}
+    target = VllmTarget(model, **options, **engine_options(device))
+    yield target
+    target.close()
+
+
+async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine: VllmTarget, model: str) -> None:
+    """Its sessions are restored from the kept tokens; its model is the target's, so that it drafts well."""
+    cases = await plain_cases(engine, [kept_prompt(300, 60, seed=220 + i) for i in range(2)], "process", tokens=600)
+    options = DecodeOptions(max_draft_tokens=1, adaptive=False, draft_ahead="branches")
+    before = await engine.decode_stats()
+
+    async def answer(case: Case, port: int) -> list[int]:
+        prompt = replace(case.prompt, session=Session(f"{HOST}:{port}", case.name))
+        return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
+
+    async def rose_until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while not condition(rose := gained(before, await engine.decode_stats())):
+            assert not running.done(), f"the answers ended first: {rose}"
+            await asyncio.sleep(0.001)
+        return rose
+
+    with SpeculatorProcess(model) as first, SpeculatorProcess(model) as second:
+        await first.listen()
+        running = asyncio.gather(*(answer(case, first.port) for case in cases))
+        drafting = await rose_until(lambda rose: rose["accepted"] > 20)
+
+        first.stand_still()
+        stalled = await rose_until(lambda rose: rose["fallbacks"]["timeout"] > drafting["fallbacks"]["timeout"])
+        first.go_on()
+        resumed = await rose_until(lambda rose: rose["resumed"] >= stalled["resumed"] + len(cases))
+
+        first.kill()
+        # Control: two openings of the breaker, so at least one trial, and nothing resumes of itself.
+        opened = resumed["channel"]["breaker_opened"]
+        dead = await rose_until(lambda rose: rose["channel"]["breaker_opened"] >= opened + 2)
+        assert dead["resumed"] == resumed["resumed"]
+
+        await second.listen(first.port)
+        back = await rose_until(lambda rose: rose["resumed"] >= dead["resumed"] + len(cases))
+        assert back["restored"] >= dead["restored"] + len(cases)
+        assert await running == [case.answer for case in cases]
+    rose = gained(before, await engine.decode_stats())
+    assert rose["accepted"] > back["accepted"]
+    assert rose["accepted"] > 0.95 * rose["drafts"]

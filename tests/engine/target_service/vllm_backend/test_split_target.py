@@ -1,0 +1,156 @@
+"""A split target: one engine prefills, its KV blocks cross by NIXL, another decodes as a whole target would."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import DecodeOptions, GenerateOutput, GenerateRequest, KeptPrompt
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    GREEDY,
+    build_target,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.engine.target_service.vllm_backend.drafting import MOST, PLAIN, Case, decode, gained, with_session
+from tests.reference.drafters import FakeSpeculator, knowing
+from tests.reference.generation_oracle import GenerationOracle, joined
+
+pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
+
+PREFILL_LEG = {"max_tokens": 1, "temperature": 0.0}
+
+
+@dataclass
+class Halves:
+    """Both engines, one float32 model."""
+
+    prefill: VllmTarget
+    decode: VllmTarget
+
+    async def blocks(self, prompt: KeptPrompt, name: str) -> GenerateOutput:
+        """The end of the prefill leg, which tells where the blocks are."""
+        leg = GenerateRequest(f"{name}-p", prompt, PREFILL_LEG, prefill_only=True)
+        return [o async for o in self.prefill.generate(leg)][-1]
+
+    async def answer(
+        self, prompt: KeptPrompt, name: str, *, told: GenerateOutput | None = None
+    ) -> list[GenerateOutput]:
+        """All outputs of the decode leg. told: where the blocks are, if not of a prefill leg of its own."""
+        told = told or await self.blocks(prompt, name)
+        request = GenerateRequest(name, prompt, GREEDY, decode=PLAIN, kv_blocks=told.kv_blocks)
+        return [o async for o in self.decode.generate(request)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+
+
+@pytest.fixture(scope="module")
+async def halves(model: str, device: str) -> AsyncGenerator[Halves, None]:
+    options = engine_options(device, **({"kv_transfer_config": {"kv_buffer_device": "cpu"}} if device == "cpu" else {}))
+    speculate = {"decode": {"method": "remote", "max_draft_tokens": MOST}, "draft_channel": {"deadline_s": 1.0}}
+    prefill = VllmTarget(model, kv_role="prefill", **options)
+    decoding = VllmTarget(model, kv_role="decode", **speculate, **options)
+    yield Halves(prefill, decoding)
+    for engine in (prefill, decoding):
+        engine.close()
+
+
+async def test_the_answers_are_the_oracles_and_nothing_is_prefilled_twice(halves: Halves, model: str) -> None:
+    oracle = GenerationOracle(model)
+    prompts = [kept_prompt(300 + 100 * i, 150 + 40 * i, seed=i) for i in range(4)] + [dense_prompt(333, seed=9)]
+    before = halves.decode.transfer_stats()
+    answers = await asyncio.gather(*(halves.answer(p, f"split-{i}") for i, p in enumerate(prompts)))
+    for prompt, outputs in zip(prompts, answers, strict=True):
+        tokens, logprobs, _ = joined(outputs)
+        assert (len(tokens), oracle.wrong_tokens(prompt, tokens)) == (64, 0)
+        assert oracle.largest_difference(prompt, tokens, logprobs) <= 1e-3
+        assert outputs[0].cached_tokens == prompt.token_ids.size
+    rose = gained(before, halves.decode.transfer_stats())
+    assert (rose["transfers"], rose["failed_transfers"]) == (len(prompts), 0)
+
+
+async def test_the_bytes_that_cross_fall_with_the_keep_rate(halves: Halves) -> None:
+    crossed = {}
+    for kept in (1600, 800, 160):
+        before = halves.decode.transfer_stats()
+        await halves.answer(kept_prompt(1600, kept, seed=kept), f"bytes-{kept}")
+        crossed[kept] = gained(before, halves.decode.transfer_stats())["transferred_bytes"]
+    print("bytes that crossed, by kept tokens:", crossed)
+    assert crossed[160] * 10 == crossed[800] * 2 == crossed[1600] > 0
+
+
+async def test_positions_must_be_right_on_the_prefilling_side(halves: Halves, model: str) -> None:
+    """The negative control: blocks of the same tokens at other positions give another answer."""
+    oracle = GenerationOracle(model)
+    prompt = kept_prompt(900, 200, seed=21)
+    renumbered = replace(KeptPrompt.dense(prompt.token_ids), context_length=200)
+    told = await halves.blocks(renumbered, "renumbered")
+    tokens, _, _ = joined(await halves.answer(prompt, "wrong", told=told))
+    assert oracle.wrong_tokens(prompt, tokens) > 0
+    # Nothing of that was remembered under the right positions' hash: a whole request still shares only what is right.
+
+
+async def test_drafts_are_verified_on_the_decoding_side(halves: Halves) -> None:
+    prompt = kept_prompt(500, 150, seed=31)
+    case = Case("drafted", prompt, joined(await halves.answer(prompt, "undrafted"))[0])
+    async with FakeSpeculator(knowing({case.name: case.answer}, 0.25, 724)) as speculator:
+        before = await halves.decode.decode_stats()
+        told = await halves.blocks(prompt, case.name)
+        options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+        request = GenerateRequest(
+            case.name, with_session(case, speculator), GREEDY, decode=options, kv_blocks=told.kv_blocks
+        )
+        outputs = [o async for o in halves.decode.generate(request)]
+    assert joined(outputs)[0] == case.answer
+    assert gained(before, await halves.decode.decode_stats())["accepted"] > 10
+
+
+@pytest.mark.parametrize("broken", ["no such engine", "no such blocks"])
+async def test_blocks_that_do_not_arrive_are_computed_again(halves: Halves, broken: str) -> None:
+    prompt = kept_prompt(500, 180, seed=41)
+    right = joined(await halves.answer(prompt, f"right-{broken}"))[0]
+    # Another tenant's salt: nothing of it is in the prefix cache.
+    told = await halves.blocks(prompt, broken)
+    blocks = dict(told.kv_blocks or {})
+    if broken == "no such engine":
+        blocks |= {"remote_engine_id": "gone", "remote_port": 1}
+    else:
+        blocks |= {"remote_block_ids": [[10**6 + i for i in range(len(blocks["remote_block_ids"][0]))]]}
+    request = GenerateRequest(broken, prompt, GREEDY, decode=PLAIN, kv_blocks=blocks, cache_salt=broken)
+    outputs = [o async for o in halves.decode.generate(request)]
+    assert joined(outputs)[0] == right
+
+
+async def test_a_whole_request_needs_no_leg_before_it(halves: Halves) -> None:
+    prompt = kept_prompt(400, 100, seed=51)
+    through = joined(await halves.answer(prompt, "through"))[0]
+    assert await decode(halves.prefill, prompt, "whole-p", PLAIN) == through
+    salted = GenerateRequest("whole-d", prompt, GREEDY, decode=PLAIN, cache_salt="other")
+    assert joined([o async for o in halves.decode.generate(salted)])[0] == through
+
+
+async def test_a_leg_of_the_other_half_is_refused(halves: Halves) -> None:
+    prompt = dense_prompt(64)
+    for engine, leg in ((halves.decode, {"prefill_only": True}), (halves.prefill, {"kv_blocks": {"a": 1}})):
+        with pytest.raises(InvalidRequestError, match="leg"):
+            _ = [o async for o in engine.generate(GenerateRequest("r", prompt, **leg))]
+
+
+async def test_a_dead_prefill_engine_is_done_without(halves: Halves) -> None:
+    """Last, because the engine does not come back: the blocks were promised, then their holder died."""
+    prompt = kept_prompt(600, 200, seed=61)
+    told = await halves.blocks(prompt, "promised")
+    halves.prefill.close()
+    request = GenerateRequest("orphan", prompt, GREEDY, decode=PLAIN, kv_blocks=told.kv_blocks)
+    orphan = joined([o async for o in halves.decode.generate(request)])[0]
+    salted = GenerateRequest("alone", prompt, GREEDY, decode=PLAIN, cache_salt="alone")
+    assert orphan == joined([o async for o in halves.decode.generate(salted)])[0]
+    assert np.size(orphan) == 64

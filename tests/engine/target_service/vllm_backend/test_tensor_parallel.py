@@ -1,0 +1,37 @@
+"""Every rank of a tensor-parallel group restores positions."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from target_service.vllm_backend.engine import VllmTarget
+from tests.engine.target_service.vllm_backend.cases import (
+    assert_right,
+    build_target,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.reference.generation_oracle import GenerationOracle
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2")
+
+
+@pytest.fixture(scope="module")
+def engine(model: str, device: str, every_core: None) -> Iterator[VllmTarget]:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two tensor-parallel ranks need two GPUs")
+    target = VllmTarget(model, tensor_parallel=2, **engine_options(device))
+    yield target
+    target.close()
+
+
+async def test_two_ranks_are_the_oracles(engine: VllmTarget, model: str) -> None:
+    oracle = GenerationOracle(model)
+    prompts = [kept_prompt(900, 300, seed=1), dense_prompt(200, seed=2), kept_prompt(90, 20, seed=3)]
+    await asyncio.gather(*(assert_right(engine, oracle, p, f"ranks-{i}") for i, p in enumerate(prompts)))

@@ -1,0 +1,32 @@
+"""The hook of the V2 model runner, the one that GPUs use, on CPU: its Triton kernels run in Triton's interpreter.
+
+In a process of its own, because vLLM decides about Triton once, when it is imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+
+
+def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
+    if device == "cuda":
+        pytest.skip("on a GPU all other modules already run on the V2 runner")
+    env = {**os.environ, "PYTHONPATH": f"{HERE / 'v2_on_cpu'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "tests.engine.target_service.vllm_backend.v2_on_cpu.compare", str(tmp_path)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["runner"] == ["vllm.v1.worker.cpu.model_runner.CPUModelRunner"]
+    assert seen["model_state"] == ["RestoringDefaultModelState"]
+    for name in ("kept", "plain", "chunked", "cached"):
+        assert seen[name]["wrong"] == 0
+        assert seen[name]["difference"] <= 1e-3
+    assert seen["cached"]["cached_tokens"] == 32
+    assert seen["withheld"]["wrong"] > seen["tokens"] / 2

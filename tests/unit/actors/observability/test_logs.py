@@ -1,0 +1,93 @@
+"""Records of our own in the log files of Ray Serve, made by its own code, without a Ray that runs."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve import context
+from ray.serve._private import logging_utils
+from ray.serve._private.common import ServeComponentType
+from ray.serve.schema import LoggingConfig
+
+from actors.failures import reply_to_failure
+from actors.observability.logs import PACKAGES, log_through_serve
+
+
+@pytest.fixture
+def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`replica(encoding)`: this process logs as a replica of Serve does; gives its log file. All is put back."""
+    loggers = [logging.getLogger(name) for name in ("ray.serve", *PACKAGES)]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    monkeypatch.setattr(logging_utils, "RAY_SERVE_LOG_TO_STDERR", True)  # else it takes print and stdout over
+
+    def start(encoding: str) -> Path:
+        logging.getLogger("ray.serve").handlers = []
+        logging_utils.configure_component_logger(
+            component_name="target",
+            component_id="r1",
+            logging_config=LoggingConfig(encoding=encoding, logs_dir=str(tmp_path), enable_access_log=False),
+            component_type=ServeComponentType.REPLICA,
+            max_bytes=10**6,
+            backup_count=1,
+        )
+        monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", SimpleNamespace())
+        log_through_serve()
+        [file] = tmp_path.glob("*.log")
+        return file
+
+    yield start
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def request_id() -> Iterator[str]:
+    token = context._serve_request_context.set(context._RequestContext(request_id="id-of-the-request"))
+    yield "id-of-the-request"
+    context._serve_request_context.reset(token)
+
+
+def test_a_record_is_one_json_object_with_the_requests_id(replica: Any, request_id: str) -> None:
+    file = replica("JSON")
+    reply_to_failure(RuntimeError("out of memory"), "target")
+    logging.getLogger("router.dispatch").warning("request %s runs dense: %s", "r-0", "gone")
+    logging.getLogger("router.dispatch").debug("below the level")
+    failure, dense = (json.loads(line) for line in file.read_text().splitlines())
+    assert failure["message"] == "the target engine failed on a request"
+    assert "out of memory" in failure["exc_text"]
+    assert dense["message"] == "request r-0 runs dense: gone"
+    for record in (failure, dense):
+        assert (record["request_id"], record["deployment"], record["replica"]) == (request_id, "target", "r1")
+
+
+def test_text_has_the_id_too(replica: Any, request_id: str) -> None:
+    file = replica("TEXT")
+    reply_to_failure(RuntimeError("out of memory"), "target")
+    first = file.read_text().splitlines()[0]
+    assert request_id in first
+    assert first.endswith("the target engine failed on a request")
+
+
+def test_without_it_our_records_are_not_there(replica: Any) -> None:
+    """The control: Serve's own logging does not reach loggers of ours."""
+    file = replica("JSON")
+    for name in PACKAGES:
+        logging.getLogger(name).handlers = []
+    logging.getLogger("router.dispatch").warning("lost")
+    assert file.read_text() == ""
+
+
+def test_outside_of_a_replica_nothing_changes() -> None:
+    log_through_serve()
+    assert all(logging.getLogger(name).propagate for name in PACKAGES)
+
+
+def test_every_package_that_runs_in_a_replica_is_named() -> None:
+    root = Path(__file__).parents[4]
+    logging_ones = {file.parent.name for file in root.glob("*/*.py") if "getLogger(__name__)" in file.read_text()}
+    assert logging_ones - {"benchmarks", "cluster", "evals"} <= set(PACKAGES)

@@ -1,0 +1,54 @@
+"""`skim bench`: what it offers, and what a user's mistakes look like."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.commands.show import measure
+from cluster.serve.front_proxy import ENABLE
+
+
+def test_help_names_every_benchmark_and_what_each_writes(skim):
+    listed = skim("bench", "--help").out
+    names = ("ttft", "goodput", "decode", "overhead", "scoring", "channel", "scale")
+    assert all(name in listed for name in names)
+    for name in names:
+        shown = skim("bench", name, "--help").out
+        assert "--json" in shown, name
+        assert "--plot" in shown, name
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("--lengths", "1k"), "--lengths takes numbers with commas between them, not '1k'"),
+        (("--keep-rates", "0.1,1.5"), "--keep-rates takes numbers from 0.001 to 1, not '0.1,1.5'"),
+        (("--short-lengths", "8"), "--short-lengths takes numbers from 64 to 200000, not '8'"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_anything_starts(skim, words, wrong):
+    ran = skim("bench", "ttft", *words)
+    assert ran.code == 2
+    assert wrong in ran.error
+    assert "Traceback" not in ran.error
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = skim("bench", "channel", "--rounds", 10, "--plot", tmp_path / "plot.png")
+    assert ran.code == 2
+    assert "plots need matplotlib" in ran.error
+
+
+@pytest.mark.parametrize(("said", "before"), [("0", f"{ENABLE}=0 "), (None, "")])
+def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, said, before):
+    """The results page shows it under the figures: whoever repeats it must get the same proxy."""
+    monkeypatch.delenv(ENABLE, raising=False)
+    if said:
+        monkeypatch.setenv(ENABLE, said)
+    monkeypatch.setattr(sys, "argv", ["/bin/skim", "bench", "overhead"])
+    benchmark = SimpleNamespace(describe=lambda result: "", table=lambda result: (["a"], [["b"]]))
+    measure(benchmark, lambda tell: {}, tmp_path / "r.json", None)
+    assert json.loads((tmp_path / "r.json").read_text()) == {"command": f"{before}skim bench overhead"}

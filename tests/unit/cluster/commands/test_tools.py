@@ -1,0 +1,136 @@
+"""`skim select` and `skim generate`, end to end in this process on the demo models."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from cluster.commands.demo_document import make_document
+from cluster.commands.tools import highlight_kept
+from tests.unit.conftest import MODELS
+
+SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
+
+
+@pytest.fixture(scope="module")
+def document():
+    return make_document(300, seed=2)
+
+
+def select(skim, tmp_path, *words, engine):
+    """What `skim select --json` writes, and what it prints."""
+    file = tmp_path / "selection.json"
+    ran = skim("select", "--speculator", SPECULATOR, *words, "--engine", engine, "--json", file)
+    assert ran.code == 0, ran.err
+    return json.loads(file.read_text()), ran.out
+
+
+@pytest.mark.parametrize("engine", ["mock", "transformers"])
+def test_from_a_prompt_to_an_answer(skim, tmp_path, document, engine):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(document.prompt)
+    words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--look-ahead", 4, "--chunk-size", 16)
+    selection, shown = select(skim, tmp_path, *words, engine=engine)
+
+    tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
+    ids = tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
+    assert selection["context_length"] == len(ids) == document.prompt_tokens == len(selection["importance"])
+    positions = selection["kept_positions"]
+    assert selection["token_ids"] == [ids[i] for i in positions]
+    assert positions == sorted(set(positions))
+    assert set(range(len(ids) - 32, len(ids))) <= set(positions)
+    assert 0.3 < len(positions) / len(ids) < 0.5
+    assert 1 <= len(selection["look_ahead_tokens"]) <= 4
+    assert 0 < selection["coverage"] < 1
+    assert selection["options"]["chunk_size"] == 16
+    assert f"kept {len(positions)} of {len(ids)} tokens" in " ".join(shown.split())
+    assert document.question.split()[-1] in shown
+
+    answer_file = tmp_path / "answer.json"
+    given = ("--selection", tmp_path / "selection.json", "--max-tokens", 3, "--logprobs", 2)
+    ran = skim("generate", "--target", TARGET, *given, "--engine", engine, "--json", answer_file)
+    assert ran.code == 0, ran.err
+    answer = json.loads(answer_file.read_text())
+    assert len(answer["tokens"]) == len(answer["logprobs"]) <= 3
+    for token, candidates in zip(answer["tokens"], answer["logprobs"], strict=True):
+        assert str(token) in candidates
+        assert all(logprob <= 0 for logprob in candidates.values())
+    assert answer["finish_reason"] in ("length", "stop")
+    assert ran.out.strip() == answer["text"].strip()
+    if engine == "transformers":
+        assert answer["text"].strip()[:2] == document.expected[:2]
+
+
+def test_token_ids_instead_of_text(skim, tmp_path):
+    ids = list(range(10, 110))
+    file = tmp_path / "ids.json"
+    file.write_text(json.dumps(ids))
+    selection, _ = select(skim, tmp_path, "--prompt-ids", file, "--keep-rate", 1, engine="mock")
+    assert selection["token_ids"] == ids
+    assert selection["kept_positions"] == list(range(100))
+    assert selection["coverage"] == pytest.approx(1)
+
+
+def test_without_json_nothing_is_written(skim, tmp_path):
+    file = tmp_path / "ids.json"
+    file.write_text("[10, 11, 12]")
+    ran = skim("select", "--speculator", SPECULATOR, "--prompt-ids", file, "--engine", "mock")
+    assert (ran.code, ran.err) == (0, "")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+GOOD = {"token_ids": [10, 11], "kept_positions": [0, 5], "context_length": 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"token_ids": None}, ["is not a selection"]),
+        ({"kept_positions": [5, 0]}, ["is not a selection", "rise strictly inside [0, 9)"]),
+        ({"kept_positions": [0, 9]}, ["is not a selection", "rise strictly inside [0, 9)"]),
+        ({"kept_positions": [0]}, ["is not a selection", "one position per token"]),
+        ({"token_ids": [], "kept_positions": []}, ["is not a selection", "at least one token"]),
+        ({"token_ids": [10, 2**40]}, ["is not a selection"]),
+        ({"context_length": "many"}, ["is not a selection"]),
+        ({"token_ids": [10, 99999]}, ["token id 99999"]),
+        ({"context_length": 10**6}, ["max_position_embeddings"]),
+    ],
+)
+def test_a_wrong_selection_is_one_line(skim, tmp_path, change, parts):
+    file = tmp_path / "selection.json"
+    file.write_text(json.dumps({**GOOD, **change}))
+    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert ran.err.count("skim: ") == 1
+    assert all(part in ran.error for part in parts), ran.err
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_missing_field_is_named(skim, tmp_path, name):
+    file = tmp_path / "selection.json"
+    file.write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
+    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
+    assert (ran.code, ran.err.count("skim: ")) == (2, 1)
+    assert f"has no field '{name}'" in ran.error
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"'])
+def test_a_selection_that_is_no_object(skim, tmp_path, content):
+    file = tmp_path / "selection.json"
+    file.write_text(content)
+    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
+    assert (ran.code, ran.err.count("skim: ")) == (2, 1)
+    assert "is not a selection" in ran.error
+
+
+def test_the_least_of_a_selection_is_enough(skim, tmp_path):
+    file = tmp_path / "selection.json"
+    file.write_text(json.dumps(GOOD))
+    assert skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock").code == 0
+
+
+def test_kept_tokens_are_highlighted():
+    text = highlight_kept(["a", "b", "c", "d"], [1, 2], first=1)
+    assert text.plain == "bcd"
+    assert ["on" in str(span.style) for span in text.spans] == [True, True, False]

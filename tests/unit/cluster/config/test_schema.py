@@ -1,0 +1,255 @@
+"""Deployment files: what they may say, and the sentence for what they may not."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.config.schema import TargetConfig, config_from_flags, load_config
+from cluster.config.show import as_yaml
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import SelectionOptions
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+SMALLEST = "speculator: {model: small}\ntarget: {model: big}\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str) -> Path:
+        path = tmp_path / "skim.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def refusal(*args) -> str:
+    with pytest.raises(SkimError) as caught:
+        config_from_flags(*args)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_two_models_are_enough(write, tmp_path):
+    config = load_config(write(SMALLEST))
+    assert config.served_model_name == "big"
+    assert config.target == TargetConfig(model=str(tmp_path / "big"))
+    assert config.selection == SelectionOptions()
+    assert (config.router.host, config.router.port, config.router.min_prompt_tokens) == ("127.0.0.1", 8000, 1024)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
+    config = load_config(path)
+    for pool in (config.speculator, config.target):
+        assert config.spans_machines or (Path(pool.model) / "config.json").is_file()
+
+
+def test_the_examples_are_these():
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"demo", "llama-70b-8b", "multi-node"}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_a_shown_config_loads_again_to_an_equal_one(path, write):
+    config = load_config(path)
+    shown = as_yaml(config)
+    assert load_config(write(shown)) == config
+    assert "look_ahead: 8" in shown, "defaults are filled in"
+
+
+def test_texts_of_all_kinds_are_shown_so_that_they_load_again(write):
+    values = ["1e-5", "no", "null", "~", "a: b # c", "two\nlines\n", "grüße 😀", "", "0x10", "'", '"', "\t", "\u2028"]
+    env = {f"V{i}": value for i, value in enumerate(values)}
+    config = config_from_flags(write(SMALLEST), {"target.env": env, "target.engine_options": {"x": 1e-05, "y": [None]}})
+    assert load_config(write(as_yaml(config))) == config
+    assert config.target.env == env
+
+
+def test_what_is_wrong_is_told_with_its_line(write):
+    text = "speculator:\n  model: small\n  engin: vllm\ntarget:\n  replicas: 0\nrouter:\n  port: 70000\n"
+    path = write(text)
+    message = refusal(path, {})
+    for part in (
+        "line 3: speculator.engin: is not",
+        "line 4: target.model: is missing",
+        "line 5: target.replicas: ",
+        "line 7: router.port: ",
+    ):
+        assert part in message
+    assert "line" not in refusal(path, {"speculator": {}, "target": {"replicas": 0}, "router": {"port": 0}})
+
+
+def test_the_line_is_not_that_of_a_flag(write):
+    text = SMALLEST + "router:\n  port: 8000\n"
+    assert "skim.yaml: router.port: " in refusal(write(text), {"router.port": -1})
+
+
+def test_a_setting_is_given_once(write):
+    message = refusal(write("target: {model: big}\nspeculator:\n  model: small\n  model: other\n"), {})
+    assert "line 4: speculator.model: is already set in line 3" in message
+
+
+def test_a_pool_that_scales_starts_within_its_bounds(write):
+    def replicas(pool: str) -> int:
+        return load_config(write(f"speculator: {{model: small, {pool}}}\ntarget: {{model: big}}\n")).speculator.replicas
+
+    assert replicas("autoscaling: {min_replicas: 3, max_replicas: 5}") == 3
+    assert replicas("autoscaling: {min_replicas: 0, max_replicas: 5}") == 1
+    assert replicas("replicas: 4, autoscaling: {min_replicas: 3, max_replicas: 5}") == 4
+
+
+def test_there_is_a_demo():
+    assert load_config(EXAMPLES / "demo.yaml").served_model_name == "skim-demo"
+
+
+def test_model_folders_are_relative_to_the_file(write, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    path = write("speculator: {model: ../small}\ntarget: {model: /models/big}\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_config(path)
+    assert config.speculator.model == str(tmp_path.parent / "small")
+    assert config.target.model == "/models/big"
+    relative = load_config(Path("..") / path.name)
+    assert relative == config
+
+
+def test_flags_win_over_the_file(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = config_from_flags(
+        write(SMALLEST + "selection: {keep_rate: 0.5, look_ahead: 4}\n"),
+        {"target.model": Path("other"), "selection.keep_rate": 0.1, "selection.look_ahead": None, "router.port": 9000},
+    )
+    assert config.target.model == str(tmp_path / "other")
+    assert (config.selection.keep_rate, config.selection.look_ahead, config.router.port) == (0.1, 4, 9000)
+
+
+def test_flags_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = config_from_flags(None, {"target.model": Path("big"), "speculator.model": Path("small")})
+    assert config.speculator.model == str(tmp_path / "small")
+    assert "target: is missing" in refusal(None, {"speculator.model": Path("small")})
+
+
+def test_numbers_are_fine_as_environment_variables(write):
+    config = load_config(write("speculator: {model: small, env: {A: 1, B: 0.5}}\ntarget: {model: big}\n"))
+    assert config.speculator.env == {"A": "1", "B": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("target: {model: big}", "speculator: is missing"),
+        ("target: {}\nspeculator: {model: small}", "target.model: is missing"),
+        ("target: {model: ''}\nspeculator: {model: small}", "target.model: "),
+        ("target: big\nspeculator: {model: small}", "target: "),
+        (SMALLEST + "routr: {}", "routr: is not a setting; did you mean router?"),
+        (SMALLEST + "router: {prot: 1}", "router.prot: is not a setting; did you mean port?"),
+        (SMALLEST + "router: {zzz: 1}", "router.zzz: is not a setting; the settings here are host, port"),
+        (SMALLEST + "selection: {keep_rat: 1}", "selection.keep_rat: is not a setting; did you mean keep_rate?"),
+        (SMALLEST + "selection: {keep_rate: 0}", "selection.keep_rate: should be greater than 0, not 0"),
+        (SMALLEST + "selection: {pool_kernel: 4}", "selection.pool_kernel: must be odd"),
+        (SMALLEST + "router: {port: 70000}", "router.port: should be less than or equal to 65535, not 70000"),
+        (SMALLEST + "router: {port: high}", "router.port: should be a valid integer"),
+        (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
+        ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
+        ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
+        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: should be 'vllm', 'transf"),
+        ("target: {model: big, env: {A: [1]}}\nspeculator: {model: s}", "target.env.A: should be a valid string"),
+        ("target: {model: [", "line 1 is not valid YAML"),
+        ("target: !!python/object:os.system {}", "is not valid YAML"),
+        (
+            "target: {model: big, prefill: {replicas: 2}}\nspeculator: {model: s}",
+            "target: prefill is a pool of a split target: set topology to split",
+        ),
+        (
+            "target: {model: big, topology: split, engine: transformers}\nspeculator: {model: s}",
+            "target: the transformers engine cannot be split",
+        ),
+        (
+            "target: {model: big, topology: split, prefill: {replica: 2}}\nspeculator: {model: s}",
+            "target.prefill.replica: is not a setting; did you mean replicas?",
+        ),
+        (
+            "target: {model: big, replicas: 9, autoscaling: {max_replicas: 3}}\nspeculator: {model: s}",
+            "target: replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas",
+        ),
+        (
+            "target: {model: big, tensor_parallel: 8, gpus_per_replica: 4}\nspeculator: {model: s}",
+            "target: gpus_per_replica must be at least tensor_parallel",
+        ),
+        (
+            "target: {model: big, autoscaling: {min_replicas: 3, max_replicas: 2}}\nspeculator: {model: s}",
+            "target.autoscaling: max_replicas must be at least min_replicas",
+        ),
+        ("target: {model: big, autoscaling: {min_replica: 3}}\nspeculator: {model: s}", "did you mean min_replicas?"),
+        ("target: {model: big, resources: {a: 0}}\nspeculator: {model: s}", "target.resources.a: should be greater"),
+        ("target: {model: big, node_labels: {a: '!b'}}\nspeculator: {model: s}", "target.node_labels.a: "),
+        (SMALLEST + "kubernetes: {name: Skim}", "kubernetes.name: "),
+        (SMALLEST + "kubernetes: {target: {memory: lots}}", "kubernetes.target.memory: "),
+        (SMALLEST + "kubernetes: {targt: {}}", "did you mean target?"),
+        (
+            SMALLEST + "kubernetes: {target: {tolerations: [{ky: x}]}}",
+            "kubernetes.target.tolerations.0.ky: is not a setting; did you mean key?",
+        ),
+        (SMALLEST + "observability: {traces: {}}", "observability.traces.endpoint: is missing"),
+        (SMALLEST + "observability: {traces: {endpoint: collector}}", "traces.endpoint: must be an http or https URL"),
+        (SMALLEST + "observability: {traces: {endpoint: 'grpc://c:4317'}}", "endpoint: must be an http or https URL"),
+        (SMALLEST + "observability: {traces: {endpoint: 'http://c:x'}}", "endpoint: must be an http or https URL"),
+        (SMALLEST + "observability: {traces: {endpoint: 'http://c/v1/traces'}}", "must end before /v1/traces"),
+        (
+            SMALLEST + "observability: {traces: {endpoint: 'http://c', sample_ratio: 2}}",
+            "observability.traces.sample_ratio: should be less than or equal to 1, not 2",
+        ),
+        ("", "must hold settings"),
+        ("- target", "must hold settings"),
+    ],
+)
+def test_what_a_file_may_not_say(write, text, sentence):
+    path = write(text)
+    message = refusal(path, {})
+    assert sentence in message
+    assert str(path) in message
+
+
+def test_everything_wrong_is_told_at_once(write):
+    message = refusal(write("target: {replicas: 0}\nspeculator: {model: small, engin: vllm}\n"), {})
+    for part in ("target.model: is missing", "target.replicas", "speculator.engin", "did you mean engine?"):
+        assert part in message
+
+
+def test_wrong_flags(write):
+    message = refusal(write(SMALLEST), {"router.port": -1})
+    assert "router.port: should be greater than or equal to 1, not -1" in message
+
+
+def test_a_flag_into_a_section_of_the_wrong_type(write):
+    assert "router: " in refusal(write(SMALLEST + "router: 8000\n"), {"router.port": 9000})
+
+
+def test_unusable_files(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "no.yaml", {})
+    assert "cannot be read" in refusal(tmp_path, {})
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refusal(tmp_path / "binary.yaml", {})
+
+
+def test_a_config_does_not_change(write):
+    config = load_config(write(SMALLEST))
+    with pytest.raises(ValidationError):
+        config.router.port = 1
+
+
+def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):
+    target = "model: big, tensor_parallel: 4, replicas: 3, topology: split, env: {A: 1}"
+    prefill = "prefill: {replicas: 2, tensor_parallel: 2}"
+    config = load_config(write(f"target: {{{target}, {prefill}}}\nspeculator: {{model: s}}"))
+    pools = config.pools
+    assert list(pools) == ["speculator", "target", "prefill"]
+    assert pools["prefill"].model == pools["target"].model
+    assert (pools["prefill"].env, pools["prefill"].tensor_parallel, pools["prefill"].replicas) == ({"A": "1"}, 2, 2)
+    placed = config.placed(on_gpus=True).pools
+    assert [pool.gpus_per_replica for pool in placed.values()] == [1, 4, 2]
+    alone = load_config(write("target: {model: big, replicas: 3, topology: split}\nspeculator: {model: s}"))
+    assert alone.pools["prefill"].replicas == 1

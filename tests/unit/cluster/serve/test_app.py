@@ -1,0 +1,122 @@
+"""From a config to Serve's deployments: what each replica asks of Ray, and how many there are."""
+
+import pytest
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deployment_info import DeploymentInfo
+
+from cluster.config.schema import config_from_settings, load_config
+from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, serve_app
+from kv_transfer.errors import SkimError
+from tests.unit.conftest import MODELS
+
+EXAMPLES = MODELS.parent / "examples"
+TOKEN = "a token of sixteen or more letters"
+
+
+def deployments(app):
+    router = app._bound_deployment
+    speculator, target = (bound._bound_deployment for bound in router.init_args)
+    return router, speculator, target
+
+
+def test_pools_that_scale():
+    _, speculator, target = deployments(build_app(load_config(EXAMPLES / "multi-node.yaml")))
+    scaling = target._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 6)
+    assert (scaling.target_ongoing_requests, scaling.upscale_delay_s, scaling.downscale_delay_s) == (32, 20, 900)
+    assert speculator.ray_actor_options["accelerator_type"] == "L40S"
+    _, speculator, _ = deployments(build_app(load_config(EXAMPLES / "demo.yaml")))
+    assert speculator._deployment_config.autoscaling_config is None
+
+
+@pytest.mark.parametrize(("at_start", "after"), [({}, 3), ({"replicas": 2}, 2)])
+def test_a_change_of_a_pools_bounds_leaves_it_at_its_size(at_start, after):
+    """By Ray's own hand; but for a pool that is told how many to start with: Ray takes that for each change."""
+    state = DeploymentAutoscalingState(DeploymentID("target", APP_NAME))
+
+    def sized(now, most):
+        pool = {"model": "/big", "autoscaling": {"max_replicas": most}, **at_start}
+        _, _, target = deployments(build_app(config_from_settings({"speculator": {"model": "/small"}, "target": pool})))
+        return state.register(DeploymentInfo(target._deployment_config, target._replica_config, 0, ""), now)
+
+    assert sized(-1, most=4) == at_start.get("replicas", 1)
+    assert sized(3, most=8) == after
+
+
+def test_pools_that_scale_by_work():
+    scaling = {"policy": "work", "drain_s": 3, "max_replicas": 4}
+    settings = {
+        "speculator": {"model": "/small", "autoscaling": scaling},
+        "target": {"model": "/big", "autoscaling": {**scaling, "batch": 16}},
+    }
+    _, speculator, target = deployments(build_app(config_from_settings(settings)))
+    told = speculator._deployment_config
+    policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as it reaches Serve
+    assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
+    assert (speculator.init_kwargs, target.init_kwargs) == ({}, {"batch": 16})
+
+
+def test_what_a_replica_asks_of_its_node():
+    pools = {"speculator": {"model": "/small", "node_labels": {"zone": "a"}, "resources": {"fast_disk": 2}}}
+    config = config_from_settings({**pools, "target": {"model": "/big"}, "router": {"resources": {"router_pool": 1}}})
+    router, speculator, target = deployments(build_app(config))
+    assert speculator.ray_actor_options["resources"] == {"fast_disk": 2, "speculator_pool": 1}
+    assert speculator.ray_actor_options["label_selector"] == {"zone": "a"}
+    assert router.ray_actor_options["resources"] == {"router_pool": 1}
+    assert not target.ray_actor_options.keys() & {"label_selector", "accelerator_type"}
+
+
+def test_the_app_is_built_from_plain_settings_too():
+    """As Serve's config files do it: an import path, and arguments."""
+    config = load_config(EXAMPLES / "multi-node.yaml")
+    plain, built = (deployments(app) for app in (serve_app(config.model_dump(mode="json")), build_app(config)))
+    for one, other in zip(plain, built, strict=True):
+        assert (one.name, one.ray_actor_options) == (other.name, other.ray_actor_options)
+        assert one._deployment_config == other._deployment_config
+
+
+def test_the_token_comes_from_the_environment(monkeypatch):
+    settings = load_config(EXAMPLES / "demo.yaml").model_dump(mode="json")
+    monkeypatch.setenv(CHANNEL_TOKEN, TOKEN)
+    _, speculator, target = deployments(serve_app(settings))
+    assert speculator.init_args[-1]["token"] == TOKEN
+    assert target.init_args[-1]["draft_channel"]["token"] == TOKEN
+    monkeypatch.delenv(CHANNEL_TOKEN)
+    assert deployments(serve_app(settings))[1].init_args[-1]["token"] is None
+
+
+def test_wrong_settings_are_one_sentence():
+    with pytest.raises(SkimError, match=r"^deployment settings: target\.replicas: should be greater"):
+        serve_app({"speculator": {"model": "/small"}, "target": {"model": "/big", "replicas": 0}})
+
+
+def test_logs():
+    demo = load_config(EXAMPLES / "demo.yaml").observability
+    assert (logging_options(demo).log_level, logging_options(demo).encoding) == ("INFO", "TEXT")
+    assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability).encoding == "JSON"
+
+
+def test_traces_reach_every_deployment():
+    traces = {"endpoint": "http://collector:4318", "sample_ratio": 0.5}
+    pools = {"speculator": {"model": "/small"}, "target": {"model": "/big", "topology": "split"}}
+    told = config_from_settings({**pools, "observability": {"traces": traces}})
+    for app in (build_app(told), serve_app(told.model_dump(mode="json"))):
+        router, speculator, target = deployments(app)
+        prefill = router.init_kwargs["prefill"]._bound_deployment
+        for one in (router, speculator, target, prefill):
+            assert one.init_kwargs["traces"] == {**traces, "service_name": "skim"}
+    assert all("traces" not in one.init_kwargs for one in deployments(build_app(config_from_settings(pools))))
+
+
+def test_only_what_changed_is_replaced():
+    """A deployment's version is made of its arguments: another number of replicas is the same version."""
+
+    def versions(**target):
+        settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", **target}}
+        return [part.version for part in deployments(build_app(config_from_settings(settings)))]
+
+    assert versions() == versions(replicas=2)
+    router, speculator, target = versions(engine_options={"max_model_len": 2048})
+    assert [router, speculator] == versions()[:2]
+    assert target not in (None, versions()[2])

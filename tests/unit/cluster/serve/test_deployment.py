@@ -1,0 +1,161 @@
+"""Whom a deployment makes way for in a cluster that others use too: Ray and Serve are stood in for."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
+
+from cluster.config.schema import config_from_flags, load_config
+from cluster.serve import deployment
+from cluster.serve.app import APP_NAME, SERVE_SWITCHES
+from kv_transfer.environment import CORES
+from kv_transfer.errors import SkimError
+from tests.unit.conftest import MODELS
+
+CONFIG = load_config(MODELS.parent / "examples" / "demo.yaml")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """`cluster.applications` run; the calls that would change something are noted in `cluster.calls`."""
+    cluster = SimpleNamespace(applications={}, serve_up=False, calls=[])
+    monkeypatch.setattr(deployment.serve, "status", lambda: SimpleNamespace(applications=cluster.applications))
+    monkeypatch.setattr(deployment.serve, "delete", lambda name: cluster.calls.append(f"delete {name}"))
+    monkeypatch.setattr(deployment.ray, "shutdown", lambda: cluster.calls.append("leave"))
+    monkeypatch.setattr(deployment, "_serve_runs", lambda: cluster.serve_up)
+    monkeypatch.setattr(deployment, "check_port", lambda host, port: cluster.calls.append(f"check {port}"))
+    return cluster
+
+
+def test_an_empty_cluster_needs_the_port(cluster):
+    deployment._make_way(CONFIG, APP_NAME)
+    assert cluster.calls == ["check 8000"]
+
+
+def test_an_idle_serve_holds_the_port_itself(cluster):
+    cluster.serve_up = True
+    deployment._make_way(CONFIG, APP_NAME)
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ([8.0], None),
+        ([4.0, 8.0], None),
+        ([4.0, 4.0], r"no node .* all that one target replica takes \(0.5 CPU, 8 GPU, 1 target_pool\), .* larger one"),
+        ([4.0], r"offers 4 of the resource GPU and this deployment needs 8"),
+    ],
+)
+def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
+    """Serve would wait for it without a word, however many GPUs all nodes together have."""
+    config = config_from_flags(
+        MODELS.parent / "examples" / "demo.yaml",
+        {"target.tensor_parallel": 8, "target.gpus_per_replica": 8, "speculator.gpus_per_replica": 0},
+    )
+    pools = {"speculator_pool": 1.0, "target_pool": 1.0}
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": count, **pools}} for count in gpus]
+    nodes.append({"Alive": False, "Resources": {"CPU": 8.0, "GPU": 64.0, **pools}})
+    monkeypatch.setattr(deployment.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": sum(gpus), **pools})
+    if told is None:
+        deployment._check_resources(config)
+    else:
+        with pytest.raises(SkimError, match=told):
+            deployment._check_resources(config)
+
+
+def test_what_a_killed_run_left_is_replaced(cluster):
+    cluster.serve_up, cluster.applications = True, {"skim-batch-1": None}
+    deployment._make_way(CONFIG, "skim-batch-1")
+    assert cluster.calls == ["delete skim-batch-1"]
+
+
+def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
+    monkeypatch.setattr(deployment, "check_models", lambda config: pytest.fail("the models were read"))
+
+    def refuse(host, port):
+        raise SkimError(f"cannot listen on {host}:{port}")
+
+    monkeypatch.setattr(deployment, "check_port", refuse)
+    with pytest.raises(SkimError, match=r"cannot listen on 127\.0\.0\.1:8000"):
+        deployment.deployed(CONFIG).__enter__()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What Serve says of the application, look after look."""
+    seen = []
+
+    def status():
+        application, speculator, trigger = seen.pop(0)
+        parts = {"speculator": (speculator, trigger), "target": ("HEALTHY", "CONFIG_UPDATE_COMPLETED")}
+        overview = {name: DeploymentStatusOverview(*states, {}, "") for name, states in parts.items()}
+        return SimpleNamespace(applications={APP_NAME: ApplicationStatusOverview(application, "it is so", 0, overview)})
+
+    monkeypatch.setattr(deployment.serve, "status", status)
+    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
+    return seen
+
+
+def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
+    seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED")] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
+    told = []
+    deployment._await_running(APP_NAME, told.append)
+    assert told == ["target is ready", "speculator is ready"]
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ("DEPLOY_FAILED", "DEPLOY_FAILED", "REPLICA_STARTUP_FAILED"),
+        ("DEPLOY_FAILED", "DEPLOY_FAILED", "HEALTH_CHECK_FAILED"),
+        ("UNHEALTHY", "UNHEALTHY", "REPLICA_STARTUP_FAILED"),
+        ("UNHEALTHY", "UNHEALTHY", "INTERNAL_ERROR"),
+        ("UNHEALTHY", "HEALTHY", "UNSPECIFIED"),
+    ],
+)
+def test_what_does_not_start_is_not_waited_for(seen, state):
+    seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
+    with pytest.raises(SkimError, match="the deployment did not start: it is so"):
+        deployment._await_running(APP_NAME, print)
+
+
+@pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])
+def test_what_others_serve_is_let_be(cluster, name):
+    """Even under the name that every `skim serve` takes."""
+    cluster.serve_up, cluster.applications = True, {APP_NAME: None}
+    with pytest.raises(SkimError, match="this Ray cluster serves skim already: use that one's endpoint, or stop it"):
+        deployment._make_way(CONFIG, name)
+    assert cluster.calls == ["leave"]
+
+
+@pytest.fixture
+def dry_run(cluster, monkeypatch):
+    """`deployed` gives the config and starts no Ray; this is the environment that Ray would have started in."""
+    told = {}
+    monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(deployment, "check_memory", lambda config: None)
+    monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
+    monkeypatch.setattr(deployment, "_stop", lambda name: None)
+    monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
+    return told
+
+
+@pytest.mark.parametrize(("address", "cores"), [(None, ["4", "7"]), ("auto", [None, None])])
+def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(dry_run, monkeypatch, address, cores):
+    monkeypatch.delenv(CORES, raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
+    with deployment.deployed(CONFIG, address=address) as applied:
+        assert [pool.environment.get(CORES) for pool in applied.pools.values()] == cores
+
+
+def test_a_ray_of_this_machine_alone_is_told_how_to_serve(dry_run, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
+    with deployment.deployed(CONFIG):
+        pass
+    of_the_user = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}
+    assert dry_run.items() >= (SERVE_SWITCHES | of_the_user).items()
+    assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ

@@ -1,0 +1,95 @@
+"""Sampled answers have exactly the target's distribution whatever is drafted ahead; wrong rules are found out."""
+
+import numpy as np
+import pytest
+
+from speculator_service.drafting.draft_ahead import Ahead
+from speculator_service.drafting.drafter import DraftService
+from tests.unit.speculator_service.drafting.draft_toys import (
+    ToyEngine,
+    ToyTarget,
+    chi_square_p,
+    decode,
+    ids,
+    sampled_from,
+)
+
+TARGET = [[0.5, 0.3, 0.2], [0.25, 0.45, 0.3], [0.3, 0.2, 0.5]]
+DRAFTER = [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.25, 0.15, 0.6]]
+
+
+PLAIN = {"temperature": 1.0, "top_p": 1.0}
+NUCLEUS = {"temperature": 0.7, "top_p": 0.8}
+
+
+async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1, **sampling):
+    """(answers, metrics) of `sessions` sampled answers; the verification is sometimes faster than the work ahead."""
+    # Three guesses a row of the seven that there are, so that some answers are not among them.
+    service = DraftService(engine, mode=mode, max_branches=3 * sessions, clock=lambda: 0.0)
+    targets = [ToyTarget(f"s{i}", TARGET, seed * 100 + i, max_drafts=max_drafts, **sampling) for i in range(sessions)]
+    for target in targets:
+        engine.sessions.add(target.session)
+        service.adopt(target.session, ids())
+    patience = np.random.default_rng(seed)
+    await decode(service, targets, tokens, lambda: int(patience.choice([0, 2, 5, 20])))
+    metrics = service.metrics()
+    await service.close()
+    assert not engine.sessions
+    assert not engine.overlaps
+    return [t.answer for t in targets], metrics
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
+@pytest.mark.parametrize(
+    ("mode", "branching", "max_drafts"), [("chain", False, 1), ("chain", True, 1), ("branches", True, 2)]
+)
+async def test_the_answers_are_the_targets_own(mode, branching, max_drafts, sampling):
+    engine = ToyEngine(DRAFTER, branching=branching, seed=3)
+    answers, metrics = await sample(engine, mode, max_drafts=max_drafts, **sampling)
+    assert metrics["ahead_hits"] >= 0.3 * metrics["rows"]
+    assert metrics["ahead_misses"] > 0.05 * metrics["rows"]
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **sampling)) > 0.01
+
+
+async def test_another_temperature_or_top_p_is_found_out():
+    """Control: the two distributions are far enough apart, and a token that top-p cuts off must never come."""
+    answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, **NUCLEUS)
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), temperature=1.0, top_p=0.8)) < 1e-4
+    answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, temperature=0.7)
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **NUCLEUS)) == 0
+
+
+async def test_without_drafting_ahead():
+    answers, metrics = await sample(ToyEngine(DRAFTER, seed=3), "off", max_drafts=2)
+    assert metrics["ahead_hits"] == metrics["ahead_misses"] == 0
+    assert chi_square_p(answers, TARGET) > 0.01
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
+async def test_a_wrong_q_is_found_out(sampling):
+    class Liar(ToyEngine):
+        """Tells of another distribution than it samples from, in work ahead only."""
+
+        async def draft_many(self, *args, **options):
+            drafted = await super().draft_many(*args, **options)
+            for d in drafted:
+                d.q_probs[:] = 1 / 3
+            return drafted
+
+    answers, metrics = await sample(Liar(DRAFTER, seed=3), "branches", max_drafts=2, **sampling)
+    assert metrics["ahead_hits"] >= 0.3 * metrics["rows"]
+    assert chi_square_p(answers, sampled_from(np.array(TARGET), **sampling)) < 1e-4
+
+
+async def test_choosing_by_the_drafts_is_found_out(monkeypatch):
+    """Were a hit refused for what its drafts are, those that are used would no longer be samples of their q."""
+    take = Ahead.take
+
+    async def picky(self, answer, ask):
+        drafted = await take(self, answer, ask)
+        return drafted if drafted is not None and drafted.tokens[0] == 0 else None
+
+    monkeypatch.setattr(Ahead, "take", picky)
+    answers, metrics = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2)
+    assert metrics["ahead_hits"] >= 0.1 * metrics["rows"]
+    assert chi_square_p(answers, TARGET) < 1e-4

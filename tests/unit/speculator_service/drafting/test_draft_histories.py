@@ -1,0 +1,66 @@
+"""Random histories of one request: what the service drafts always continues the target's true answer."""
+
+import asyncio
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.drafts import DraftRequest
+from speculator_service.drafting.drafter import DraftService
+from tests.unit.speculator_service.drafting.draft_toys import RememberingEngine, ids, row, session_state, settle
+
+TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
+
+EVENTS = st.sampled_from(["accept", "accept", "accept", "repeat", "gap", "forget", "evict", "back", "tell", "hurry"])
+
+
+@given(
+    st.sampled_from(["off", "chain", "branches"]),
+    st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25),
+)
+def test_drafts_always_continue_the_true_answer(mode, history):
+    """Whatever is accepted, repeated, forgotten or evicted, and whenever: (event, accepted drafts, own token)."""
+    asyncio.run(_live(mode, history))
+
+
+async def _live(mode, history):
+    engine = RememberingEngine(TABLE, steps=2)
+    engine.sessions.add("s")
+    service = DraftService(engine, mode=mode, clock=lambda: 0.0)
+    service.adopt("s", ids())
+    answer, told, drafts, restored = [0], 0, [], []
+    for event, accepted, own in history:
+        if event == "forget":
+            engine.sessions.discard("s")
+        if event == "evict":
+            service._close("s")
+        if event == "repeat":
+            told = max(0, told - accepted)
+        position = told + 5 if event == "gap" else told
+        wanted = 0 if event == "tell" else 3
+        message = DraftRequest(1, [row("s", position, *answer[told:], max_drafts=wanted)], restored)
+        reply = await service.handle(message)
+        restored = []
+        told = len(answer)
+        drafts = []
+        for draft in reply.drafts:
+            assert draft.position == len(answer)
+            drafts = draft.tokens.tolist()
+            assert drafts == engine.next(np.array(answer, np.int32), len(drafts), 0, 0).tokens.tolist()
+        if reply.lost:
+            restored = [session_state(answer)]
+        if event == "back" and len(answer) > 1:
+            answer, told = answer[:-1], max(0, len(answer) - 2)
+        answer = [*answer, *drafts[:accepted], own]
+        if event != "hurry":
+            await settle()
+    reply = await service.handle(DraftRequest(2, [row("s", told, *answer[told:])], restored))
+    if reply.lost:
+        await service.handle(DraftRequest(3, restored=[session_state(answer)]))
+    await settle()
+    reply = await service.handle(DraftRequest(4, [row("s", len(answer))]))
+    assert [d.position for d in reply.drafts] == [len(answer)]
+    await service.close()
+    assert not engine.sessions
+    assert not engine.overlaps

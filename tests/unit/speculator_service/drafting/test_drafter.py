@@ -1,0 +1,302 @@
+"""The draft service's sessions: what a target tells, in whatever order, is what drafts continue."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from kv_transfer.drafts import DraftRequest
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting.drafter_session import DraftSession
+from speculator_service.engine import Drafted
+from tests.unit.speculator_service.drafting.draft_toys import (
+    RememberingEngine,
+    ToyEngine,
+    ToyTarget,
+    decode,
+    ids,
+    row,
+    session_state,
+    settle,
+)
+
+TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+async def ask(service, *rows, **request):
+    reply = await service.handle(DraftRequest(7, list(rows), **request))
+    assert reply.sequence == 7
+    return {d.session: d for d in reply.drafts}, reply.lost
+
+
+def opened(engine, *sessions, **options):
+    service = DraftService(engine, **{"clock": Clock(), **options})
+    for session in sessions:
+        engine.sessions.add(session)
+        service.adopt(session, ids())
+    return service
+
+
+async def test_rows_build_the_answer_and_drafts_continue_it():
+    engine = RememberingEngine(TABLE)
+    service = opened(engine, "a", "b", mode="off")
+    drafts, lost = await ask(service, row("a", 0, 5), row("b", 0, 6, 7, max_drafts=1))
+    assert not lost
+    assert drafts["a"].position == 1
+    assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
+    assert not drafts["a"].ahead
+    assert drafts["b"].tokens.tolist() == engine.next(ids(6, 7), 1, 0, 0).tokens.tolist()
+    drafts, _ = await ask(service, row("a", 1, 2, 4))
+    assert engine.drafted[-1] == ("a", [5, 2, 4])
+    assert drafts["a"].position == 3
+    assert service.metrics() == {
+        "rounds": 2,
+        "rows": 3,
+        "drafts": 7,
+        "ahead_hits": 0,
+        "ahead_misses": 0,
+        "branches_drafted": 0,
+        "opened": 2,
+        "restored": 0,
+        "evicted": 0,
+        "lost": 0,
+        "sessions": 2,
+    }
+
+
+async def test_no_drafts_wanted_only_tells():
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a")
+    assert await ask(service, row("a", 0, 5, max_drafts=0)) == ({}, [])
+    assert not engine.drafted
+    await ask(service, row("a", 1, 6))
+    assert engine.drafted[0] == ("a", [5, 6])
+
+
+async def test_a_repeated_row_and_one_that_goes_back():
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a", mode="off")
+    await ask(service, row("a", 0, 5, 6, 7))
+    await ask(service, row("a", 0, 5, 6, 7))
+    await ask(service, row("a", 1, 6, 7, 2))
+    await ask(service, row("a", 0, 5, 6))
+    assert [answer for _, answer in engine.drafted] == [[5, 6, 7], [5, 6, 7], [5, 6, 7, 2], [5, 6]]
+    assert service.counters.lost == 0
+
+
+@pytest.mark.parametrize("wrong", [row("a", 2, 5), row("a", -1, 5), row("a", 0, 6, 6), row("a", 1, -3)])
+async def test_a_row_that_does_not_fit_loses_its_session_alone(wrong):
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a", "b")
+    await ask(service, row("a", 0, 5), row("b", 0, 5))
+    drafts, lost = await ask(service, wrong, row("b", 1, 6), row("unknown", 0, 1))
+    assert lost == ["a", "unknown"]
+    assert list(drafts) == ["b"]
+    await settle()
+    assert engine.sessions == {"b"}
+    assert (service.counters.lost, service.metrics()["sessions"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": math.nan, "top_m": 4}, {"temperature": -1.0}, {"temperature": 1.0, "top_m": -1}]
+)
+async def test_an_ask_without_sense_gets_no_drafts(options):
+    service = opened(ToyEngine(TABLE), "a")
+    assert await ask(service, row("a", 0, 5, **options)) == ({}, [])
+    assert (await ask(service, row("a", 1, 5)))[0]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0, "top_m": 0}, {"temperature": 1e-9, "top_m": 4}])
+async def test_one_hot_drafts_of_a_sampled_answer_are_greedy(options):
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a")
+    drafts, _ = await ask(service, row("a", 0, 5, **options))
+    assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
+    assert not drafts["a"].q_ids.size
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("down"), InvalidRequestError("no"), RuntimeError("a bug")])
+async def test_an_engine_that_fails_costs_only_drafts(error):
+    class Failing(ToyEngine):
+        async def draft(self, session, *args, **options):
+            if session == "a":
+                raise error
+            return await super().draft(session, *args, **options)
+
+    service = opened(Failing(TABLE), "a", "b")
+    drafts, lost = await ask(service, row("a", 0, 5), row("b", 0, 5))
+    assert (list(drafts), lost) == (["b"], [])
+
+
+async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes():
+    engine = ToyEngine(TABLE, steps=3)
+    service = opened(engine, "a", "b")
+    await ask(service, row("a", 0, 5, 6), row("b", 0, 5))
+    await settle()
+    engine.sessions.discard("a")
+    assert (await ask(service, row("a", 2, 7)))[1] == ["a"]
+    # While its prompt is read again, nobody waits for it, and what it tells is kept.
+    drafts, lost = await ask(service, row("a", 4, 1), row("b", 1, 6), restored=[session_state([5, 6, 7, 2], "a")])
+    assert (list(drafts), lost) == (["b"], [])
+    await settle()
+    drafts, lost = await ask(service, row("a", 5, 3))
+    assert drafts["a"].position == 6
+    assert ("a", [5, 6, 7, 2, 1, 3]) in engine.drafted
+    assert (service.counters.restored, service.counters.lost) == (1, 1)
+
+
+@pytest.mark.parametrize(("asked", "mode"), [("off", "off"), ("branches", "branches"), (None, "chain")])
+async def test_a_restored_session_drafts_ahead_as_its_request_asked(asked, mode):
+    service = opened(engine := ToyEngine(TABLE), mode="chain")
+    await ask(service, restored=[session_state([5], draft_ahead=asked)])
+    await settle()
+    await ask(service, row("s", 1, 6, max_drafts=2))
+    await settle()
+    # Work ahead asks for the next token first; branches then draft for several guesses, a chain for one.
+    assert engine.calls["draft"] == (1 if mode == "off" else 2)
+    assert (service.counters.branches_drafted > 0) == (mode == "branches")
+    await service.close()
+
+
+async def test_a_prompt_that_cannot_be_read_again_is_lost():
+    class Refusing(ToyEngine):
+        async def open_session(self, session, prompt):
+            raise InvalidRequestError("too long")
+
+    service = opened(Refusing(TABLE))
+    await ask(service, restored=[session_state([1], "a")])
+    await settle()
+    assert (await ask(service, row("a", 1, 3)))[1] == ["a"]
+    assert service.counters.restored == 0
+
+
+async def test_closed_sessions_leave_the_engine_and_may_come_again():
+    engine = ToyEngine(TABLE, steps=3)
+    service = opened(engine, "a", "b", mode="branches")
+    await ask(service, row("a", 0, 5), row("b", 0, 5))
+    await ask(service, closed=["a", "b", "unknown"], restored=[session_state([5], "a")])
+    await settle()
+    assert engine.sessions == {"a"}
+    assert (await ask(service, row("a", 1, 5)))[0]
+    assert not engine.overlaps
+
+
+async def test_idle_sessions_and_too_many_are_evicted():
+    engine, clock = ToyEngine(TABLE), Clock()
+    service = opened(engine, "a", "b", "c", idle_s=10, max_sessions=3, clock=clock)
+    clock.now = 5.0
+    await ask(service, row("a", 0, 5))
+    engine.sessions.add("d")
+    service.adopt("d", ids())
+    await settle()
+    assert engine.sessions == {"a", "c", "d"}
+    clock.now = 12.0
+    service.evict()
+    await settle()
+    assert engine.sessions == {"a", "d"}
+    assert (await ask(service, row("c", 0, 5)))[1] == ["c"]
+    assert (service.counters.evicted, service.metrics()["sessions"]) == (2, 2)
+
+
+async def test_a_newer_row_stops_the_older_one():
+    """A target that gave up waiting asks again: one call at a time, and only the newest is answered."""
+    engine = ToyEngine(TABLE, steps=10**9)
+    service = opened(engine, "a")
+    older = asyncio.create_task(ask(service, row("a", 0, 5)))
+    await settle()
+    assert engine.calls["draft"] == 1
+    engine.steps = 5
+    drafts, _ = await ask(service, row("a", 1, 6))
+    assert drafts["a"].position == 2
+    assert await older == ({}, [])
+    assert not engine.overlaps
+
+
+async def test_each_work_ahead_is_a_hit_or_a_miss_once():
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a")
+    drafts, _ = await ask(service, row("a", 0, 5))
+    service.budget.on = False
+    await settle()
+    own = engine.next(np.append(ids(5), drafts["a"].tokens), 1, 0, 0).tokens
+    drafts, _ = await ask(service, row("a", 1, *drafts["a"].tokens, *own))
+    assert drafts["a"].ahead
+    for position in range(5, 8):
+        drafts, _ = await ask(service, row("a", position, 1))
+        assert not drafts["a"].ahead
+    assert (service.counters.ahead_hits, service.counters.ahead_misses) == (1, 0)
+
+
+async def test_rounds_are_timed_with_their_own_work_ahead_or_with_none_about(monkeypatch):
+    engine = ToyEngine(TABLE)
+    service = opened(engine, "a", "b")
+    timed = []
+    monkeypatch.setattr(service.budget, "timed", lambda ms, ahead: timed.append(ahead))
+    await ask(service, row("a", 0, 5))
+    engine.steps = 10**9
+    await settle()
+    engine.steps, service.budget.on = 1, False
+    await ask(service, row("b", 0, 5))  # while the work ahead of a goes on
+    await ask(service, row("a", 1, 5))
+    await ask(service, row("b", 1, 5))
+    await ask(service, row("b", 2, 5, max_drafts=0))
+    assert timed == [False, True, False]
+
+
+def test_acceptance_counts_the_drafts_that_were_sent_once():
+    session = DraftSession("a", "off", 0.0)
+    before = session.acceptance.rate
+    session.extend(row("a", 0, 5))
+    assert session.acceptance.rate == before
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 1, 1, 2, 3, 4))
+    accepted = session.acceptance.rate
+    assert accepted > before
+    session.extend(row("a", 1, 1, 2, 3, 4))
+    session.extend(row("a", 5, 1, 2))
+    assert session.acceptance.rate == accepted
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 7))
+    session.sent = Drafted(ids(1, 2, 3))
+    session.extend(row("a", 7, 2))
+    assert session.acceptance.rate < accepted
+
+
+async def test_drafts_of_an_answer_that_was_replaced_meanwhile_are_dropped():
+    engine = ToyEngine(TABLE, steps=5)
+    service = opened(engine, "s")
+    older = asyncio.create_task(ask(service, row("s", 0, 5, 6)))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert engine.calls["draft"] == 1
+    await ask(service, restored=[session_state([1, 2, 3])])
+    assert await older == ({}, [])
+    drafts, _ = await ask(service, row("s", 3, 4))
+    assert engine.drafted[-1] == ("s", [1, 2, 3, 4])
+    assert drafts["s"].position == 4
+
+
+@pytest.mark.parametrize("mode", ["off", "chain", "branches"])
+@pytest.mark.parametrize("branching", [False, True])
+async def test_greedy_answers_are_the_same_in_every_mode(mode, branching):
+    drafter = 0.8 * TABLE + 0.2 * np.random.default_rng(1).dirichlet(np.ones(8), size=8)
+    engine = ToyEngine(drafter, branching=branching)
+    targets = [ToyTarget(f"s{i}", TABLE, i, max_drafts=3, temperature=0) for i in range(3)]
+    service = opened(engine, *(t.session for t in targets), mode=mode)
+    await decode(service, targets, 60)
+    plain = ToyTarget("plain", TABLE, 0, max_drafts=0, temperature=0)
+    while len(plain.answer) < 60:
+        plain.verify(None)
+    assert all(t.answer[:60] == plain.answer[:60] for t in targets)
+    assert (service.counters.ahead_hits > 0) == (mode != "off")
+    assert (engine.calls["draft_many"] > 0) == (mode != "off" and branching)
+    await service.close()

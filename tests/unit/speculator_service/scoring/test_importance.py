@@ -1,0 +1,210 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculator_service.scoring import importance
+from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers, valid_steps
+
+# The toy layer of the worked example: 4 query heads on 2 key-value heads, 3 prompt tokens, head size 2.
+TOY_QUERIES = torch.tensor([[[1.0, 0], [0, 1], [1, 1], [2, 1]]])
+TOY_KEYS = torch.tensor([[[1.0, 0], [0, 1], [1, 1]], [[1, 2], [0, 2], [2, 2]]])
+
+
+def aggregate_of(per_layer, aggregation):
+    steps, prompt = per_layer[0].shape
+    aggregate = Aggregate(aggregation, num_layers=len(per_layer), steps=steps, prompt=prompt)
+    for scores in per_layer:
+        aggregate.add(scores)
+    return aggregate
+
+
+def naive_importance(queries, keys, scale, kernel, aggregation, valid):
+    """DESIGN steps 1 to 3 one number at a time. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S]."""
+    layers, steps, heads, _ = queries.shape
+    _, kv_heads, prompt, _ = keys.shape
+    importance = [0.0] * prompt
+    counted = [s for s in range(steps) if valid[s]]
+    for s in counted:
+        per_layer = []
+        for layer in range(layers):
+            head_max = [0.0] * prompt
+            for h in range(heads):
+                group = h // (heads // kv_heads)
+                dots = [float(queries[layer, s, h] @ keys[layer, group, m]) * scale for m in range(prompt)]
+                top = max(dots)
+                exp = [math.exp(d - top) for d in dots]
+                weights = [e / sum(exp) for e in exp]
+                for m in range(prompt):
+                    window = range(max(0, m - kernel // 2), min(prompt, m + kernel // 2 + 1))
+                    head_max[m] = max(head_max[m], sum(weights[w] for w in window) / kernel)
+            per_layer.append(head_max)
+        for m in range(prompt):
+            column = [head_max[m] for head_max in per_layer]
+            step = max(column) if aggregation == "max" else sum(column) / layers
+            importance[m] += step / len(counted)
+    return torch.tensor(importance)
+
+
+@st.composite
+def attention(draw):
+    kv_heads, group = draw(st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3), (4, 1)]))  # MHA, MQA, GQA
+    layers, steps, prompt, size = (draw(st.integers(1, n)) for n in (3, 4, 20, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    queries = 3 * torch.randn(layers, steps, kv_heads * group, size, generator=generator)
+    keys = torch.randn(layers, kv_heads, prompt, size, generator=generator)
+    valid = torch.tensor([True, *draw(st.lists(st.booleans(), min_size=steps - 1, max_size=steps - 1))])
+    return queries, keys, valid
+
+
+@settings(deadline=None, max_examples=60)
+@given(attention(), st.sampled_from([1, 3, 13, 51]), st.sampled_from(["max", "head_max_layer_mean"]))
+def test_equals_the_naive_loops(problem, kernel, aggregation):
+    queries, keys, valid = problem
+    scale = keys.shape[-1] ** -0.5
+    scores = [layer_scores(q, k, scale, kernel) for q, k in zip(queries, keys, strict=True)]
+    importance = aggregate_of(scores, aggregation).importance(valid)
+    expected = naive_importance(queries, keys, scale, kernel, aggregation, valid)
+    torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_worked_example_head_max():
+    scores = layer_scores(TOY_QUERIES, TOY_KEYS, 2**-0.5, 1)
+    for aggregation in ("max", "head_max_layer_mean"):
+        importance = aggregate_of([scores], aggregation).importance(torch.tensor([True]))
+        assert importance.tolist() == pytest.approx([0.401, 0.401, 0.768], abs=5e-4)
+
+
+def test_wrong_gqa_mapping_would_be_seen():
+    # h % G instead of h // (H / G)
+    shuffled = TOY_QUERIES[:, [0, 2, 1, 3]]
+    right, wrong = (layer_scores(q, TOY_KEYS, 2**-0.5, 1) for q in (TOY_QUERIES, shuffled))
+    assert (right - wrong).abs().max() > 0.05
+
+
+def test_worked_example_three_step_means():
+    # From the worked example: step 0 whole, position 1 for each step; the other steps are solved from the means.
+    means = torch.tensor([0.2321, 0.3021, 0.2894, 0.2552, 0.2060, 0.1163])
+    step0 = torch.tensor([0.2974, 0.2974, 0.2681, 0.2857, 0.2136, 0.1266])
+    step1 = torch.tensor([0.1995, 0.2952, 0.2900, 0.2400, 0.2022, 0.1100])
+    scores = torch.stack([step0, step1, 3 * means - step0 - step1])
+    importance = aggregate_of([scores], "max").importance(torch.ones(3, dtype=torch.bool))
+    assert importance.tolist() == pytest.approx(means.tolist(), abs=5e-5)
+
+
+def test_pooling_counts_zeros_outside_the_prompt():
+    # The worked example's first row: P = [0.0924, 0.7706, ...] gives 0.2877 = (0 + 0.0924 + 0.7706) / 3 at the edge.
+    weights = torch.tensor([0.0924, 0.7706, 0.0225, 0.0111, 0.0111, 0.0924])
+    scores = layer_scores(torch.ones(1, 1, 1), weights.log().view(1, 6, 1), 1.0, 3)[0]
+    assert scores.tolist() == pytest.approx([0.2877, 0.2952, 0.2681, 0.0149, 0.0382, 0.0345], abs=1e-4)
+
+
+def test_one_token_prompt():
+    for kernel in (1, 5):
+        scores = layer_scores(torch.randn(3, 4, 8), torch.randn(2, 1, 8), 1.0, kernel)
+        torch.testing.assert_close(scores, torch.full((3, 1), 1 / kernel))
+
+
+def test_float32_whatever_the_inputs():
+    queries, keys = 100 * torch.randn(2, 4, 64), 100 * torch.randn(2, 50, 64)
+    low = layer_scores(queries.bfloat16(), keys.bfloat16(), 0.125, 13)
+    assert low.dtype == torch.float32
+    assert torch.equal(low, layer_scores(queries.bfloat16().float(), keys.bfloat16().float(), 0.125, 13))
+
+
+def test_strided_keys_and_small_blocks_change_nothing(monkeypatch):
+    queries, keys = torch.randn(3, 8, 16), torch.randn(2, 40, 16)
+    expected = layer_scores(queries, keys, 0.25, 13)
+    packed = keys.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not packed.is_contiguous()
+    torch.testing.assert_close(layer_scores(queries, packed, 0.25, 13), expected)
+    monkeypatch.setattr(importance, "BLOCK_ELEMENTS", 1)
+    torch.testing.assert_close(layer_scores(queries, keys, 0.25, 13), expected)
+
+
+def test_attention_weights_in_memory_stay_below_the_block(monkeypatch):
+    monkeypatch.setattr(importance, "BLOCK_ELEMENTS", 2 * 3 * 100)
+    seen = []
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda x, **kw: seen.append(x.numel()) or softmax(x, **kw))
+    layer_scores(torch.randn(3, 16, 4), torch.randn(2, 100, 4), 0.5, 1)
+    assert seen == [2 * 3 * 100] * 8
+
+
+@pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])
+def test_tensor_parallel_ranks_agree_with_one(aggregation):
+    queries, keys = 3 * torch.randn(3, 4, 8, 16), torch.randn(3, 4, 30, 16)
+    valid = torch.tensor([True, True, True, False])
+
+    def table(heads, kv_heads):
+        scores = [layer_scores(q[:, heads], k[kv_heads], 0.25, 5) for q, k in zip(queries, keys, strict=True)]
+        return aggregate_of(scores, aggregation)
+
+    whole = table(slice(None), slice(None)).importance(valid)
+    ranks = [table(slice(4 * r, 4 * r + 4), slice(2 * r, 2 * r + 2)) for r in range(2)]
+    # Completing the maximum after the mean over steps is what the table is there to avoid.
+    late = torch.maximum(*(rank.importance(valid) for rank in ranks))
+    assert not torch.allclose(late, whole, rtol=1e-3)
+    ranks[0].table = torch.maximum(ranks[0].table, ranks[1].table)  # all_reduce(MAX)
+    torch.testing.assert_close(ranks[0].importance(valid), whole)
+
+
+def test_aggregations_differ():
+    scores = list(torch.rand(3, 2, 10))
+    valid = torch.ones(2, dtype=torch.bool)
+    highest, mean = (aggregate_of(scores, a).importance(valid) for a in ("max", "head_max_layer_mean"))
+    assert (highest > mean).all()
+
+
+def test_aggregate_counts_its_layers():
+    aggregate = Aggregate("max", num_layers=2, steps=1, prompt=1)
+    aggregate.add(torch.ones(1, 1))
+    with pytest.raises(ValueError, match="1 of 2 layers"):
+        aggregate.importance(torch.tensor([True]))
+    aggregate.add(torch.ones(1, 1))
+    with pytest.raises(ValueError, match="has them all"):
+        aggregate.add(torch.ones(1, 1))
+
+
+def test_masked_steps_count_for_nothing():
+    scores = torch.rand(4, 10)
+    short = aggregate_of([scores[:2]], "max").importance(torch.ones(2, dtype=torch.bool))
+    for garbage in (0.9, math.nan):
+        scores[2:] = garbage
+        valid = torch.tensor([True, True, False, False])
+        assert torch.equal(aggregate_of([scores.clone()], "max").importance(valid), short)
+    unmasked = aggregate_of([torch.rand(4, 10) + scores[:1]], "max").importance(torch.ones(4, dtype=torch.bool))
+    assert not torch.allclose(unmasked, short, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "eos", "expected"),
+    [
+        ([], {5}, [1]),
+        ([7, 8], {5}, [1, 1, 1]),
+        ([7, 8], set(), [1, 1, 1]),
+        ([5, 8], {5}, [1, 0, 0]),
+        ([7, 5, 8, 5], {5}, [1, 1, 0, 0, 0]),
+        ([7, 8, 6], {5, 6}, [1, 1, 1, 0]),
+    ],
+)
+def test_steps_after_an_eos_are_masked(tokens, eos, expected):
+    assert valid_steps(torch.tensor(tokens, dtype=torch.int32), eos).tolist() == [bool(v) for v in expected]
+
+
+def test_scored_layers():
+    assert list(scored_layers(6, "all")) == [0, 1, 2, 3, 4, 5]
+    assert list(scored_layers(6, "last4")) == [2, 3, 4, 5]
+    assert list(scored_layers(2, "last4")) == [0, 1]
+    assert list(scored_layers(6, "last1")) == [5]
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match="do not fit"):
+        layer_scores(torch.ones(1, 3, 4), torch.ones(2, 5, 4), 1.0, 1)
+    with pytest.raises(ValueError, match="do not fit"):
+        layer_scores(torch.ones(1, 2, 4), torch.ones(2, 5, 8), 1.0, 1)
+    with pytest.raises(ValueError, match="odd"):
+        layer_scores(torch.ones(1, 2, 4), torch.ones(2, 5, 4), 1.0, 2)

@@ -1,0 +1,129 @@
+"""Which way a worker's keys are scored, and that pieces of keys and tiles of weights change nothing."""
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from speculator_service.scoring import importance
+from speculator_service.scoring.importance import Aggregate, layer_scores
+from speculator_service.scoring.paged import Kernels, PagedScoring, kernels_for
+from tests.unit.speculator_service.scoring.paged_keys import random_keys
+
+PROMPT, STEPS, HEADS, SIZE, LAYERS = 100, 3, 4, 16, 2
+SCALES = [0.25] * LAYERS
+
+
+@pytest.fixture
+def queries():
+    return 2 * torch.randn(LAYERS, STEPS, HEADS, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def keys():
+    return random_keys(LAYERS, prompt=PROMPT)
+
+
+def aggregate():
+    return Aggregate("max", num_layers=LAYERS, steps=STEPS, prompt=PROMPT)
+
+
+def by_torch(queries, keys, scales=SCALES):
+    """The table from each layer's whole keys."""
+    scores = [layer_scores(q, k.whole(), s, 13) for q, k, s in zip(queries, keys, scales, strict=True)]
+    return torch.stack(scores).amax(0, keepdim=True)
+
+
+def filled(scoring_, queries, keys, scales=SCALES):
+    """The table, of an aggregate that is complete."""
+    full = aggregate()
+    scoring_.fill(full, queries, keys, scales, 13)
+    full.importance(torch.ones(STEPS, dtype=torch.bool))
+    return full.table
+
+
+def ones(table, *arguments):
+    """A kernel whose work can be told from torch's."""
+    table.fill_(1.0)
+
+
+def breaks_halfway(table, *arguments):
+    table[..., : PROMPT // 2] = 1.0
+    raise RuntimeError("out of resource: shared memory\nRequired: 300000")
+
+
+YES, NO = (lambda *_: True), (lambda *_: False)
+
+
+@pytest.mark.parametrize("tile", [1, 400, 2**18])
+@pytest.mark.parametrize("step", [1, 2, 100])
+@pytest.mark.parametrize("kernel", [1, 3, 13, 201])
+def test_pieces_and_tiles_change_nothing(queries, keys, tile, step, kernel, monkeypatch):
+    keys[0].step = step
+    monkeypatch.setattr(importance, "TILE_ELEMENTS", tile)
+    found = layer_scores(queries[0], keys[0], 0.25, kernel)
+    weights = torch.einsum("shd,hmd->shm", queries[0], keys[0].whole().repeat_interleave(2, 0)).mul(0.25).softmax(-1)
+    pooled = torch.nn.functional.avg_pool1d(weights, kernel, 1, kernel // 2)
+    torch.testing.assert_close(found, pooled.amax(1), atol=1e-6, rtol=1e-5)
+
+
+def test_kernels_do_all_layers_at_once(queries, keys):
+    calls = []
+
+    def fill_table(table, *arguments):
+        table.fill_(1.0)
+        calls.append(arguments)
+
+    assert (filled(PagedScoring(Kernels(YES, fill_table)), queries, keys) == 1).all()
+    [(given, caches, blocks, scale, pool)] = calls
+    assert given is queries
+    assert [cache.data_ptr() for cache in caches] == [layer.memory.data_ptr() for layer in keys]
+    assert blocks.dtype == torch.int32
+    assert (blocks.tolist(), scale, pool) == (keys[0].blocks.tolist(), 0.25, 13)
+
+
+def test_without_kernels_torch_scores(queries, keys):
+    torch.testing.assert_close(filled(PagedScoring(None), queries, keys), by_torch(queries, keys))
+
+
+def test_kernels_that_fail_are_left_for_good_with_one_warning(queries, keys, caplog):
+    broken = PagedScoring(Kernels(YES, breaks_halfway))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            torch.testing.assert_close(filled(broken, queries, keys), by_torch(queries, keys))
+    assert broken.kernels is None
+    [warning] = caplog.messages
+    assert warning.endswith("which do not run here: out of resource: shared memory")
+
+
+def test_what_is_not_for_the_kernels_is_torchs_and_they_stay(queries, keys, caplog):
+    class Packed(type(keys[0])):
+        pages = None
+
+    packed = [Packed(k.memory, k.blocks, k.length) for k in keys]
+    chosen = PagedScoring(Kernels(YES, ones))
+    for given, scales in ((packed, SCALES), (keys, [0.25, 0.5])):
+        torch.testing.assert_close(filled(chosen, queries, given, scales), by_torch(queries, keys, scales))
+    half = queries.half()
+    torch.testing.assert_close(filled(chosen, half, keys), by_torch(half, keys))
+    torch.testing.assert_close(filled(PagedScoring(Kernels(NO, ones)), queries, keys), by_torch(queries, keys))
+    assert chosen.kernels is not None
+    assert caplog.messages == []
+
+
+def test_kernels_are_for_cuda():
+    pytest.importorskip("triton")
+    from speculator_service.scoring.triton_kernels import fill_table
+
+    assert kernels_for(torch.device("cpu")) is None
+    found = kernels_for(torch.device("cuda"))
+    assert found is not None
+    assert found.fill_table is fill_table
+
+
+def test_without_triton_a_cuda_worker_says_so_once(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "speculator_service.scoring.triton_kernels", None)
+    with caplog.at_level(logging.WARNING):
+        assert kernels_for(torch.device("cuda")) is None
+    assert len(caplog.messages) == 1

@@ -1,0 +1,176 @@
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import SelectionOptions
+from speculator_service.scoring.selection import select
+
+
+def kept(importance, spans=(), **options):
+    return select(torch.as_tensor(importance), SelectionOptions(**{"protect_last": 1, **options}), spans)[0].tolist()
+
+
+def naive_select(scores, options, spans):
+    """The rule in sorted() and sets."""
+    prompt = len(scores)
+    if not any(scores):
+        scores = [1.0] * prompt
+    size = options.chunk_size if options.granularity == "chunk" else 1
+    chunks = [list(range(i, min(i + size, prompt))) for i in range(0, prompt, size)]
+    sums = [math.fsum(scores[m] for m in chunk) for chunk in chunks]
+    if options.coverage is None:
+        means = [s / len(chunk) for s, chunk in zip(sums, chunks, strict=True)]
+        order = sorted(range(len(chunks)), key=lambda c: (-means[c], c))
+        chosen = order[: math.ceil(Fraction(repr(options.keep_rate)) * len(chunks))]
+    else:
+        order = sorted(range(len(chunks)), key=lambda c: (-sums[c], c))
+        chosen, mass = [], 0.0
+        while not chosen or mass < options.coverage * math.fsum(sums):
+            chosen.append(order[len(chosen)])
+            mass = math.fsum(sums[c] for c in chosen)
+    keep = {m for c in chosen for m in chunks[c]} | set(range(max(0, prompt - options.protect_last), prompt))
+    for start, end in spans:
+        keep |= set(range(start, end))
+    return sorted(keep), math.fsum(scores[m] for m in keep) / math.fsum(scores)
+
+
+@st.composite
+def problems(draw):
+    # Sixteenths, many of them equal: sums are exact, so ties and coverage are the same in any order of adding.
+    scores = [n / 16 for n in draw(st.lists(st.integers(0, 6), min_size=1, max_size=90))]
+    options = SelectionOptions(
+        keep_rate=draw(st.sampled_from([1e-6, 0.07, 0.1, 0.2, 0.5, 0.7, 1.0]) | st.floats(0.001, 1)),
+        coverage=draw(st.none() | st.sampled_from([1e-6, 0.25, 0.5, 0.75, 1.0])),
+        chunk_size=draw(st.sampled_from([1, 2, 8, 32, 200])),
+        granularity=draw(st.sampled_from(["chunk", "token"])),
+        protect_last=draw(st.sampled_from([1, 5, 4096])),
+    )
+    ends = st.integers(0, len(scores))
+    spans = [tuple(sorted(pair)) for pair in draw(st.lists(st.tuples(ends, ends), max_size=3))]
+    return scores, options, spans
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems())
+def test_equals_the_naive_rule(problem):
+    scores, options, spans = problem
+    positions, coverage = select(torch.tensor(scores), options, spans)
+    expected, expected_coverage = naive_select(scores, options, spans)
+    assert positions.tolist() == expected
+    assert coverage == pytest.approx(expected_coverage)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=200),
+    st.floats(0.01, 1),
+    st.sampled_from([1, 3, 32]),
+    st.booleans(),
+)
+def test_properties(scores, share, size, by_coverage):
+    rule = {"coverage": share} if by_coverage else {"keep_rate": share}
+    options = SelectionOptions(**rule, chunk_size=size, protect_last=1)
+    positions, coverage = select(torch.tensor(scores), options)
+    assert positions.dtype == torch.int64
+    assert (positions.diff() > 0).all()
+    assert positions[0] >= 0
+    assert positions[-1] == len(scores) - 1
+    assert 0 < coverage <= 1 + 1e-12
+    if by_coverage:
+        assert coverage >= share - 1e-12
+    else:
+        assert len(positions) >= share * len(scores) - size
+    assert torch.equal(select(torch.tensor(scores), options)[0], positions)
+
+
+def test_worked_example_head_max():
+    for granularity in ("token", "chunk"):
+        assert kept([0.401, 0.401, 0.768], keep_rate=0.5, chunk_size=1, granularity=granularity) == [0, 2]
+
+
+def test_worked_example_three_step_means():
+    importance = [0.2321, 0.3021, 0.2894, 0.2552, 0.2060, 0.1163]
+    # ceil(1.5) = 2 of 3 chunks, and the last token that is always kept.
+    assert kept(importance, keep_rate=0.5, chunk_size=2) == [0, 1, 2, 3, 5]
+
+
+def test_ties_go_to_the_earlier_chunk():
+    assert kept([0.25] * 7, keep_rate=0.5, chunk_size=2) == [0, 1, 2, 3, 6]
+    # Added up in float32, the last chunk of 11 would have a higher mean than those of 32.
+    last = torch.full((11,), 0.1)
+    assert last.sum() / 11 > torch.full((32,), 0.1).sum() / 32
+    assert kept([0.1] * 75, keep_rate=0.25) == [*range(32), 74]
+
+
+def test_short_last_chunk_divides_by_its_own_length():
+    # Means 0.5, 0.3, 0.4: divided by 4, the last chunk would come last.
+    importance = [0.5] * 4 + [0.3] * 4 + [0.4]
+    assert kept(importance, keep_rate=0.6, chunk_size=4) == [0, 1, 2, 3, 8]
+
+
+def test_keep_rate_counts_in_decimal():
+    assert math.ceil(0.07 * 100) == 8
+    assert kept(range(100), keep_rate=0.07, chunk_size=1) == list(range(93, 100))
+
+
+def test_keep_rate_edges():
+    assert kept(torch.rand(100), keep_rate=1.0) == list(range(100))
+    assert kept([0, 9, 0, 0, 0, 0], keep_rate=1e-9, chunk_size=2) == [0, 1, 5]
+    assert kept([0.3], keep_rate=0.01) == [0]
+    assert kept([0.1, 0.2, 0.3], keep_rate=0.01, chunk_size=32) == [0, 1, 2]
+
+
+def test_coverage_keeps_the_fewest_chunks_that_reach_it():
+    importance = [0.1, 0.4, 0.2, 0.3]
+    for coverage, expected in ((0.4, [1, 3]), (0.5, [1, 3]), (0.75, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
+        assert kept(importance, coverage=coverage, granularity="token") == expected
+    # Coverage replaces the keep rate.
+    assert kept(importance, coverage=0.4, keep_rate=1.0, granularity="token") == [1, 3]
+
+
+def test_whole_coverage_drops_only_what_has_no_mass():
+    positions, coverage = select(
+        torch.tensor([0.0, 0.5, 0, 0.5, 0]), SelectionOptions(coverage=1, granularity="token", protect_last=1)
+    )
+    assert positions.tolist() == [1, 3, 4]
+    assert coverage == 1
+
+
+def test_coverage_ranks_by_mass_not_by_mean():
+    # Sums 0.9, 0.3, 0.7, so the first chunk alone reaches 0.4 of 1.9; the short last chunk has the highest mean.
+    importance = [0.3] * 3 + [0.1] * 3 + [0.35] * 2
+    positions, coverage = select(torch.tensor(importance), SelectionOptions(coverage=0.4, chunk_size=3, protect_last=1))
+    assert positions.tolist() == [0, 1, 2, 7]
+    assert coverage == pytest.approx(1.25 / 1.9)
+
+
+def test_no_importance_at_all_counts_as_equal():
+    options = SelectionOptions(keep_rate=0.5, chunk_size=2, protect_last=1)
+    positions, coverage = select(torch.zeros(8), options)
+    assert positions.tolist() == [0, 1, 2, 3, 7]
+    assert coverage == pytest.approx(5 / 8)
+    assert kept(torch.zeros(8), coverage=0.5, chunk_size=2) == [0, 1, 2, 3, 7]
+
+
+def test_protected_spans_and_last_tokens_come_on_top():
+    importance = torch.arange(20, 0, -1).float()
+    assert kept(importance, keep_rate=0.1, chunk_size=1, protect_last=3) == [0, 1, 17, 18, 19]
+    assert kept(importance, [(5, 7), (6, 9), (4, 4)], keep_rate=0.1, chunk_size=1) == [0, 1, 5, 6, 7, 8, 19]
+    assert kept(importance, protect_last=4096) == list(range(20))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.1])
+def test_scores_that_make_no_sense_are_an_error(bad):
+    with pytest.raises(SkimError, match="1 of 3 token scores"):
+        kept([0.1, bad, 0.2])
+
+
+def test_positions_are_original_and_scores_left_alone():
+    importance = torch.zeros(4)
+    select(importance, SelectionOptions())
+    assert not importance.any()

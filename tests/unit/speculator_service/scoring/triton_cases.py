@@ -1,0 +1,125 @@
+"""Prints, as JSON, how far the Triton kernels are from `scoring.py`, by case; run with TRITON_INTERPRET=1."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
+
+from speculator_service.scoring.importance import Aggregate, layer_scores
+from speculator_service.scoring.paged import Kernels, PagedScoring
+from speculator_service.scoring.triton_kernels import Tiling, fill_table, supports
+from tests.unit.speculator_service.scoring.paged_keys import random_keys
+
+SMALL = Tiling(tile=32, rows=16, spread=16)
+
+_dot = InterpreterBuilder.create_dot
+
+
+def _dot_of_bfloat16(builder, a, b, *args):
+    """The interpreter holds bfloat16 as its bits and would multiply those."""
+    wide = [
+        TensorHandle(_convert_float(x.data, tl.bfloat16, tl.float32, None).view("float32"), tl.float32)
+        if x.dtype.scalar == tl.bfloat16
+        else x
+        for x in (a, b)
+    ]
+    return _dot(builder, *wide, *args)
+
+
+InterpreterBuilder.create_dot = _dot_of_bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    layers: int = 2
+    steps: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 16
+    prompt: int = 100
+    block: int = 16
+    pool: int = 13
+    aggregation: str = "max"
+    dtype: str = "float32"
+    tiling: Tiling = SMALL
+
+
+CASES = {
+    "odd length": Case(prompt=101),
+    "whole tiles": Case(prompt=96, pool=1),
+    "one token": Case(prompt=1),
+    "no look-ahead": Case(steps=1, prompt=77),
+    "more steps than rows": Case(steps=9, prompt=70),
+    "MHA": Case(heads=3, kv_heads=3, size=24),
+    "a group of seven": Case(heads=14, kv_heads=2),
+    "MQA, widest pool": Case(heads=8, kv_heads=1, pool=15),
+    "a row per layer": Case(layers=3, aggregation="head_max_layer_mean"),
+    "one contiguous block": Case(block=100),
+    "default tiling": Case(size=64, steps=9, heads=8, prompt=300, tiling=Tiling()),
+    "float16": Case(dtype="float16"),
+    "bfloat16": Case(dtype="bfloat16"),
+}
+
+
+def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference's table and the kernels'. swapped: two blocks exchanged. missing: step 1's query is NaN."""
+    dtype, generator = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt)
+    queries = 2 * torch.randn(case.layers, case.steps, case.heads, case.size, generator=generator)
+    queries = queries.to(dtype)
+    if missing:
+        queries[0, 1, 2] = torch.nan
+    keys = random_keys(
+        case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size, dtype=dtype
+    )
+    caches, blocks = [layer.pages.cache for layer in keys], keys[0].blocks.int()
+    scale = case.size**-0.5
+    expected, fused = (
+        Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
+    )
+    for layer, of_layer in enumerate(keys):
+        expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool))
+    if swapped:
+        blocks[[0, 1]] = blocks[[1, 0]]
+    assert supports(caches, case.pool, case.tiling)
+    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling)
+    return expected.table, fused.table
+
+
+def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Torch's table and that of `PagedScoring` with the kernels, and whether it kept them."""
+    keys = random_keys(case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size)
+    queries = 2 * torch.randn(
+        case.layers, case.steps, case.heads, case.size, generator=torch.Generator().manual_seed(1)
+    )
+    scorings = [PagedScoring(kernels) for kernels in (None, Kernels(supports, fill_table))]
+    found = []
+    for scoring in scorings:
+        full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
+        scoring.fill(full, queries, keys, [case.size**-0.5] * case.layers, case.pool)
+        found.append(full.table)
+    return found[0], found[1], scorings[1].kernels is not None
+
+
+def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Largest error relative to the value, absolute under 1e-3."""
+    return float(((expected - found).abs() / expected.clamp(min=1e-3)).max())
+
+
+def main() -> None:
+    told: dict = {"differences": {name: difference(*tables(case)) for name, case in CASES.items()}}
+    told["swapped"] = difference(*tables(CASES["odd length"], swapped=True))
+    narrow, wide = (tables(replace(CASES["odd length"], pool=pool)) for pool in (1, 13))
+    told["pool left out"] = difference(wide[0], narrow[1])
+    expected, found = tables(CASES["odd length"], missing=True)
+    told["missing"] = [t.isnan().all(-1).flatten().tolist() for t in (expected, found)]
+    told["rest of missing"] = difference(expected[:, [0, 2]], found[:, [0, 2]])
+    *of_worker, told["worker keeps them"] = tables_of_a_worker(CASES["a row per layer"])
+    told["worker"] = difference(*of_worker)
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What is believed of a drafter's answer, and what a session is told after each thing that can happen to it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from kv_transfer.drafts import Draft, DraftRow
+from kv_transfer.messages import Int32Array, KeptPrompt, Session
+from target_service.drafting.target_session import DraftSession, checked_proposal
+
+VOCABULARY = 20
+PROMPT = KeptPrompt.dense([1, 2, 3])
+
+
+def ids(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
+
+
+def row(*, top_m: int = 0, drafts: int = 3) -> DraftRow:
+    """Told answer tokens 4 and 5 of six."""
+    return DraftRow("s", 4, ids(7, 8), drafts, 1.0 if top_m else 0.0, top_m)
+
+
+def draft(**changed: object) -> Draft:
+    """Two drafts at the right place, with the q of each."""
+    fields = {
+        "session": "s",
+        "position": 6,
+        "tokens": ids(3, 4),
+        "q_ids": ids(3, 5, 4, 9),
+        "q_probs": np.array([0.75, 0.25, 0.5, 0.5], np.float32),
+    }
+    return Draft(**{**fields, **changed})
+
+
+def test_a_right_draft() -> None:
+    proposal = checked_proposal(draft(), row(top_m=2), VOCABULARY)
+    assert proposal is not None
+    assert proposal.tokens.tolist() == [3, 4]
+    assert proposal.q_ids.tolist() == [[3, 5], [4, 9]]
+    assert proposal.q_probs.tolist() == [[0.75, 0.25], [0.5, 0.5]]
+
+
+def test_certain_drafts_have_no_q() -> None:
+    for asked, told in ((row(), draft()), (row(top_m=2), draft(q_ids=ids(), q_probs=np.empty(0, np.float32)))):
+        proposal = checked_proposal(told, asked, VOCABULARY)
+        assert proposal is not None
+        assert proposal.q_ids.shape == proposal.q_probs.shape == (2, 0)
+
+
+def test_drafts_beyond_those_asked_for_are_dropped() -> None:
+    proposal = checked_proposal(draft(), row(top_m=2, drafts=1), VOCABULARY)
+    assert proposal is not None
+    assert (proposal.tokens.tolist(), proposal.q_ids.tolist()) == ([3], [[3, 5]])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"position": 5},
+        {"tokens": ids(3, VOCABULARY)},
+        {"tokens": ids(-1, 4)},
+        {"tokens": ids(5, 5)},
+        {"q_ids": ids(3, 5, 4)},
+        {"q_ids": ids(3, 5, 4, VOCABULARY)},
+        {"q_probs": np.array([1.0, 0.0, 0.5], np.float32)},
+        {"q_probs": np.array([1.5, -0.5, 0.5, 0.5], np.float32)},
+        {"q_probs": np.array([0.7, 0.2, 0.5, 0.5], np.float32)},
+        {"q_probs": np.array([np.nan, 0.25, 0.5, 0.5], np.float32)},
+        {"q_probs": np.array([0.0, 1.0, 0.5, 0.5], np.float32)},
+        {"tokens": ids()},
+    ],
+)
+def test_what_cannot_be_verified_is_not_believed(wrong: dict) -> None:
+    assert checked_proposal(draft(**wrong), row(top_m=2), VOCABULARY) is None
+
+
+some_ids = npst.arrays(np.int32, st.integers(0, 6))
+some_probs = npst.arrays(np.float32, st.integers(0, 6), elements=st.floats(width=32))
+
+
+@given(some_ids, some_ids, some_probs, st.integers(0, 3), st.integers(0, 4))
+def test_nothing_that_a_drafter_says_raises(
+    tokens: Int32Array, q_ids: Int32Array, q_probs: np.ndarray, top_m: int, drafts: int
+) -> None:
+    said = draft(tokens=tokens, q_ids=q_ids, q_probs=q_probs)
+    proposal = checked_proposal(said, row(top_m=top_m, drafts=drafts), VOCABULARY)
+    if proposal is not None:
+        assert proposal.tokens.size <= drafts
+        assert ((proposal.tokens >= 0) & (proposal.tokens < VOCABULARY)).all()
+        if proposal.q_ids.shape[1]:
+            assert np.allclose(proposal.q_probs.sum(axis=1), 1, atol=2e-3)
+
+
+def session() -> DraftSession:
+    return DraftSession(Session("here:1", "s"), lambda: PROMPT, "branches")
+
+
+def test_each_row_tells_what_is_new() -> None:
+    told = session()
+    first = told.ask(ids(7, 8), 3, 0.0, 0)
+    assert first is not None
+    assert (first[0].position, first[0].tokens.tolist(), first[1]) == (0, [7, 8], None)
+    told.heard(first[0])
+    second = told.ask(ids(7, 8, 9), 3, 0.0, 0)
+    assert second is not None
+    assert (second[0].position, second[0].tokens.tolist()) == (2, [9])
+
+
+def test_what_was_not_answered_is_told_again() -> None:
+    unheard = session()
+    unheard.ask(ids(7, 8), 3, 0.0, 0)
+    again = unheard.ask(ids(7, 8, 9), 3, 0.0, 0)
+    assert again is not None
+    assert (again[0].position, again[0].tokens.tolist()) == (0, [7, 8, 9])
+
+
+def test_a_lost_session_is_restored_with_all_that_is_known() -> None:
+    lost = session()
+    lost.lost()
+    asked = lost.ask(ids(7, 8, 9), 3, 0.5, 4)
+    assert asked is not None
+    asked_row, state = asked
+    assert state is not None
+    assert (state.session, state.prompt, state.answer.tolist()) == ("s", PROMPT, [7, 8, 9])
+    assert state.draft_ahead == "branches"
+    assert (asked_row.position, asked_row.tokens.size, asked_row.max_drafts) == (3, 0, 3)
+    assert (asked_row.temperature, asked_row.top_m) == (0.5, 4)
+
+
+def test_a_session_lost_over_and_over_is_restored_ever_more_seldom() -> None:
+    lost, restored = session(), []
+    for step in range(200):
+        asked = lost.ask(ids(7), 3, 0.0, 0)
+        if asked is not None and asked[1] is not None:
+            restored.append(step)
+        if asked is not None:
+            lost.lost()
+    gaps = np.diff(restored).tolist()
+    assert gaps[:6] == [2, 4, 8, 16, 32, 64]
+
+
+def test_a_session_that_drafted_again_is_restored_at_once_when_lost_again() -> None:
+    lost = session()
+    for _ in range(3):
+        lost.lost()
+        asked = lost.ask(ids(7), 3, 0.0, 0)
+        assert asked is not None
+        assert asked[1] is not None
+        lost.drafted()
+
+
+def test_drafts_resume_once_after_an_interruption() -> None:
+    resuming = session()
+    assert not resuming.drafted()
+    resuming.interrupted = True
+    assert resuming.drafted()
+    assert not resuming.drafted()

@@ -1,0 +1,130 @@
+"""The mock keeps the engine's contract: streams, stops, kinds of output, failures, counts."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from target_service.factory import create_engine
+from target_service.mock_engine import MockTarget, mock_tokens
+
+MODEL = str(Path(__file__).parents[3] / "demo_models" / "target")
+PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
+
+
+@pytest.fixture(scope="module")
+def target() -> MockTarget:
+    return MockTarget(MODEL)
+
+
+async def collect(target: MockTarget, sampling: dict, prompt: KeptPrompt = PROMPT) -> list[GenerateOutput]:
+    return [o async for o in target.generate(GenerateRequest("r", prompt, sampling))]
+
+
+def tokens_of(outputs: list[GenerateOutput], index: int = 0) -> list[int]:
+    return [int(t) for o in outputs for c in o.completions if c.index == index for t in c.token_ids]
+
+
+def text_of(outputs: list[GenerateOutput], index: int = 0) -> str:
+    return "".join(c.text for o in outputs for c in o.completions if c.index == index)
+
+
+@settings(max_examples=25, deadline=None)
+@given(max_tokens=st.integers(1, 40), n=st.integers(1, 3))
+def test_deltas_add_up_to_the_final_output(target: MockTarget, max_tokens: int, n: int) -> None:
+    deltas, cumulative, final = (
+        asyncio.run(collect(target, {"max_tokens": max_tokens, "n": n, "output_kind": kind})) for kind in (1, 0, 2)
+    )
+    assert [o.finished for o in deltas] == [False] * (max_tokens - 1) + [True]
+    assert [o.finished for o in cumulative] == [o.finished for o in deltas]
+    assert [c.index for c in final[0].completions] == list(range(n))
+    for c in final[0].completions:
+        assert c.token_ids.tolist() == tokens_of(deltas, c.index) == tokens_of(cumulative[-1:], c.index)
+        assert c.text == text_of(deltas, c.index) == text_of(cumulative[-1:], c.index)
+        assert c.finish_reason == "length"
+    assert len(final) == 1
+
+
+async def test_the_answer_depends_on_ids_positions_and_context(target: MockTarget) -> None:
+    moved = KeptPrompt(PROMPT.token_ids, np.array([0, 5, 9], np.int32), 10)
+    longer = KeptPrompt(PROMPT.token_ids, PROMPT.positions, 11)
+    answers = [tokens_of(await collect(target, {"max_tokens": 12}, p)) for p in (PROMPT, PROMPT, moved, longer)]
+    assert answers[0] == answers[1] == mock_tokens(PROMPT, 12, target.info.vocab_size).tolist()
+    assert answers[0] != answers[2]
+    assert answers[0] != answers[3]
+
+
+async def test_stop_token_and_stop_string_end_the_answer(target: MockTarget) -> None:
+    whole = await collect(target, {"max_tokens": 30})
+    ids, text = tokens_of(whole), text_of(whole)
+    [by_token] = await collect(target, {"max_tokens": 30, "stop_token_ids": [ids[9]], "output_kind": 2})
+    stopped = by_token.completions[0]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ids[9])
+    assert stopped.token_ids.tolist() == ids[: ids.index(ids[9]) + 1]
+    stop = text[12:15]
+    by_string = await collect(target, {"max_tokens": 30, "stop": [stop]})
+    assert text_of(by_string) == text[: text.index(stop)]
+    assert by_string[-1].completions[0].stop_reason == stop
+
+
+async def test_logprobs_when_asked(target: MockTarget) -> None:
+    [output] = await collect(target, {"max_tokens": 3, "logprobs": 1, "output_kind": 2})
+    rows = output.completions[0].logprobs
+    assert rows is not None
+    assert [row[0].token_id for row in rows] == output.completions[0].token_ids.tolist()
+    dense = await collect(target, {"max_tokens": 1, "prompt_logprobs": 0}, KeptPrompt.dense([20, 21]))
+    assert dense[0].prompt_logprobs is not None
+    assert dense[0].prompt_logprobs[0] is None
+    [told] = dense[0].prompt_logprobs[1] or []
+    assert told.token_id == 21
+
+
+async def test_timings_are_on_the_first_output_alone() -> None:
+    outputs = await collect(MockTarget(MODEL, prefill_ms=2, prefill_ms_per_token=1), {"max_tokens": 3})
+    assert [dict(o.timings) for o in outputs] == [{"queue": 0.0, "prefill": 5.0}, {}, {}]
+
+
+async def test_fails_before_the_first_token_as_often_as_told() -> None:
+    target = MockTarget(MODEL, fail_before_first=2)
+    for _ in range(2):
+        with pytest.raises(EngineUnavailableError):
+            await collect(target, {"max_tokens": 2})
+    assert len(await collect(target, {"max_tokens": 2})) == 2
+    assert (target.started, target.running, target.aborted) == (3, 0, 0)
+
+
+async def test_closing_and_cancelling_count_as_aborted() -> None:
+    target = MockTarget(MODEL, decode_ms=1)
+    stream = target.generate(GenerateRequest("r", PROMPT, {"max_tokens": 1000}))
+    await anext(stream)
+    assert (target.running, target.aborted) == (1, 0)
+    await stream.aclose()
+    assert (target.running, target.aborted) == (0, 1)
+    task = asyncio.create_task(collect(target, {"max_tokens": 1000}))
+    await asyncio.sleep(0)  # the task runs up to its first wait
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (target.started, target.running, target.aborted) == (2, 0, 2)
+
+
+async def test_refuses_what_the_engines_refuse(target: MockTarget) -> None:
+    limit = target.info.max_position
+    with pytest.raises(InvalidRequestError, match=f"{limit + 6}.*{limit}"):
+        await collect(target, {"max_tokens": limit - 4})
+    with pytest.raises(InvalidRequestError, match="max_model_len"):
+        await collect(MockTarget(MODEL, max_model_len=8), {"max_tokens": 6})
+    with pytest.raises(InvalidRequestError, match="top_p"):
+        await collect(target, {"top_p": 3.0})
+
+
+async def test_create_engine_knows_the_mock() -> None:
+    engine = create_engine("mock", MODEL, options={"max_model_len": 64})
+    assert (engine.info.engine, engine.info.max_model_len) == ("mock", 64)
+    await engine.check_health()
+    engine.close()

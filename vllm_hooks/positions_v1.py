@@ -1,0 +1,59 @@
+"""Restored positions in vLLM's V1 model runner (vllm.v1.worker.gpu_model_runner.GPUModelRunner, CPU and GPU)."""
+
+from typing import Any
+
+import numpy as np
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from kv_transfer.position_map import Int64Array, position_map
+from vllm_hooks.symbols import vllm_symbol
+
+
+def check() -> None:
+    """Raise SkimError unless this vLLM has the method that `restore_positions` wraps."""
+    vllm_symbol("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", ["self", "input_ids", "positions"])
+
+
+def restore_positions(runner: Any) -> None:
+    """Wrap `runner._model_forward`, so that the model sees original positions while all else sees slots.
+
+    By then slot mappings and attention metadata are made from the compact positions. The shift is added in place,
+    because CUDA graphs replay reads of that buffer, and taken back after it, because drafters compute slots from it.
+    A step without restored positions runs as it would without the hook.
+    """
+    check()
+    forward = runner._model_forward
+
+    def model_forward(*args: Any, **kwargs: Any) -> Any:
+        offsets = _batch_offsets(runner)
+        if offsets is None:
+            return forward(*args, **kwargs)
+        positions = runner.positions[: offsets.size]
+        shift = async_tensor_h2d(offsets, runner.device)
+        positions += shift
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            positions -= shift
+
+    runner._model_forward = model_forward
+
+
+def _batch_offsets(runner: Any) -> Int64Array | None:
+    """int64 [tokens of this step], or None if no request of this step has restored positions.
+
+    With async scheduling and drafts, vLLM's host counts run ahead of what was accepted, but only in the decode part,
+    where all offsets of a request are equal.
+    """
+    batch = runner.input_batch
+    maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]
+    if not any(maps):
+        return None
+    starts = runner.query_start_loc.np[: batch.num_reqs + 1]
+    max_position = runner.model_config.hf_text_config.max_position_embeddings
+    offsets = np.zeros(int(starts[-1]), np.int64)
+    for row, restored in enumerate(maps):
+        if restored is not None:
+            slots = offsets[starts[row] : starts[row + 1]]
+            restored.fill(slots, int(batch.num_computed_tokens_cpu[row]), max_position)
+    return offsets

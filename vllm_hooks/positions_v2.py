@@ -1,0 +1,95 @@
+"""Restored positions in vLLM's V2 model runner (vllm.v1.worker.gpu.model_runner), the default on GPUs.
+
+The V2 runner asks its ModelState for model inputs, and what that returns under "positions" replaces the runner's own.
+Run on CPU through Triton's interpreter, eager; CUDA graphs read the persistent buffer that is also given for capture.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from kv_transfer.position_map import PositionMap, position_map
+from vllm_hooks.symbols import vllm_symbol
+
+MODEL_STATES = "vllm.v1.worker.gpu.model_states"
+
+
+def check() -> None:
+    """Raise SkimError unless this vLLM has what `restored_model_state` replaces and overrides."""
+    vllm_symbol(MODEL_STATES, "resolve_model_state_cls", ["vllm_config", "model"])
+    state = f"{MODEL_STATES}.interface"
+    vllm_symbol(state, "ModelState.add_request", ["self", "req_index", "new_req_data"])
+    vllm_symbol(state, "ModelState.remove_request", ["self", "req_id"])
+    vllm_symbol(state, "ModelState.prepare_inputs", ["self", "input_batch", "req_states"])
+    vllm_symbol(state, "ModelState.prepare_dummy_inputs", ["self", "num_reqs", "num_tokens"])
+
+
+@contextmanager
+def restored_model_state() -> Iterator[None]:
+    """While a model loads in this context, its runner gets a ModelState that restores positions."""
+    check()
+    import vllm.v1.worker.gpu.model_states as model_states
+
+    resolve = model_states.resolve_model_state_cls
+    model_states.resolve_model_state_cls = lambda vllm_config, model: _restoring(resolve(vllm_config, model))
+    try:
+        yield
+    finally:
+        model_states.resolve_model_state_cls = resolve
+
+
+@cache
+def _restoring(base: type) -> type:
+    """A subclass of the ModelState class `base` whose positions are the original ones."""
+
+    class RestoringModelState(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._maps: dict[str, PositionMap] = {}
+            # One address for the life of the engine: CUDA graphs are captured on it.
+            self._restored = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=self.device)
+
+        def add_request(self, req_index: int, new_req_data: Any) -> None:
+            super().add_request(req_index, new_req_data)
+            params = new_req_data.sampling_params
+            restored = position_map(params.extra_args) if params else None
+            # By request id: the ids of dummy batches (profiling, data parallel) match none.
+            if restored is not None:
+                self._maps[new_req_data.req_id] = restored
+
+        def remove_request(self, req_id: str) -> None:
+            super().remove_request(req_id)
+            self._maps.pop(req_id, None)
+
+        def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+            inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
+            positions = self._restored[: input_batch.num_tokens_after_padding]
+            positions.copy_(input_batch.positions[: positions.numel()])
+            self._shift(positions, input_batch)
+            inputs["positions"] = positions
+            return inputs
+
+        def _shift(self, positions: torch.Tensor, batch: Any) -> None:
+            rows = [row for row, id in enumerate(batch.req_ids) if id in self._maps]
+            if not rows:
+                return
+            starts = batch.query_start_loc_np
+            offsets = np.zeros(int(starts[batch.num_reqs]), np.int64)
+            max_position = self.model_config.hf_text_config.max_position_embeddings
+            for row in rows:
+                slots = offsets[starts[row] : starts[row + 1]]
+                self._maps[batch.req_ids[row]].fill(slots, int(batch.num_computed_tokens_np[row]), max_position)
+            positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
+
+        def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+            inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)
+            inputs["positions"] = self._restored[:num_tokens]
+            return inputs
+
+    RestoringModelState.__name__ = f"Restoring{base.__name__}"
+    return RestoringModelState
