@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.decode_engines import Engines, Settings, modes
+from benchmarks.decode_engines import DecodeSettings, Engines, modes
 from benchmarks.machine import machine
 from benchmarks.padded_target import pad_target
 from benchmarks.progress import Progress, silent
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: DecodeSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure: `machine`, `settings`, and `modes` (see `_summary`) and `speculator_counts`.
 
     The latter two are under `by_prompt_tokens` where there are several lengths. Raises SkimError if an engine does not
@@ -48,7 +48,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     return {**result, **block}
 
 
-async def _run(settings: Settings, progress: Progress) -> dict[int, dict[str, Any]]:
+async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[str, Any]]:
     engines = await Engines.start(settings, progress)
     blocks: dict[int, dict[str, Any]] = {}
 

@@ -56,7 +56,7 @@ MODES = tuple(modes(1))
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecodeSettings:
     """prompts: per set. batch: requests at a time. drafts: K. rounds: sets per mode, after one that is not counted.
 
     prompt_tokens: each length is measured by itself, on the same engines. look_ahead: tokens that come with the
@@ -90,7 +90,7 @@ class _Answer:
 
 @dataclass
 class Engines:
-    settings: Settings
+    settings: DecodeSettings
     speculator: SpeculatorEngine
     service: DraftService
     select: SpeculatorService
@@ -100,7 +100,7 @@ class Engines:
     round_ms: list[float]
 
     @classmethod
-    async def start(cls, settings: Settings, progress: Progress) -> "Engines":
+    async def start(cls, settings: DecodeSettings, progress: Progress) -> "Engines":
         cores = sorted(os.sched_getaffinity(0))
         first, last = cores[0], cores[-1]
         wanted = {"plain", *(modes(settings.drafts)[name].engine for name in settings.modes)}

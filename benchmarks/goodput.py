@@ -44,7 +44,7 @@ _WINDOW = 8
 
 
 @dataclass(frozen=True)
-class Settings:
+class GoodputSettings:
     """requests: per point, at least. points: rates tried per server. objective: x the idle dense time to first token.
 
     minutes: no point begins that would likely end later than this after the servers were ready and warm. shapes: of
@@ -64,7 +64,7 @@ class Settings:
     shapes: str = ""
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure. `points`: by server and in their order; `knees`: by server, see `summary`. Raises SkimError."""
     began = machine()
     # Prompts travel as text, and may come out a little longer.
@@ -148,7 +148,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 class _Search:
     """The turns of both servers. urls: by server."""
 
-    def __init__(self, settings: Settings, urls: Mapping[str, str], progress: Progress) -> None:
+    def __init__(self, settings: GoodputSettings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
         self._load = Load(Path(settings.target), MODEL, settings.prompt_tokens, settings.answer_tokens, settings.seed)
         self._salts = 0

@@ -1,9 +1,9 @@
 """What the router, Ray and the wire add to one request, against calling the same engines from this process.
 
 *in_process*: the prompt's token ids to `SpeculatorService.select` and what it keeps to the target engine, as `skim
-select` and `skim generate` do; nothing is tokenised there. *skim_ids*: the same ids over HTTP (`/v1/completions`)
+select` and `skim generate` do; nothing is tokenized there. *skim_ids*: the same ids over HTTP (`/v1/completions`)
 through the router and both pools, so that the difference is router, Ray and wire alone. *skim*: the same prompts as
-chat requests, which the router also renders and tokenises. Each side has engines of its own with equal settings. They
+chat requests, which the router also renders and tokenizes. Each side has engines of its own with equal settings. They
 live through the whole run and take turns, prompt by prompt, so that what is added is the difference of two neighbours.
 Decoding is not speculated: each token is then one step of every part on its way, which is the dearest case for the
 wire.
@@ -51,7 +51,7 @@ _WARM_UPS = {1: 3, 8: 1}
 
 
 @dataclass(frozen=True)
-class Settings:
+class OverheadSettings:
     """requests: per row and way, at least two waves of them. ray_llm: with the second baseline."""
 
     target: str
@@ -67,7 +67,7 @@ class Settings:
 Way = Callable[[Prompt, bool], Awaitable[Timed]]
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure. `rows`: per engine, mode, streaming or not, and concurrency, the ways' times and what each adds to
     in_process. `parts`: where the time to the first token goes at concurrency 1. Raises SkimError.
     """
@@ -103,7 +103,7 @@ def describe(result: dict[str, Any]) -> str:
         f"tokens, answers of {settings['answer_tokens']}, keep rate {settings['keep_rate']}, {settings['requests']} "
         "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles), "
         'where engines get token ids. "skim, token ids" gets these too: router, Ray and wire alone. "skim" gets chat '
-        "requests and tokenises them."
+        "requests and tokenizes them."
     ]
     if "ray_serve_llm_failed" in result:
         lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")
@@ -164,7 +164,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         lines.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9, columnspacing=1)
 
 
-def _deployment(settings: Settings, kind: str) -> DeploymentConfig:
+def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
     pools: dict[str, Any] = {}
     for pool in ("target", "speculator"):
         pools |= {
@@ -186,7 +186,7 @@ def _environment(pool: str) -> dict[str, str]:
     return {CORES: ",".join(map(str, own or cores)), "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
-def _engine_options(settings: Settings, pool: str, kind: str = "vllm") -> dict[str, Any]:
+def _engine_options(settings: OverheadSettings, pool: str, kind: str = "vllm") -> dict[str, Any]:
     """For KV caches that hold every prompt that is there at a time."""
     longest = 2 * settings.prompt_tokens
     if kind != "vllm":
@@ -196,7 +196,7 @@ def _engine_options(settings: Settings, pool: str, kind: str = "vllm") -> dict[s
 
 
 async def _measure(
-    settings: Settings, kind: str, url: str, baseline: str | None, progress: Progress
+    settings: OverheadSettings, kind: str, url: str, baseline: str | None, progress: Progress
 ) -> dict[str, list[dict[str, Any]]]:
     """All rows of one kind of engine, and the parts of a request."""
     async with AsyncExitStack() as stack:
@@ -269,7 +269,7 @@ def _summary(times: list[Timed]) -> dict[str, float]:
     }
 
 
-def _client(session: aiohttp.ClientSession, url: str, model: str, settings: Settings, **fields: Any) -> Way:
+def _client(session: aiohttp.ClientSession, url: str, model: str, settings: OverheadSettings, **fields: Any) -> Way:
     """Chat requests."""
 
     async def way(prompt: Prompt, stream: bool) -> Timed:
@@ -278,7 +278,7 @@ def _client(session: aiohttp.ClientSession, url: str, model: str, settings: Sett
     return way
 
 
-def _ids_client(session: aiohttp.ClientSession, url: str, settings: Settings) -> Way:
+def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSettings) -> Way:
     """Completions of the same prompt's token ids, with the same of them protected."""
 
     async def way(prompt: Prompt, stream: bool) -> Timed:
@@ -290,5 +290,5 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: Settings) ->
     return way
 
 
-def _body(settings: Settings, stream: bool, **fields: Any) -> dict[str, Any]:
+def _body(settings: OverheadSettings, stream: bool, **fields: Any) -> dict[str, Any]:
     return {"max_tokens": settings.answer_tokens, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}

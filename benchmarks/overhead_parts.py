@@ -8,7 +8,7 @@ import aiohttp
 
 from benchmarks.chat_client import Timed
 
-PARTS = ("tokenise", "route", "select_hop", "generate_hop", "http", "queue", "speculate", "select", "prefill")
+PARTS = ("tokenize", "route", "select_hop", "generate_hop", "http", "queue", "speculate", "select", "prefill")
 """The first five are the way, the other four the engines' work."""
 
 WAY = PARTS[:5]

@@ -29,7 +29,7 @@ from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 
 SLOTS = 2
-MOST = {"speculator": 4, "target": 3}
+MAX_REPLICAS = {"speculator": 4, "target": 3}
 """Replicas that a pool may have."""
 
 _NAME = "bench"
@@ -40,7 +40,7 @@ _INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScaleSettings:
     """target, speculator: folders, of which config and tokenizer are read. *_s: what a request takes in each pool.
 
     rate: requests per second of the step. step_s: how long it lasts. policy, drain_s: of `autoscaling`.
@@ -57,7 +57,7 @@ class Settings:
     seed: int = 0
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure; takes `step_s` and a bit over two minutes. Raises SkimError.
 
     `requests`: when each was sent, its time to first token and whether it failed; `samples`: replicas of each pool, one
@@ -106,8 +106,9 @@ def describe(result: dict[str, Any]) -> str:
         f"Policy `{settings['policy']}`: from {_LIGHT:g} to {settings['rate']:g} requests/s for "
         f"{settings['step_s']:.0f} s and back, on engines without a model: {settings['speculator_s']:g} s per request "
         f"in the speculator pool, {settings['target_s']:g} s in the target pool, {SLOTS} at a time per replica; from 1 "
-        f"to {MOST['speculator']} and {MOST['target']} replicas. The pool that was short, the {result['short_pool']}, "
-        f"{first}: {', '.join(_growth(result, pool) for pool in POOLS)}. The objective for the first token, "
+        f"to {MAX_REPLICAS['speculator']} and {MAX_REPLICAS['target']} replicas. The pool that was short, "
+        f"the {result['short_pool']}, {first}: {', '.join(_growth(result, pool) for pool in POOLS)}. "
+        "The objective for the first token, "
         f"{result['objective_s']:g} s, {back}. Changes of direction from the step on: "
         + " and ".join(f"{result['direction_changes'][pool]} ({pool})" for pool in POOLS)
         + (", so nothing oscillated." if result["calm"] else ".")
@@ -200,7 +201,7 @@ def _look() -> dict[str, int] | None:
     return running | {f"{pool}_asked": running[pool] + states[pool].get("STARTING", 0) for pool in POOLS}
 
 
-def _deployment(settings: Settings) -> DeploymentConfig:
+def _deployment(settings: ScaleSettings) -> DeploymentConfig:
     scaling = {
         "policy": settings.policy,
         "drain_s": settings.drain_s,
@@ -226,7 +227,7 @@ def _deployment(settings: Settings) -> DeploymentConfig:
         name: {
             **pool,
             "model": getattr(settings, name),
-            "autoscaling": {**scaling, "max_replicas": MOST[name]},
+            "autoscaling": {**scaling, "max_replicas": MAX_REPLICAS[name]},
             "engine_options": costs[name],
         }
         for name in POOLS
@@ -238,5 +239,5 @@ def _deployment(settings: Settings) -> DeploymentConfig:
     )
 
 
-def _folders(settings: Settings) -> dict[str, str]:
+def _folders(settings: ScaleSettings) -> dict[str, str]:
     return {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}

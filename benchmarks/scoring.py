@@ -29,7 +29,7 @@ _EXTENSION = "benchmarks.scoring_worker.ScoringBench"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScoringSettings:
     """lengths are scored alone, `repeats` times each; prefill_lengths are whole requests, `rounds` times each."""
 
     lengths: tuple[int, ...] = LENGTHS
@@ -39,12 +39,12 @@ class Settings:
     seed: int = 0
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: ScoringSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure; `rows` by length: what `ScoringBench.bench_scoring` tells and `prefill`, where it was measured."""
     return asyncio.run(_run(settings, progress))
 
 
-async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
+async def _run(settings: ScoringSettings, progress: Progress) -> dict[str, Any]:
     from speculator_service.vllm_backend.engine import VllmSpeculator
 
     began, pair = machine(), bench_pair(seed=settings.seed)
@@ -65,7 +65,7 @@ async def _run(settings: Settings, progress: Progress) -> dict[str, Any]:
     }
 
 
-async def _alone(engine: Any, settings: Settings, progress: Progress) -> dict[int, dict[str, Any]]:
+async def _alone(engine: Any, settings: ScoringSettings, progress: Progress) -> dict[int, dict[str, Any]]:
     """By length, in ascending order: peaks of memory are told apart only while they grow."""
     lengths = sorted(settings.lengths)
     await engine._engine.collective_rpc("bench_fill", args=(lengths[-1],))
@@ -78,7 +78,7 @@ async def _alone(engine: Any, settings: Settings, progress: Progress) -> dict[in
     return found
 
 
-async def _share(engine: Any, length: int, settings: Settings, progress: Progress) -> dict[str, Any]:
+async def _share(engine: Any, length: int, settings: ScoringSettings, progress: Progress) -> dict[str, Any]:
     """Scoring's share of reading prompts of this length; each round one prompt with look-ahead and one without."""
     prefills, scorings = [], []
     for index in range(settings.rounds + 1):

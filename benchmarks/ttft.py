@@ -44,7 +44,7 @@ Case = tuple[int, float | None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TtftSettings:
     """rounds: times that each case is measured, after one that is not counted. short_lengths run at the defaults."""
 
     lengths: tuple[int, ...] = LENGTHS
@@ -74,7 +74,7 @@ class Timing:
     parts: dict[str, float]
 
 
-def turns(settings: Settings, round_index: int) -> Iterator[Turn]:
+def turns(settings: TtftSettings, round_index: int) -> Iterator[Turn]:
     """A round: per length dense, then Skim and its limit at each rate; every second round the other way round.
 
     The limit of a case needs to know how much Skim kept, so it comes after it in both.
@@ -89,7 +89,7 @@ def turns(settings: Settings, round_index: int) -> Iterator[Turn]:
         yield from of_rates + dense if round_index % 2 else dense + of_rates
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure; `rows` as in `rows_of`. Raises SkimError if something does not start or answer."""
     from cluster.serve.deployment import deployed
 
@@ -116,7 +116,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
 
 
 async def _measure(
-    settings: Settings, pair: Pair, urls: dict[str, str], longest: int, progress: Progress
+    settings: TtftSettings, pair: Pair, urls: dict[str, str], longest: int, progress: Progress
 ) -> list[Timing]:
     from benchmarks.stock import StockEngine, StreamingClient
 
@@ -132,7 +132,7 @@ async def _measure(
             return await _take_turns(settings, asker, progress)
 
 
-async def _fill_caches(settings: Settings, asker: "_Asker", progress: Progress) -> None:
+async def _fill_caches(settings: TtftSettings, asker: "_Asker", progress: Progress) -> None:
     """Write every KV cache once: the prompts through each engine that its cache holds."""
     longest = max(settings.lengths + settings.short_lengths)
     ids = random_prompt(longest, settings.seed).tolist()
@@ -145,7 +145,7 @@ async def _fill_caches(settings: Settings, asker: "_Asker", progress: Progress) 
         await asker.ask(turn, 0, ids, kept)
 
 
-async def _take_turns(settings: Settings, asker: "_Asker", progress: Progress) -> list[Timing]:
+async def _take_turns(settings: TtftSettings, asker: "_Asker", progress: Progress) -> list[Timing]:
     timings: list[Timing] = []
     planned = [(index, turn) for index in range(settings.rounds + 1) for turn in turns(settings, index)]
     # Reading takes a little more than linear time: shares by length would run ahead at first, by its square behind.

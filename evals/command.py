@@ -44,7 +44,7 @@ def evaluate(
 
     if style not in ("instruct", "plain"):
         raise SkimError(f"--style is instruct or plain, not {style}")
-    settings = run.Settings(
+    settings = run.EvalSettings(
         target=str(target),
         speculator=None if speculator is None else str(speculator),
         endpoint=endpoint,

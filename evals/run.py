@@ -21,7 +21,7 @@ _Z = 1.96
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvalSettings:
     """speculator: not needed with an endpoint. engine and the options of the engines: not used with one.
 
     keep_rates: 1 is dense, which is always measured. samples: per task and length. concurrency: samples at a time, each
@@ -45,7 +45,7 @@ class Settings:
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     """`cells`: per task, length, selector and keep rate the mean score with its 95 % interval. Raises SkimError.
 
     Also what was asked (`tasks`, `selectors`), some answers (`examples`), the machine, the versions and the settings.
@@ -66,7 +66,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     }
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: EvalSettings) -> None:
     if (settings.endpoint is None) == (settings.speculator is None):
         raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
     wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
@@ -74,7 +74,7 @@ def _check(settings: Settings) -> None:
         raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
 
 
-def _samples(settings: Settings) -> list[Sample]:
+def _samples(settings: EvalSettings) -> list[Sample]:
     """Made before an engine starts, so that a wrong task or length is known at once."""
     tokenizer = load_tokenizer(settings.target)
 
@@ -87,7 +87,7 @@ def _samples(settings: Settings) -> list[Sample]:
     return list(made)
 
 
-def _asker(settings: Settings) -> Asker:
+def _asker(settings: EvalSettings) -> Asker:
     shared: dict[str, Any] = {
         "keep_rates": settings.keep_rates,
         "look_ahead": settings.look_ahead,
@@ -107,7 +107,7 @@ def _asker(settings: Settings) -> Asker:
 
 
 async def _ask_all(
-    settings: Settings, samples: list[Sample], progress: Progress
+    settings: EvalSettings, samples: list[Sample], progress: Progress
 ) -> tuple[tuple[str, ...], list[dict[Case, Answer]]]:
     """The selectors that were measured, and the answers of each sample; the first error ends the run."""
     asker = _asker(settings)

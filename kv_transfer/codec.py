@@ -23,7 +23,7 @@ from kv_transfer.messages import (
     Selection,
     SelectionOptions,
     SelectRequest,
-    Session,
+    SessionHandle,
 )
 
 VERSION = 1
@@ -49,7 +49,7 @@ _NUMBERS: dict[type, int] = {
     GenerateOutput: 4,
     ModelInfo: 5,
     KeptPrompt: 6,
-    Session: 7,
+    SessionHandle: 7,
     SelectionOptions: 8,
     DraftRequest: 9,
     DraftReply: 10,

@@ -72,7 +72,7 @@ class DecodeOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Session:
+class SessionHandle:
     """A prompt's KV cache on one speculator replica, kept for drafting.
 
     address: host:port of the replica's draft channel. id: the session on that replica.
@@ -96,7 +96,7 @@ class KeptPrompt:
     positions: Int32Array
     context_length: int
     look_ahead_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    session: Session | None = None
+    session: SessionHandle | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1 or self.positions.shape != self.token_ids.shape:

@@ -16,7 +16,7 @@ from kv_transfer.messages import DecodeOptions
 from router.options import InvalidOptionError, PrefillOptions
 
 # In the order in which they happen. What they leave of the total is the router's own work, or decoding.
-TIMING_PARTS = ("tokenise", "queue", "speculate", "select", "transfer", "prefill")
+TIMING_PARTS = ("tokenize", "queue", "speculate", "select", "transfer", "prefill")
 TOTAL = "total"
 """From the request's arrival until its first token, or its whole answer if it is not streamed, could leave."""
 
@@ -94,7 +94,7 @@ class RequestContext:
     def begin(self, prompt_tokens: int) -> Outcome:
         """The account of one more prompt. A beam search runs its prompt many times: the first run stands for it."""
         outcome = Outcome("", "", prompt_tokens, prompt_tokens, self.options)
-        outcome.timings["tokenise"] = 1e3 * (time.perf_counter() - self.arrived)
+        outcome.timings["tokenize"] = 1e3 * (time.perf_counter() - self.arrived)
         if not (self.beam_search and self.outcomes):
             self.outcomes.append(outcome)
         return outcome

@@ -22,7 +22,7 @@ from kv_transfer.messages import (
     KeptPrompt,
     Selection,
     SelectRequest,
-    Session,
+    SessionHandle,
 )
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
@@ -31,7 +31,7 @@ from router.metrics import record_decision, record_first_token
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import protected_spans
-from router.tracing import GENERATE, SELECT, note_prompt, note_tokenised
+from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Dispatcher:
     ) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError; closing the generator aborts on both pools."""
         outcome = context.begin(len(prompt.token_ids))
-        note_tokenised(context.span, outcome)
+        note_tokenized(context.span, outcome)
         kept = await self._read(request_id, prompt, context, outcome)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
@@ -106,7 +106,7 @@ class Dispatcher:
                 if kept.session is not None and not began:
                     self._end(kept.session)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: SessionHandle) -> None:
         """In the background: whoever hung up waits for nothing.
 
         And in a context of its own: Serve cancels the calls that it knows to belong to a cancelled request.

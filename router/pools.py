@@ -23,7 +23,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from actors.target import ACCEPTED
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest, Session
+from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest, SessionHandle
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Pools(Protocol):
         """Raises SkimError; closing the generator aborts the work in the pool."""
         ...
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: SessionHandle) -> None:
         """Have the speculator let go of a session that no target will ask; best effort, never raises."""
         ...
 
@@ -114,7 +114,7 @@ class ServePools:
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(ask(), context=Context())
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: SessionHandle) -> None:
         # A handle cannot name a replica; the others do not know the session.
         try:
             response = self._unary[0].broadcast("end_session", session.id)

@@ -10,7 +10,7 @@ from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
 from router.context import Outcome, RequestContext
 
-TOKENISE, SELECT, GENERATE = "skim.router.tokenise", "skim.router.select", "skim.router.generate"
+TOKENISE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
 _OPERATIONS = {"/v1/completions": "text_completion"}
 """GenAI operation by route (OpenTelemetry's gen_ai.operation.name); all others that answer a prompt are chats."""
@@ -75,11 +75,11 @@ def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedR
                 request.describe(scope, model)
 
 
-def note_tokenised(span: Span, outcome: Outcome) -> None:
-    """The prompt is rendered and tokenised: from the request's arrival until now."""
+def note_tokenized(span: Span, outcome: Outcome) -> None:
+    """The prompt is rendered and tokenized: from the request's arrival until now."""
     if span.recording:
         now = span.now()
-        span.part(TOKENISE, now - outcome.timings["tokenise"], now)
+        span.part(TOKENISE, now - outcome.timings["tokenize"], now)
 
 
 def note_prompt(span: Span, request_id: str, outcome: Outcome, answer: AnswerTally) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, Session
+from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.limits import check_request
 from speculator_service.scoring.selection import select
@@ -51,7 +51,7 @@ class SpeculatorService:
             positions=kept.astype(np.int32),
             context_length=int(request.token_ids.size),
             look_ahead_tokens=np.array(scores.look_ahead_tokens, np.int32),
-            session=Session(self.address, request.request_id) if self.address and context else None,
+            session=SessionHandle(self.address, request.request_id) if self.address and context else None,
         )
         if context == "kept":
             await self.engine.open_session(request.request_id, prompt)

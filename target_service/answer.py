@@ -1,6 +1,6 @@
 """The n answers of a request as they grow: when each stops, its text, and what of it was already sent.
 
-For engines without a detokeniser and stop rules of their own; vLLM has both.
+For engines without a detokenizer and stop rules of their own; vLLM has both.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from actors.observability.tracing import Span, Tracer
-from speculator_service.drafting.drafter_session import DraftSession
+from speculator_service.drafting.drafter_session import DrafterSession
 
 DRAFT = "skim.speculator.draft"
 
@@ -24,7 +24,7 @@ class DraftSpans:
             self._leave(session)  # clients choose ids, and may choose one twice
             self._open[session] = entered, span
 
-    def end(self, session: DraftSession) -> None:
+    def end(self, session: DrafterSession) -> None:
         """The session is closed: say what it drafted. What the target made of its last drafts nobody told."""
         if found := self._open.get(session.id):
             counts = {"draft_rounds": session.rounds, "drafts": session.drafts, "accepted_drafts": session.accepted}

@@ -35,10 +35,10 @@ def decode(
 ) -> None:
     """Tokens per second of decoding: plain, remote drafts, drafting ahead, and vLLM's draft_model."""
     from benchmarks import decode as benchmark
-    from benchmarks.decode_engines import MODES, Settings
+    from benchmarks.decode_engines import MODES, DecodeSettings
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    settings = Settings(
+    settings = DecodeSettings(
         target=str(target),
         speculator=str(speculator),
         prompts=prompts,

@@ -32,7 +32,7 @@ def goodput(
     if (target is None) != (speculator is None):
         raise SkimError("give both --target and --speculator, or neither for the bench pair")
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
-    settings = benchmark.Settings(
+    settings = benchmark.GoodputSettings(
         target=str(pair.target if pair else target),
         speculator=str(pair.speculator if pair else speculator),
         prompt_tokens=prompt_tokens,

@@ -23,7 +23,7 @@ def overhead(
     """What the router, Ray and the wire add to one request, against calling the engines in-process."""
     from benchmarks import overhead as benchmark
 
-    settings = benchmark.Settings(
+    settings = benchmark.OverheadSettings(
         target=str(target.absolute()),
         speculator=str(speculator.absolute()),
         prompt_tokens=prompt_tokens,

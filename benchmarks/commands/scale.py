@@ -27,7 +27,7 @@ def scale(
 
     if policy not in ("work", "requests"):
         raise SkimError(f"--policy: {policy!r} is not a policy; there are work, requests")
-    settings = benchmark.Settings(
+    settings = benchmark.ScaleSettings(
         target=str(target.absolute()),
         speculator=str(speculator.absolute()),
         policy=policy,

@@ -17,5 +17,5 @@ def scoring(
     """Time and memory of scoring, beside reading the keys once, and its share of the speculator's prefill."""
     from benchmarks import scoring as benchmark
 
-    settings = benchmark.Settings(repeats=repeats, rounds=rounds, seed=seed)
+    settings = benchmark.ScoringSettings(repeats=repeats, rounds=rounds, seed=seed)
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

@@ -20,7 +20,7 @@ def ttft(
     """Time to first token over HTTP: a stock vLLM server, Skim, and the two forwards that Skim cannot do without."""
     from benchmarks import ttft as benchmark
 
-    settings = benchmark.Settings(
+    settings = benchmark.TtftSettings(
         lengths=tuple(map(int, _numbers(lengths, "--lengths", 64))),
         keep_rates=tuple(_numbers(keep_rates, "--keep-rates", 0.001, 1.0)),
         short_lengths=tuple(map(int, _numbers(short_lengths, "--short-lengths", 64))),

@@ -23,7 +23,7 @@ COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuDecodeSettings:
     """preset: of presets.PRESETS. drafts: K. rounds: those that count, after one that does not."""
 
     preset: str
@@ -36,7 +36,7 @@ class Settings:
     rounds: int = 3
 
 
-async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+async def run(pair: Pair, settings: GpuDecodeSettings, progress: Progress = silent) -> dict[str, Any]:
     """lengths: one entry per prompt length, with its modes, the costs of a step and what follows from those."""
     began, entries = machine(), []
     for index, length in enumerate(settings.lengths):
@@ -50,11 +50,11 @@ async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> di
     }
 
 
-def _tell(progress: Progress, what: str, index: int, settings: Settings) -> None:
+def _tell(progress: Progress, what: str, index: int, settings: GpuDecodeSettings) -> None:
     progress(f"{settings.lengths[index]} tokens, {what}", index / len(settings.lengths))
 
 
-async def _length(pair: Pair, settings: Settings, length: int, tell: Any) -> dict[str, Any]:
+async def _length(pair: Pair, settings: GpuDecodeSettings, length: int, tell: Any) -> dict[str, Any]:
     runs: dict[str, list[Decoded]] = {}
     draft_ms = []
     for round in range(settings.rounds + 1):
@@ -76,7 +76,7 @@ async def _length(pair: Pair, settings: Settings, length: int, tell: Any) -> dic
     return {"prompt_tokens": length, "modes": modes, "costs": costs, "computed": computed(costs, settings.drafts)}
 
 
-async def _round(pair: Pair, settings: Settings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
+async def _round(pair: Pair, settings: GpuDecodeSettings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
     """Each mode once over one kept prompt."""
     plain = await pair.plain(kept, settings.answer_tokens)
     found = {"plain": plain}

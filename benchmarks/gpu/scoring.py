@@ -24,7 +24,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuScoringSettings:
     """model: of presets.MODELS. tilings: further ones for the kernel to try, "tile x rows x warps"."""
 
     device: str
@@ -47,7 +47,7 @@ class Problem:
     pool_kernel: int
 
     @classmethod
-    def make(cls, settings: Settings, prompt: int) -> "Problem":
+    def make(cls, settings: GpuScoringSettings, prompt: int) -> "Problem":
         config = MODELS[settings.model]
         dtype = torch.bfloat16 if settings.device == "cuda" else torch.float32
         layers, size = config["num_hidden_layers"], config["head_dim"]
@@ -94,7 +94,7 @@ class Problem:
         return aggregate.table
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: GpuScoringSettings, progress: Progress = silent) -> dict[str, Any]:
     """rows: one per length and kernel, medians over the rounds."""
     began, rows = machine(), []
     megabytes = 2048 if settings.device == "cuda" else 64
@@ -104,7 +104,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     return {"machine": began, "engine": "torch", "settings": vars(settings), "rows": rows}
 
 
-def _length(problem: Problem, settings: Settings, megabytes: int) -> list[dict[str, Any]]:
+def _length(problem: Problem, settings: GpuScoringSettings, megabytes: int) -> list[dict[str, Any]]:
     work = _kernels(problem, settings)
     tables = {name: call() for name, call in work.items()}  # compiles, too
     peaks = {name: peak_bytes(call, settings.device) for name, call in work.items()}
@@ -133,7 +133,7 @@ def _length(problem: Problem, settings: Settings, megabytes: int) -> list[dict[s
     ]
 
 
-def _kernels(problem: Problem, settings: Settings) -> dict[str, Callable[[], torch.Tensor]]:
+def _kernels(problem: Problem, settings: GpuScoringSettings) -> dict[str, Callable[[], torch.Tensor]]:
     work: dict[str, Callable[[], torch.Tensor]] = {"torch": problem.reference}
     if settings.device == "cuda":
         from speculator_service.scoring.triton_kernels import TILING

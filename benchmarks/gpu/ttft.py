@@ -20,7 +20,7 @@ from kv_transfer.messages import SelectionOptions
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuTtftSettings:
     """preset: of presets.PRESETS. rounds: those that count, after one that does not."""
 
     preset: str
@@ -36,7 +36,7 @@ def prompt_ids(length: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(16, 700, length, dtype=np.int32)
 
 
-async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+async def run(pair: Pair, settings: GpuTtftSettings, progress: Progress = silent) -> dict[str, Any]:
     """rows: one per length and keep rate, medians over the rounds."""
     began = machine()
     cases = [(length, rate) for length in settings.lengths for rate in settings.keep_rates]
@@ -58,7 +58,7 @@ async def run(pair: Pair, settings: Settings, progress: Progress = silent) -> di
     }
 
 
-async def _length(pair: Pair, settings: Settings, length: int, seed: int) -> dict[float, dict[str, float]]:
+async def _length(pair: Pair, settings: GpuTtftSettings, length: int, seed: int) -> dict[float, dict[str, float]]:
     """One prompt: dense and the speculator's forward once, the rest for each keep rate."""
     ids = prompt_ids(length, seed)
     dense, read = await pair.dense(ids), await pair.read(ids)

@@ -28,7 +28,7 @@ from kv_transfer.messages import (
     KeptPrompt,
     SelectionOptions,
     SelectRequest,
-    Session,
+    SessionHandle,
 )
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine as create_speculator
@@ -183,7 +183,7 @@ class VllmPair:
         if not instant:
             await self._open(session, ids)
         # Without the look-ahead tokens, which would be drafts that nobody forced.
-        asking = replace(kept, look_ahead_tokens=_NOTHING, session=Session(self._address, session))
+        asking = replace(kept, look_ahead_tokens=_NOTHING, session=SessionHandle(self._address, session))
         options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off")
         before = await self._target.decode_stats()  # type: ignore[attr-defined]
         decoded = await self._generate(self._target, asking, len(answer), options)

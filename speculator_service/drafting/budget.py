@@ -16,7 +16,7 @@ _GUESS_MEMORY = 0.99
 _DRAFT_MEMORY = 0.9
 
 
-class Acceptance:
+class SessionAcceptance:
     """The share of one session's drafts that the target accepts, the recent ones counting most."""
 
     def __init__(self) -> None:

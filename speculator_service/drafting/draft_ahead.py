@@ -47,8 +47,8 @@ def guess_chain(drafts: Int32Array, bonus: Drafted) -> list[Guess]:
 def guess_branches(sent: Drafted, bonus: Drafted, acceptance: float) -> list[Guess]:
     """Accepted length times the likeliest next token there; the likeliest guess first.
 
-    Acceptance a: the first j < K of the K drafts are accepted with probability a^j (1 - a), all of them with a^K. The
-    token after them is one of the drafter's likeliest, but never the rejected draft itself.
+    With acceptance a, the first j < K of the K drafts are accepted with probability a^j (1 - a), all of them with
+    a^K. The token after them is one of the drafter's likeliest, but never the rejected draft itself.
     """
     drafts = sent.tokens.tolist()
     guesses = []

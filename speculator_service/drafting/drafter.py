@@ -15,7 +15,7 @@ from kv_transfer.errors import SessionLostError, SkimError
 from kv_transfer.messages import DraftAhead, Int32Array
 from speculator_service.drafting.budget import AheadBudget
 from speculator_service.drafting.draft_ahead import LIKELY, Ahead, Ask, Guess, guess_branches, guess_chain
-from speculator_service.drafting.drafter_session import DraftSession
+from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
 
 _log = logging.getLogger(__name__)
@@ -23,14 +23,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. rounds: requests with rows. drafts: tokens sent. opened: adopted. lost: rows told so.
+    """Since the start. rounds: messages with draft requests. draft_requests: the sessions asked for drafts in them.
 
-    ahead_hits, ahead_misses: rows after work ahead that found their drafts ready or under way, or did not.
+    drafts: tokens sent. opened: sessions adopted. lost: draft requests for sessions that are not here.
+    ahead_hits, ahead_misses: draft requests after work ahead that found their drafts ready or under way, or did not.
     branches_drafted: guesses drafted for. evicted: sessions closed for their age or number.
     """
 
     rounds: int = 0
-    rows: int = 0
+    draft_requests: int = 0
     drafts: int = 0
     ahead_hits: int = 0
     ahead_misses: int = 0
@@ -57,7 +58,7 @@ class DraftService:
         max_sessions: int = 256,
         max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
-        on_end: Callable[[DraftSession], None] = lambda session: None,
+        on_end: Callable[[DrafterSession], None] = lambda session: None,
     ) -> None:
         """mode: how sessions draft ahead unless they say (`branches` is `chain` on an engine that cannot).
 
@@ -71,7 +72,7 @@ class DraftService:
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock, self._on_end = clock, on_end
-        self._sessions: OrderedDict[str, DraftSession] = OrderedDict()  # the longest unused first
+        self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the longest unused first
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._rows_in_flight = 0
@@ -107,7 +108,7 @@ class DraftService:
         drafts = [a for a in answers if isinstance(a, Draft)]
         lost = [a for a in answers if isinstance(a, str)]
         self.counters.rounds += 1
-        self.counters.rows += len(request.rows)
+        self.counters.draft_requests += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
         self.counters.lost += len(lost)
         if drafts and worked_ahead is not None:
@@ -133,8 +134,8 @@ class DraftService:
             self._close(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _add(self, name: str, mode: DraftAhead) -> DraftSession:
-        session = self._sessions[name] = DraftSession(name, mode, self._clock())
+    def _add(self, name: str, mode: DraftAhead) -> DrafterSession:
+        session = self._sessions[name] = DrafterSession(name, mode, self._clock())
         self._sessions.move_to_end(name)
         self.evict()
         return session
@@ -148,7 +149,7 @@ class DraftService:
             session.work = self._start(self._open(session, state))
         session.set_answer(state.answer)
 
-    async def _open(self, session: DraftSession, state: SessionState) -> None:
+    async def _open(self, session: DrafterSession, state: SessionState) -> None:
         try:
             async with session.lock:
                 if ending := self._ending.get(session.id):
@@ -160,7 +161,7 @@ class DraftService:
             self._forget(session)
             _report(session.id, error)
 
-    def _forget(self, session: DraftSession) -> None:
+    def _forget(self, session: DrafterSession) -> None:
         if self._sessions.get(session.id) is session:
             self._close(session.id)
 
@@ -170,7 +171,7 @@ class DraftService:
             self._on_end(session)
             self._ending[name] = self._start(self._end(session))
 
-    async def _end(self, session: DraftSession) -> None:
+    async def _end(self, session: DrafterSession) -> None:
         """Stop what the engine does for the session, then free it."""
         try:
             session.cancel()
@@ -215,7 +216,7 @@ class DraftService:
         session.drafts += int(drafted.tokens.size)
         return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs, ahead)
 
-    async def _draft(self, session: DraftSession, answer: Int32Array, ask: Ask) -> tuple[Drafted, bool]:
+    async def _draft(self, session: DrafterSession, answer: Int32Array, ask: Ask) -> tuple[Drafted, bool]:
         """Drafts after `answer`, and whether they were made ahead."""
         async with session.lock:
             if session.ahead is not None:
@@ -256,7 +257,7 @@ class DraftService:
             choose = self._chooser(session, load)
             session.ahead = Ahead(self._engine, session.id, session.answer, session.sent, session.ask, choose)
 
-    def _chooser(self, session: DraftSession, load: int) -> Callable[[Drafted], list[Guess]]:
+    def _chooser(self, session: DrafterSession, load: int) -> Callable[[Drafted], list[Guess]]:
         sent, branches = session.sent, session.mode == "branches" and supports_branches(self._engine)
 
         def choose(bonus: Drafted) -> list[Guess]:

@@ -10,7 +10,7 @@ import numpy as np
 from kv_transfer.drafts import DraftRow
 from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import DraftAhead, Int32Array
-from speculator_service.drafting.budget import Acceptance
+from speculator_service.drafting.budget import SessionAcceptance
 from speculator_service.drafting.draft_ahead import Ahead, Ask
 from speculator_service.engine import Drafted
 
@@ -25,7 +25,7 @@ NO_ASK = Ask(0, 0.0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class DraftSession:
+class DrafterSession:
     """answer: int32 [A], what the target has accepted. used: when it was last asked for, in the clock's seconds.
 
     sent: the drafts of the last reply, until the target answers them; ask: what they were drafted for. opening: its
@@ -43,7 +43,7 @@ class DraftSession:
     work: asyncio.Task[Any] | None = None
     ahead: Ahead | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: SessionAcceptance = field(default_factory=SessionAcceptance)
     rounds: int = 0
     drafts: int = 0
     accepted: int = 0

@@ -20,7 +20,7 @@ from kv_transfer.model_info import check_speculator, inspect_model
 from speculator_service.engine import Drafted, DraftsMany, Scores
 from speculator_service.limits import check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
-from speculator_service.transformers_backend.sessions import CacheSession, SessionTable, check_tokens
+from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable, check_tokens
 
 PREFILL_TOKENS = 2048
 """Prompt tokens a forward; between two forwards a cancelled request stops."""
@@ -76,7 +76,7 @@ class TransformersSpeculator(DraftsMany):
         self._eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
         config = self._model.config.get_text_config()
         self._num_layers, self._embeddings = config.num_hidden_layers, config.vocab_size
-        self._sessions = SessionTable(max_sessions)  # touched on the worker thread only
+        self._sessions = CacheSessionTable(max_sessions)  # touched on the worker thread only
         self._seeds = random.Random(seed)
         self._closed = threading.Event()
         # One worker: requests queue here, and a queued one that is cancelled never starts.

@@ -160,7 +160,7 @@ def _flat(rows: list[tuple[torch.Tensor, torch.Tensor]], part: int) -> Any:
     return torch.cat([row[part] for row in rows]).numpy().astype(kind) if rows else np.empty(0, kind)
 
 
-class SessionTable:
+class CacheSessionTable:
     """Sessions by id, the longest unused dropped when there are too many."""
 
     def __init__(self, most: int) -> None:

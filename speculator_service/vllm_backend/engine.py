@@ -1,7 +1,7 @@
 """The speculator engine on vLLM: scores and drafts are requests to one AsyncLLM, batched with each other.
 
-A scoring request's options travel in `SamplingParams.extra_args` to `vllm_worker`, the scores come back as bytes in
-`RequestOutput.kv_transfer_params` (put there by `vllm_scheduler`). Drafts are plain requests (`vllm_sessions`). Tested
+A scoring request's options travel in `SamplingParams.extra_args` to `worker`, the scores come back as bytes in
+`RequestOutput.kv_transfer_params` (put there by `scheduler`). Drafts are plain requests (`sessions`). Tested
 on CPU; `--device cuda` runs the same tests on a GPU.
 """
 
@@ -25,10 +25,10 @@ from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, Skim
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
 from speculator_service.engine import Drafted, DraftsMany, Scores
-from speculator_service.vllm_backend.scheduler.gang import Party
+from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.session_positions import kept_session
-from speculator_service.vllm_backend.sessions import DraftOptions, Session, SessionTable
+from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import start_engine
 
 
@@ -57,8 +57,8 @@ class VllmSpeculator(DraftsMany):
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
-        self._sessions = SessionTable(self._engine.vllm_config.cache_config.block_size)
-        self._rounds, self._party = itertools.count(), Party()
+        self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
+        self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False
 
     async def score(
@@ -81,7 +81,7 @@ class VllmSpeculator(DraftsMany):
         speculate = min(payload["speculate_ms"], total)
         importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
         if keep_session:
-            self._sessions.add(request_id, Session(np.array(token_ids, np.int32), len(token_ids), cache_salt))
+            self._sessions.add(request_id, EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt))
         return Scores(importance, payload["tokens"], {"queue": total - speculate, "speculate": speculate})
 
     async def open_session(self, session: str, prompt: KeptPrompt) -> None:
@@ -89,7 +89,7 @@ class VllmSpeculator(DraftsMany):
         self._check_length(prompt.context_length, 0)
         self._check_ids(prompt.token_ids)
         opened = kept_session(prompt)
-        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._party.join())
+        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)
 
@@ -105,14 +105,14 @@ class VllmSpeculator(DraftsMany):
     ) -> list[Drafted]:
         """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them.
 
-        Sampled drafts have at most vllm_sessions.MAX_TOP pairs of q each. Their alternatives' probabilities are those
+        Sampled drafts have at most sessions.MAX_TOP pairs of q each. Their alternatives' probabilities are those
         among the top_m tokens; greedy drafts' are of the vocabulary.
         """
         kept = self._sessions.get(session)
         options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
         return list(await asyncio.gather(*(self._draft(session, kept, answer, options) for answer in answers)))
 
-    async def _draft(self, name: str, kept: Session, answer: Int32Array, options: DraftOptions) -> Drafted:
+    async def _draft(self, name: str, kept: EngineSession, answer: Int32Array, options: DraftOptions) -> Drafted:
         if answer.size:
             self._check_ids(answer)
         count = min(options.count, self.info.max_model_len - kept.context_length - answer.size)
@@ -120,10 +120,10 @@ class VllmSpeculator(DraftsMany):
             await self.check_health()
             return Drafted(np.empty(0, np.int32))
         options = replace(options, count=count)
-        party = await self._party.join()
+        gang = await self._gang.join()
         asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
         output = await self._generate(
-            f"{name}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, party), kept.cache_salt
+            f"{name}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, gang), kept.cache_salt
         )
         self._sessions.note_round(kept, before, asked, output)
         return options.drafted(output)
@@ -133,7 +133,7 @@ class VllmSpeculator(DraftsMany):
         self._sessions.remove(session)
 
     def session_stats(self) -> dict[str, int]:
-        """`vllm_sessions.SessionTable.stats`."""
+        """`sessions.EngineSessionTable.stats`."""
         return self._sessions.stats()
 
     async def check_health(self) -> None:

@@ -16,17 +16,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, position_map
 from kv_transfer.positions import encode_positions
-from speculator_service.vllm_backend.sessions import Session
+from speculator_service.vllm_backend.sessions import EngineSession
 
 
-def kept_session(prompt: KeptPrompt) -> Session:
+def kept_session(prompt: KeptPrompt) -> EngineSession:
     """A session over the kept tokens, whose requests find no KV that was made at other positions."""
     if prompt.is_dense:
-        return Session(prompt.token_ids, prompt.context_length)
+        return EngineSession(prompt.token_ids, prompt.context_length)
     encoded = encode_positions(prompt.positions, prompt.context_length)
     # vLLM mixes the salt into every block's hash.
     salt = hashlib.sha256(encoded).hexdigest()
-    return Session(prompt.token_ids, prompt.context_length, salt, {KEPT_POSITIONS: encoded})
+    return EngineSession(prompt.token_ids, prompt.context_length, salt, {KEPT_POSITIONS: encoded})
 
 
 class RestoredPositions:

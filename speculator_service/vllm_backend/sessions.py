@@ -1,9 +1,9 @@
 """Drafting sessions on vLLM: token ids held here, KV held by the engine's prefix cache.
 
 Each round is a request of its own: the prompt, the answer so far, a few tokens more. Blocks that an earlier round or
-the scoring of the prompt has read come from the prefix cache, under their tokens' hash (the last one by `vllm_tails`),
-so tokens that the target rejected are rolled back by not being asked for again, and several answers of one session can
-be continued at once.
+the scoring of the prompt has read come from the prefix cache, under their tokens' hash (the last one by
+`partial_blocks`), so tokens that the target rejected are rolled back by not being asked for again, and several answers
+of one session can be continued at once.
 An idle session holds no slot and no referenced block: under pressure vLLM's own LRU takes its blocks, the longest
 unused session's first, and the next round reads what is gone anew.
 """
@@ -30,7 +30,7 @@ _GREEDY_BELOW = 1e-5
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class EngineSession:
     """A prompt that was read. read: tokens of the prompt and of an answer whose KV was made last, int32.
 
     cache_salt, extra_args: what every request of the session carries, so that it finds its own KV and no other.
@@ -61,20 +61,20 @@ class SessionCounts:
     lost: int = 0
 
 
-class SessionTable:
+class EngineSessionTable:
     """The sessions of one engine by id, and what became of them."""
 
     def __init__(self, block_size: int) -> None:
         """block_size: tokens per KV block, below which the prefix cache remembers nothing."""
         self.counts = SessionCounts()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, EngineSession] = {}
         self._block_size = block_size
 
-    def add(self, name: str, session: Session) -> None:
+    def add(self, name: str, session: EngineSession) -> None:
         self._sessions[name] = session
         self.counts.opened += 1
 
-    def get(self, name: str) -> Session:
+    def get(self, name: str) -> EngineSession:
         """Raises SessionLostError if it is not here."""
         session = self._sessions.get(name)
         if session is None:
@@ -85,7 +85,7 @@ class SessionTable:
     def remove(self, name: str) -> None:
         self.counts.closed += self._sessions.pop(name, None) is not None
 
-    def note_round(self, session: Session, before: Int32Array, asked: Int32Array, output: RequestOutput) -> None:
+    def note_round(self, session: EngineSession, before: Int32Array, asked: Int32Array, output: RequestOutput) -> None:
         """Count a round that read `asked`, prompt and answer, and then all but the last of its own drafts.
 
         before: what had been read when the round began.
@@ -126,10 +126,10 @@ class DraftOptions:
         top_m = min(top_m, most) if temperature >= _GREEDY_BELOW else 0
         return cls(count, temperature if top_m else 0.0, top_m, min(alternatives, most))
 
-    def sampling(self, extra_args: Mapping[str, Any] | None, party: tuple[int, int]) -> SamplingParams:
+    def sampling(self, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]) -> SamplingParams:
         """vLLM's parameters. Its logprobs are those that it samples from (logprobs_mode, set by `vllm_start`).
 
-        party: see `vllm_together`.
+        gang: see `gang`.
         """
         return SamplingParams(
             temperature=self.temperature,
@@ -140,7 +140,7 @@ class DraftOptions:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={**(extra_args or {}), DRAFT_ARG: party},
+            extra_args={**(extra_args or {}), DRAFT_ARG: gang},
         )
 
     def drafted(self, output: RequestOutput) -> Drafted:

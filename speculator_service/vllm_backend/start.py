@@ -24,7 +24,7 @@ OWN_SETTINGS = {
     "skip_tokenizer_init": True,
     "logprobs_mode": "processed_logprobs",
     "max_logprobs": MAX_TOP,
-    # With several tokens a step (`vllm_run_on`) there would be little to gain.
+    # With several tokens a step (`multi_step`) there would be little to gain.
     "async_scheduling": False,
 }
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls", *OWN_SETTINGS)

@@ -4,7 +4,7 @@ Overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads nothing b
 `ModelRunnerOutput` and the attention layers, so one class serves both model runners (V1 on CPU, V2 on a GPU). Keys are
 read once, after the last look-ahead step. All of this runs in the engine's own processes.
 
-What remains of a request after its prompt is run here, in the same engine step (`vllm_run_on`). Each of those steps
+What remains of a request after its prompt is run here, in the same engine step (`multi_step`). Each of those steps
 goes through the same methods, so queries, restored positions and sampling are as in a step of its own.
 
 Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter. Not run: any GPU, so neither NCCL nor CUDA

@@ -27,7 +27,7 @@ def best_draft_count(acceptance: float, cost: float, most: int) -> int:
 
 
 @dataclass(slots=True)
-class Acceptance:
+class AcceptanceAverage:
     """Exponential moving average of single verdicts: each accepted draft is a 1, the first rejected one a 0."""
 
     rate: float = FIRST_ACCEPTANCE
@@ -97,7 +97,7 @@ class DraftCount:
 
     most: int
     adaptive: bool = True
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceAverage = field(default_factory=AcceptanceAverage)
     _idle: int = 0
     _probe_after: int = FIRST_PROBE_AFTER
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.messages import Int32Array, KeptPrompt
-from target_service.drafting.draft_count import Acceptance, DraftCount
+from target_service.drafting.draft_count import AcceptanceAverage, DraftCount
 from target_service.drafting.exchange import Question
 from target_service.drafting.settings import DraftSettings
-from target_service.drafting.target_session import DraftSession, Proposal, one_hot
+from target_service.drafting.target_session import Proposal, TargetSession, one_hot
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class DraftedRequest:
 
     count: DraftCount
     look_ahead: Int32Array
-    session: DraftSession | None
+    session: TargetSession | None
     temperature: float
     top_m: int
 
@@ -39,7 +39,7 @@ class DraftedRequests:
         self._most = most
         self._requests: dict[str, DraftedRequest] = {}
         self._owned: set[tuple[str, str]] = set()
-        self._acceptance = Acceptance()
+        self._acceptance = AcceptanceAverage()
         self._counters: Counter[str] = Counter()
         self._chosen: Counter[int] = Counter()
         self._drafts_at, self._accepted_at = [0] * most, [0] * most
@@ -57,12 +57,12 @@ class DraftedRequests:
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
-            session = DraftSession(settings.session, prompt, settings.draft_ahead)
+            session = TargetSession(settings.session, prompt, settings.draft_ahead)
         # A new request is taken to be like those before it.
         count = DraftCount(min(settings.max_drafts, self._most), settings.adaptive, replace(self._acceptance))
         self._requests[request_id] = DraftedRequest(count, settings.look_ahead, session, temperature, top_m)
 
-    def finish(self, request_id: str) -> DraftSession | None:
+    def finish(self, request_id: str) -> TargetSession | None:
         """Forget a request; the session that ends with it."""
         request = self._requests.pop(request_id, None)
         if request is None or request.session is None:

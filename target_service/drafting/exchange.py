@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import Int32Array
-from target_service.drafting.target_session import DraftSession, Proposal, checked_proposal
+from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "lost", "no_draft")
 
@@ -32,7 +32,7 @@ class Client(Protocol):
 class Question(NamedTuple):
     """What one request asks in one step. top_m: 0 for one-hot drafts."""
 
-    session: DraftSession
+    session: TargetSession
     answer: Int32Array
     drafts: int
     temperature: float
@@ -52,9 +52,9 @@ class _Drafter:
 class DraftExchange:
     """All drafters that the running requests have sessions with.
 
-    connect: makes the client of an address. counters: calls (messages), restored, resumed (sessions that drafted again
-    after an interruption), moved (to another drafter, because theirs is gone), ahead (drafts that were ready), and a
-    request's steps without the drafts it asked for, by reason: those of FALLBACKS.
+    connect: makes the client of an address. counters: exchanges (messages), restored, resumed (sessions that drafted
+    again after an interruption), moved (to another drafter, because theirs is gone), ahead (drafts that were ready),
+    and a request's steps without the drafts it asked for, by reason: those of FALLBACKS.
     """
 
     def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
@@ -63,7 +63,7 @@ class DraftExchange:
         self._threads = ThreadPoolExecutor(thread_name_prefix="draft")
         self.counters: Counter[str] = Counter()
 
-    def ask(self, questions: Iterable[Question]) -> dict[DraftSession, Proposal]:
+    def ask(self, questions: Iterable[Question]) -> dict[TargetSession, Proposal]:
         """The proposals of those sessions that got one. Blocks for at most the clients' deadline."""
         asked: defaultdict[str, list[Question]] = defaultdict(list)
         for question in questions:
@@ -72,12 +72,12 @@ class DraftExchange:
         drafters = [self._prepared(address, rows) for address, rows in asked.items()]
         drafters = [d for d in drafters if d.pending]
         replies = [self._exchange(drafters[0])] if len(drafters) == 1 else self._threads.map(self._exchange, drafters)
-        proposals: dict[DraftSession, Proposal] = {}
+        proposals: dict[TargetSession, Proposal] = {}
         for drafter, (reply, reason) in zip(drafters, replies, strict=True):
             self._take(drafter, reply, reason, proposals)
         return proposals
 
-    def close(self, session: DraftSession) -> None:
+    def close(self, session: TargetSession) -> None:
         """The request ended; its drafter hears of it with the next message."""
         closed = self._drafter(session.address).closed
         closed.append(session.id)
@@ -97,7 +97,7 @@ class DraftExchange:
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
         return {
-            **{name: self.counters[name] for name in ("calls", "restored", "resumed", "moved", "ahead")},
+            **{name: self.counters[name] for name in ("exchanges", "restored", "resumed", "moved", "ahead")},
             "fallbacks": {reason: self.counters[reason] for reason in FALLBACKS},
             "channel": dict(channel),
         }
@@ -107,7 +107,7 @@ class DraftExchange:
             drafter.client.close()
         self._threads.shutdown(wait=False)
 
-    def _find_home(self, session: DraftSession) -> None:
+    def _find_home(self, session: TargetSession) -> None:
         """Replicas come and go: a session whose drafter is gone goes on at one that answers, where it is restored.
 
         Where none answers, it waits for its first one, the likeliest to come back.
@@ -149,9 +149,9 @@ class DraftExchange:
         return reply, "" if reply is not None else _failure(Counter(drafter.client.counters) - before)
 
     def _take(
-        self, drafter: _Drafter, reply: DraftReply | None, reason: str, proposals: dict[DraftSession, Proposal]
+        self, drafter: _Drafter, reply: DraftReply | None, reason: str, proposals: dict[TargetSession, Proposal]
     ) -> None:
-        self.counters["calls"] += 1
+        self.counters["exchanges"] += 1
         drafter.answered |= reply is not None
         drafter.failures = 0 if reply is not None else drafter.failures + 1
         if reply is None:
@@ -176,7 +176,7 @@ class DraftExchange:
                 self.counters["ahead"] += bool(draft and draft.ahead)
                 self.counters["resumed"] += session.drafted()
 
-    def _fall_back(self, session: DraftSession, reason: str) -> None:
+    def _fall_back(self, session: TargetSession, reason: str) -> None:
         # A drafter that has nothing to say this time is there all the same.
         session.interrupted |= reason != "no_draft"
         self.counters[reason] += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import DraftAhead, GenerateRequest, Int32Array, Session
+from kv_transfer.messages import DraftAhead, GenerateRequest, Int32Array, SessionHandle
 
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which cost little to copy."""
@@ -24,7 +24,7 @@ class DraftSettings:
     q_top: int
     draft_ahead: DraftAhead
     look_ahead: Int32Array
-    session: Session | None
+    session: SessionHandle | None
 
 
 def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
         q_top=sent["q_top"],
         draft_ahead=sent["draft_ahead"],
         look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
-        session=Session(*sent["session"]) if sent["session"] else None,
+        session=SessionHandle(*sent["session"]) if sent["session"] else None,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.drafts import Draft, DraftRow, SessionState
-from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt, Session
+from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt, SessionHandle
 
 LAST_RESTORE_AFTER = 64
 """A session that gets lost over and over is sent again after 1, 2, 4, ... and at last every 64 rounds."""
@@ -59,14 +59,14 @@ def _are_ids(ids: Int32Array, vocab_size: int) -> bool:
     return bool(((ids >= 0) & (ids < vocab_size)).all())
 
 
-class DraftSession:
+class TargetSession:
     """A request with a session. prompt: called only to restore the session after the drafter lost it.
 
     draft_ahead: what the drafter is told then.
     """
 
     def __init__(
-        self, session: Session, prompt: Callable[[], KeptPrompt], draft_ahead: DraftAhead | None = None
+        self, session: SessionHandle, prompt: Callable[[], KeptPrompt], draft_ahead: DraftAhead | None = None
     ) -> None:
         self.address, self.id = session.address, session.id
         self.origin = session.address, session.id

@@ -47,7 +47,7 @@ def test_openai_client_streams(openai: OpenAI, document: DemoDocument) -> None:
     ) as response:
         assert response.headers["x-skim-mode"] == "speculative"
         assert int(response.headers["x-skim-kept-tokens"]) < 0.3 * document.prompt_tokens
-        for part in ("tokenise", "queue", "speculate", "select", "transfer", "prefill"):
+        for part in ("tokenize", "queue", "speculate", "select", "transfer", "prefill"):
             assert f"{part};dur=" in response.headers["server-timing"]
         chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])

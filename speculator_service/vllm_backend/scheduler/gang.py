@@ -1,7 +1,7 @@
 """Drafting rounds that are asked for at once run at once.
 
 They reach the engine one message after another. The first would set out alone and go through all its tokens
-(`vllm_run_on`) before the others are looked at: twice the forwards. So each says how many set out with it, and the
+(`multi_step`) before the others are looked at: twice the forwards. So each says how many set out with it, and the
 scheduler holds the early ones back until the last is there.
 """
 
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from speculator_service.vllm_backend.scheduler.time_slicing import DraftTurns, draft_argument
+from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlicingScheduler, draft_argument
 
 PATIENCE_S = 0.02
 """How long after the last arrival the rest is waited for: they may have been cancelled on their way."""
 
 
-class Party:
+class Gang:
     """The rounds of one turn of the event loop. `join` once for each; what it gives goes with the request."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Party:
         self._joined: list[int] = []
 
     async def join(self) -> tuple[int, int]:
-        """(id, size) of the party; size is known when all who come in this turn have come."""
+        """(id, size) of the gang; size is known when all who come in this turn have come."""
         if not self._joined:
             self._joined = [next(self._ids), 0]
         joined = self._joined
@@ -46,28 +46,28 @@ class _Arrived(NamedTuple):
     latest: float
 
 
-class TogetherScheduler(DraftTurns):
-    """A scheduler in which the rounds of a party wait for each other."""
+class GangScheduler(TimeSlicingScheduler):
+    """A scheduler in which the rounds of a gang wait for each other."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.clock: Callable[[], float] = time.perf_counter
-        self._parties: dict[int, _Arrived] = {}  # those that are not complete
+        self._gangs: dict[int, _Arrived] = {}  # those that are not complete
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
-        if party := draft_argument(request):
-            id, size = party
-            members = 1 + (self._parties[id].members if id in self._parties else 0)
+        if gang := draft_argument(request):
+            id, size = gang
+            members = 1 + (self._gangs[id].members if id in self._gangs else 0)
             if members < size:
-                self._parties[id] = _Arrived(members, self.clock())
+                self._gangs[id] = _Arrived(members, self.clock())
             else:
-                self._parties.pop(id, None)
+                self._gangs.pop(id, None)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         late = self.clock() - PATIENCE_S
-        self._parties = {id: arrived for id, arrived in self._parties.items() if arrived.latest > late}
-        early = [r for r in self.waiting if (party := draft_argument(r)) and party[0] in self._parties]
+        self._gangs = {id: arrived for id, arrived in self._gangs.items() if arrived.latest > late}
+        early = [r for r in self.waiting if (gang := draft_argument(r)) and gang[0] in self._gangs]
         if not early:
             return super().schedule(*args, **kwargs)
         self.waiting.remove_requests(early)

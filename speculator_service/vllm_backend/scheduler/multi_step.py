@@ -1,12 +1,12 @@
-"""Several decode steps in one engine step: what remains of a request once its prompt is read takes no step of its own.
+"""Multi-step scheduling: once its prompt is read, a request decodes several tokens in one engine step.
 
-A speculator's requests are finite and short, and each engine step costs scheduling, messages between processes and
-detokenisation many times over what the forward of a small model takes. So the scheduler allocates the slots of the
-tokens that a request still has to make, says so on the `SchedulerOutput` (`RUN_ON`), and the worker goes on by itself:
-it runs the ordinary step, then synthetic ones with one token for each of those requests, and returns all their tokens
-as vLLM's own speculative decoding does, several for a request.
+A speculator's requests are short. Each engine step costs scheduling, messages between processes and detokenization,
+many times what the forward of a small model costs. So the scheduler allocates the slots of the tokens that a request
+still has to decode and notes them on the `SchedulerOutput` (`MULTI_STEP`). The worker runs the ordinary step, then
+synthetic steps with one token for each of those requests. It returns all tokens together, several for a request, as
+vLLM's own speculative decoding does.
 
-Stands on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
+Relies on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
 on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner. Not
 run: any GPU.
 """
@@ -20,16 +20,16 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from speculator_service.vllm_backend.scheduler.gang import TogetherScheduler
+from speculator_service.vllm_backend.scheduler.gang import GangScheduler
 
-MOST = 16
-"""Synthetic steps after an ordinary one, at most: so long does a new request wait for its turn."""
+MAX_STEPS = 16
+"""The most synthetic steps after an ordinary one. A new request waits for at most this many."""
 
-RUN_ON = "skim_run_on"
-"""Attribute of `SchedulerOutput`: dict request id -> Going."""
+MULTI_STEP = "skim_multi_step"
+"""Attribute of `SchedulerOutput`: dict request id -> FurtherSteps."""
 
 
-class Going(NamedTuple):
+class FurtherSteps(NamedTuple):
     """A request that goes on by itself after a step.
 
     computed, outputs: its tokens whose KV that step completes, and its output tokens before that step's. more: tokens
@@ -42,24 +42,24 @@ class Going(NamedTuple):
     blocks: tuple[list[int], ...] | None
 
 
-class RunOnScheduler(TogetherScheduler):
+class MultiStepScheduler(GangScheduler):
     """Lets each request that has read all its tokens go on in the same step, as far as its length and KV blocks go."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        going = {id: g for id in output.num_scheduled_tokens if (g := self._run_on(self.requests[id]))}
-        setattr(output, RUN_ON, going)
+        going = {id: g for id in output.num_scheduled_tokens if (g := self._further_steps(self.requests[id]))}
+        setattr(output, MULTI_STEP, going)
         return output
 
-    def _run_on(self, request: Request) -> Going | None:
+    def _further_steps(self, request: Request) -> FurtherSteps | None:
         left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        more = min(left - 1, MOST)
+        more = min(left - 1, MAX_STEPS)
         if request.is_prefill_chunk or more <= 0:
             return None
         blocks = self.kv_cache_manager.allocate_slots(request, more)
         if blocks is None:  # then it takes a step for each token, and may be preempted, as anywhere in vLLM
             return None
-        going = Going(request.num_computed_tokens, request.num_output_tokens, more, blocks.get_block_ids(True))
+        going = FurtherSteps(request.num_computed_tokens, request.num_output_tokens, more, blocks.get_block_ids(True))
         request.num_computed_tokens += more
         return going
 
@@ -76,7 +76,7 @@ class RunOnScheduler(TogetherScheduler):
 
 def following_steps(output: SchedulerOutput) -> Iterator[SchedulerOutput]:
     """The synthetic steps after `output`: one token for each request that still goes on."""
-    going: dict[str, Going] = getattr(output, RUN_ON, {})
+    going: dict[str, FurtherSteps] = getattr(output, MULTI_STEP, {})
     for step in range(max((g.more for g in going.values()), default=0)):
         there = {id: g for id, g in going.items() if step < g.more}
         yield replace(

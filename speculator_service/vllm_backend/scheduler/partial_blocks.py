@@ -20,11 +20,11 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-MOST = 4
+MAX_PER_PREFIX = 4
 """Tails remembered after the same whole blocks: the latest, as branches leave many."""
 
 
-class Tail(NamedTuple):
+class PartialBlock(NamedTuple):
     """A block whose first tokens are these, as long as it carries this hash."""
 
     block: KVCacheBlock
@@ -36,12 +36,12 @@ class Tail(NamedTuple):
         return self.block.block_hash == self.hash
 
 
-class TailScheduler(Scheduler):
+class PartialBlockScheduler(Scheduler):
     """Remembers the unfilled blocks of finished requests, for models with one group of full attention."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tails: dict[bytes, list[Tail]] = {}  # by what comes before the block
+        self._partial_blocks: dict[bytes, list[PartialBlock]] = {}  # by what comes before the block
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
@@ -56,10 +56,11 @@ class TailScheduler(Scheduler):
         if self.kv_cache_manager.prefix_cache_lookup_enabled(request) and self._has_room(request):
             # The last token is always read: its logits are wanted.
             wanted = request.all_token_ids[count : min(count + self.block_size, request.num_tokens - 1)]
-            tails = self._there(self._before(request, count // self.block_size))
-            common, tail = max(((_common(t.tokens, wanted), t) for t in tails), key=lambda c: c[0], default=(0, None))
-            if tail and common:
-                return KVCacheBlocks(([*blocks.blocks[0], tail.block],)), count + common, boundary, diverged
+            partial_blocks = self._there(self._before(request, count // self.block_size))
+            found = ((_common(block.tokens, wanted), block) for block in partial_blocks)
+            common, partial = max(found, key=lambda c: c[0], default=(0, None))
+            if partial and common:
+                return KVCacheBlocks(([*blocks.blocks[0], partial.block],)), count + common, boundary, diverged
         return blocks, count, boundary, diverged
 
     def _has_room(self, request: Request) -> bool:
@@ -76,31 +77,31 @@ class TailScheduler(Scheduler):
             return
         block = self.kv_cache_manager.get_blocks(request.request_id).blocks[0][full]
         before = self._before(request, full)
-        tails = self._there(before)
-        if block.block_hash is not None or any(tail.tokens == tokens for tail in tails):
+        partial_blocks = self._there(before)
+        if block.block_hash is not None or any(partial.tokens == tokens for partial in partial_blocks):
             return
-        hash = make_block_hash_with_group_id(BlockHash(sha256(("tail", before, tokens, block.block_id))), 0)
+        hash = make_block_hash_with_group_id(BlockHash(sha256(("partial", before, tokens, block.block_id))), 0)
         self.kv_cache_manager.block_pool._insert_block_hash(hash, block, num_tokens=computed)
-        for old in tails[: len(tails) + 1 - MOST]:
+        for old in partial_blocks[: len(partial_blocks) + 1 - MAX_PER_PREFIX]:
             self._forget(old)
-        self._tails.pop(before, None)
-        self._tails[before] = [*tails[-MOST + 1 :], Tail(block, hash, tokens)]
-        if len(self._tails) > self.kv_cache_manager.block_pool.num_gpu_blocks:
-            del self._tails[next(iter(self._tails))]
+        self._partial_blocks.pop(before, None)
+        self._partial_blocks[before] = [*partial_blocks[-MAX_PER_PREFIX + 1 :], PartialBlock(block, hash, tokens)]
+        if len(self._partial_blocks) > self.kv_cache_manager.block_pool.num_gpu_blocks:
+            del self._partial_blocks[next(iter(self._partial_blocks))]
 
-    def _forget(self, tail: Tail) -> None:
+    def _forget(self, partial: PartialBlock) -> None:
         """Nobody will look for it any more: its block is the next to be used again."""
         pool = self.kv_cache_manager.block_pool
-        pool._remove_cached_block_hashes(tail.block)
-        if not tail.block.ref_cnt:
-            pool.free_block_queue.remove(tail.block)
-            pool.free_block_queue.prepend_n([tail.block])
+        pool._remove_cached_block_hashes(partial.block)
+        if not partial.block.ref_cnt:
+            pool.free_block_queue.remove(partial.block)
+            pool.free_block_queue.prepend_n([partial.block])
 
-    def _there(self, before: bytes) -> list[Tail]:
-        return [tail for tail in self._tails.get(before, ()) if tail.is_there]
+    def _there(self, before: bytes) -> list[PartialBlock]:
+        return [partial for partial in self._partial_blocks.get(before, ()) if partial.is_there]
 
     def _before(self, request: Request, full: int) -> bytes:
-        """What the whole blocks before a tail are known by; the salt where there are none."""
+        """What the whole blocks before a partial are known by; the salt where there are none."""
         return bytes(request.block_hashes[full - 1]) if full else (request.cache_salt or "").encode()
 
 

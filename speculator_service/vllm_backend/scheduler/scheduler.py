@@ -1,5 +1,7 @@
-"""The scheduler of a speculator: drafts take turns with prompts (`vllm_turns`) and wait for those that were begun with
-them (`vllm_together`), requests run on (`vllm_run_on`), and scores get to the front.
+"""The speculator's scheduler, put together from its mixins, and the way of the scores to the front.
+
+Drafts and prompts share time (`time_slicing`), drafting rounds that begin together run together (`gang`), a request
+decodes several tokens in one engine step (`multi_step`), and unfilled blocks are cached too (`partial_blocks`).
 
 The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the name `SCORES`; here each payload becomes
 `EngineCoreOutput.kv_transfer_params`, which vLLM delivers as `RequestOutput.kv_transfer_params`.
@@ -9,13 +11,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
-from speculator_service.vllm_backend.scheduler.multi_step import RunOnScheduler
-from speculator_service.vllm_backend.scheduler.partial_blocks import TailScheduler
+from speculator_service.vllm_backend.scheduler.multi_step import MultiStepScheduler
+from speculator_service.vllm_backend.scheduler.partial_blocks import PartialBlockScheduler
 
 SCORES = "skim_scores"
 
 
-class SpeculatorScheduler(RunOnScheduler, TailScheduler):
+class SpeculatorScheduler(MultiStepScheduler, PartialBlockScheduler):
     """Schedules a step after the last one's tokens are known: with several tokens a step, ahead would gain little."""
 
     def update_from_output(

@@ -13,10 +13,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 DRAFT_ARG = "skim_draft"
-"""Key in `SamplingParams.extra_args` of a session's round: (id, size) of those begun at once, see `vllm_together`."""
+"""Key in `SamplingParams.extra_args` of a session's round: (id, size) of those begun at once, see `gang`."""
 
 
-class Turns:
+class TimeSlices:
     """After a step with prompts, drafts may have as long a time for themselves."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -39,14 +39,14 @@ class Turns:
         self._left = 0.0
 
 
-class DraftTurns(Scheduler):
+class TimeSlicingScheduler(Scheduler):
     """A scheduler in which drafts take turns with prompts that are being read or wait for it."""
 
     running: list[Request]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.turns = Turns()
+        self.time_slices = TimeSlices()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         reading = [request for request in self.running if request.is_prefill_chunk]
@@ -54,7 +54,7 @@ class DraftTurns(Scheduler):
         drafts = len(waiting) < len(self.waiting) or any(
             draft_argument(request) and not request.is_prefill_chunk for request in self.running
         )
-        if not self.turns.begin(drafts=drafts, prompts=bool(reading or waiting)):
+        if not self.time_slices.begin(drafts=drafts, prompts=bool(reading or waiting)):
             return super().schedule(*args, **kwargs)
         self.running = [request for request in self.running if not request.is_prefill_chunk]
         self.waiting.remove_requests(waiting)
@@ -68,7 +68,7 @@ class DraftTurns(Scheduler):
             for request in waiting:
                 self.waiting.add_request(request)
         if not output.total_num_scheduled_tokens:
-            self.turns.give_up()
+            self.time_slices.give_up()
         return output
 
 

@@ -20,12 +20,12 @@ def test_what_is_added_is_the_difference_of_the_same_prompts() -> None:
 
 def test_the_parts_sum_up_to_the_clients_time() -> None:
     header = (
-        "tokenise;dur=4.00, queue;dur=1.50, speculate;dur=40.00, select;dur=0.50, transfer;dur=5.00, prefill;dur=30.00"
+        "tokenize;dur=4.00, queue;dur=1.50, speculate;dur=40.00, select;dur=0.50, transfer;dur=5.00, prefill;dur=30.00"
     )
     timed = Timed(90.0, 100.0, 4, server_timing(f"{header}, total;dur=83.00"))
     parts = split(timed, select_hop=2.0)
     assert parts == {
-        "tokenise": 4.0, "queue": 1.5, "speculate": 40.0, "select": 0.5, "prefill": 30.0,
+        "tokenize": 4.0, "queue": 1.5, "speculate": 40.0, "select": 0.5, "prefill": 30.0,
         "select_hop": 2.0, "generate_hop": 3.0, "route": 2.0, "http": 7.0,
     }  # fmt: skip
     assert sum(parts.values()) == timed.first_ms
@@ -37,7 +37,7 @@ def test_parts_that_a_way_has_not_are_zero() -> None:
     rows = parts_table([Timed(10.0, 12.0, 2, {"queue": 1.0, "select_hop": 0.5})] * 3, through)
     by_part = {row["part"]: row for row in rows}
     assert tuple(by_part) == PARTS
-    assert (by_part["tokenise"]["skim_ms"], by_part["tokenise"]["in_process_ms"]) == (3.0, 0.0)
+    assert (by_part["tokenize"]["skim_ms"], by_part["tokenize"]["in_process_ms"]) == (3.0, 0.0)
     assert by_part["queue"]["added_ms"] == 2.0
     assert by_part["select_hop"]["added_ms"] == 2.5
     assert set(WAY) < set(PARTS)

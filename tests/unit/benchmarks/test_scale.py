@@ -11,7 +11,7 @@ from benchmarks import scale
 from benchmarks.scale_summary import POOLS, summary, waiting
 from cluster.serve.app import build_app
 
-SETTINGS = scale.Settings(target="/t", speculator="/s", drain_s=3.0)
+SETTINGS = scale.ScaleSettings(target="/t", speculator="/s", drain_s=3.0)
 BEGINS = {"before": 0.0, "step": 10.0, "after": 50.0}
 # One waits 1 s before the step; in it 4 s, then 20 s, then 2 s; one fails after it.
 REQUESTS = [
@@ -101,7 +101,7 @@ def test_requests_as_the_load_generator_saves_them() -> None:
 
 @pytest.mark.parametrize("policy", ["work", "requests"])
 def test_the_deployment_scales_by_the_policy(policy: str) -> None:
-    router = build_app(scale._deployment(scale.Settings("/t", "/s", policy)))._bound_deployment
+    router = build_app(scale._deployment(scale.ScaleSettings("/t", "/s", policy)))._bound_deployment
     for bound in router.init_args:
         scaling = bound._bound_deployment._deployment_config.autoscaling_config
         assert scaling.policy.is_default_policy_function() == (policy == "requests")
@@ -119,7 +119,7 @@ def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
     monkeypatch.setattr(scale, "send", send)
     monkeypatch.setattr(scale, "_replicas", lambda zero: nullcontext(SAMPLES))
-    told = scale.run(scale.Settings("/models/t", "/models/s", rate=2.0, step_s=30.0))
+    told = scale.run(scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0))
     assert sent == [("http://there", *of) for of in ((1, None), (5, 0.4), (60, 2.0), (24, 0.4))]
     assert [request["ttft_s"] for request in told["requests"]] == [0.5] * 3
     assert told["settings"]["target"] == "t"

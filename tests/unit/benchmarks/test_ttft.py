@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.report import report
-from benchmarks.ttft import Settings, Timing, Turn, describe, plot, rows_of, table, turns
+from benchmarks.ttft import Timing, TtftSettings, Turn, describe, plot, rows_of, table, turns
 
-SMALL = Settings(lengths=(1024, 4096), keep_rates=(0.1, 1.0), short_lengths=(256,), rounds=2)
+SMALL = TtftSettings(lengths=(1024, 4096), keep_rates=(0.1, 1.0), short_lengths=(256,), rounds=2)
 
 
 def timing(column: str, tokens: int, rate: float | None, index: int, ms: float, **parts: float) -> Timing:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from evals import results
-from evals.run import Settings, run, wilson
+from evals.run import EvalSettings, run, wilson
 from kv_transfer.errors import SkimError
 from tests.unit.evals.conftest import MODELS
 
 PAIR = {"target": str(MODELS / "target"), "speculator": str(MODELS / "speculator")}
-SETTINGS = Settings(
+SETTINGS = EvalSettings(
     **PAIR, keep_rates=(0.2, 1.0), tasks=("single_needle", "counting"), lengths=(1024,), samples=2, style="plain",
     engine="mock", max_tokens=8,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from kv_transfer.messages import (
     Selection,
     SelectionOptions,
     SelectRequest,
-    Session,
+    SessionHandle,
     TokenLogprob,
 )
 
@@ -33,7 +33,7 @@ builtins = st.recursive(
     max_leaves=6,
 )
 parameters = st.dictionaries(names, builtins, max_size=4)
-sessions = st.builds(Session, names, names)
+sessions = st.builds(SessionHandle, names, names)
 logprobs = st.lists(st.builds(TokenLogprob, ids, st.floats(max_value=0, allow_nan=False), st.none() | ids), max_size=3)
 
 

@@ -20,7 +20,7 @@ from kv_transfer.messages import (
     Selection,
     SelectionOptions,
     SelectRequest,
-    Session,
+    SessionHandle,
 )
 from tests.unit.kv_transfer.message_strategies import messages, same
 
@@ -31,7 +31,7 @@ CLASSES = [
     GenerateRequest,
     GenerateOutput,
     ModelInfo,
-    Session,
+    SessionHandle,
     SelectionOptions,
     DraftRequest,
     DraftReply,

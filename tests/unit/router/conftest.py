@@ -14,7 +14,7 @@ import pytest_asyncio
 from actors.observability.tracing import NO_TRACER, Span, Tracer
 from cluster.commands.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, Session
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from speculator_service.mock_engine import MockSpeculator
@@ -54,7 +54,7 @@ class LocalPools:
         )
         return decode(encode(selection), Selection)
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: SessionHandle) -> None:
         await self.speculator_engine.close_session(session.id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:

@@ -23,7 +23,7 @@ from kv_transfer.messages import (
     ModelInfo,
     Selection,
     SelectRequest,
-    Session,
+    SessionHandle,
 )
 from router.pools import MAX_ATTEMPTS, ServePools
 from tests.unit.router.conftest import until
@@ -382,5 +382,5 @@ async def test_connecting_learns_what_the_pools_run():
 )
 async def test_every_speculator_is_told_that_a_session_ended_and_none_is_missed(reply):
     pools, speculator, _ = serve_pools(speculator=[Reply(reply)])
-    await pools.end_session(Session("here:1", "s"))
+    await pools.end_session(SessionHandle("here:1", "s"))
     assert speculator.broadcasts == [("end_session", "s")]

@@ -107,7 +107,7 @@ async def test_one_trace_goes_through_all_three(served, traced, document):
     request = router.named("POST /v1/chat/completions")
     assert (f"{request.parent.trace_id:x}".zfill(32), f"{request.parent.span_id:x}") == (TRACE, CLIENTS_SPAN)
     parents = {
-        "skim.router.tokenise": request.name,
+        "skim.router.tokenize": request.name,
         "skim.router.select": request.name,
         "skim.router.generate": request.name,
         "skim.speculator.select": "skim.router.select",

@@ -128,7 +128,7 @@ def tokens_a_step(most: int):
     def limit(worker):
         from speculator_service.vllm_backend.scheduler import multi_step
 
-        multi_step.MOST = most - 1
+        multi_step.MAX_STEPS = most - 1
 
     return limit
 

@@ -16,7 +16,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from speculator_service.vllm_backend.scheduler.multi_step import RUN_ON, following_steps, merge
+from speculator_service.vllm_backend.scheduler.multi_step import MULTI_STEP, following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 
@@ -135,7 +135,7 @@ class SimulatedEngine:
             if request.is_finished() and done and not done.done():
                 done.set_result(None)
             self.preempted += request.num_preemptions if request.is_finished() else 0
-            alone = request_id not in getattr(step, RUN_ON)
+            alone = request_id not in getattr(step, MULTI_STEP)
             self.fell_behind += alone and not (request.is_finished() or request.is_prefill_chunk)
 
     def _execute(self, step):

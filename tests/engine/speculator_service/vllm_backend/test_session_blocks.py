@@ -9,7 +9,7 @@ from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt, SelectionOptions
 from speculator_service.vllm_backend.scheduler import multi_step
-from speculator_service.vllm_backend.scheduler.time_slicing import Turns
+from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation, root
 from tests.reference.models import build_model
 
@@ -145,7 +145,7 @@ async def test_a_round_is_one_step(start, monkeypatch):
     simulated.scheduler.clock = lambda: 0.0
     assert await steps() == 1
     for most, expected in ((4, 2), (0, 6)):
-        monkeypatch.setattr(multi_step, "MOST", most)
+        monkeypatch.setattr(multi_step, "MAX_STEPS", most)
         assert await steps() == expected
     monkeypatch.undo()
     simulated.scheduler.clock = itertools.count().__next__
@@ -169,7 +169,7 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     first, drafts = await read(nothing)
     second, _ = await read(np.append(drafts[:2], 999).astype(np.int32))
     assert first == second == 4  # with three drafts
-    simulated.scheduler._tails.clear()
+    simulated.scheduler._partial_blocks.clear()
     assert (await read(nothing))[0] == 100 % BLOCK + 3
     engine.close()
 
@@ -226,7 +226,7 @@ async def rounds_beside_a_prompt(engine, turns):
 
 async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
     engine = start()
-    rounds, first = await rounds_beside_a_prompt(engine, Turns)
+    rounds, first = await rounds_beside_a_prompt(engine, TimeSlices)
     assert first < 3 * 256  # a chunk before it, and one while its answer is on its way
     # A round reads a token and 3 drafts: as many rounds as take the prompt's own time.
     assert 0.5 * 1000 < rounds * 4 < 1.5 * 1000
@@ -235,7 +235,7 @@ async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
 
 
 async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
-    class NoTurns(Turns):
+    class NoTurns(TimeSlices):
         def begin(self, **there):
             return False
 

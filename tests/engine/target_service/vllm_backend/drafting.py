@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, Session
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
 from target_service.engine import TargetEngine
 from tests.engine.target_service.vllm_backend.cases import GREEDY
 from tests.reference.drafters import FakeSpeculator
 from tests.reference.generation_oracle import joined
 
 PLAIN = DecodeOptions(method="none")
-MOST = 5
+MAX_DRAFTS = 5
 """The engine's K in these tests."""
 
 
@@ -48,7 +48,7 @@ async def plain_cases(
 def with_session(case: Case, speculator: FakeSpeculator, look_ahead: Sequence[int] = ()) -> KeptPrompt:
     """The prompt as the router sends it after a selection that left a session."""
     speculator.known[case.name] = []
-    session = Session(speculator.address, case.name)
+    session = SessionHandle(speculator.address, case.name)
     return replace(case.prompt, session=session, look_ahead_tokens=np.array(look_ahead, np.int32))
 
 
@@ -62,7 +62,7 @@ async def wrong_answers(
     **options: Any,
 ) -> list[str]:
     """The names of the cases whose drafted answer is not the plain one. look_ahead: so many tokens come as such."""
-    chosen = DecodeOptions(**{"max_draft_tokens": MOST, "adaptive": False, **options})
+    chosen = DecodeOptions(**{"max_draft_tokens": MAX_DRAFTS, "adaptive": False, **options})
     turns = asyncio.Semaphore(at_once)
 
     async def is_wrong(case: Case) -> bool:

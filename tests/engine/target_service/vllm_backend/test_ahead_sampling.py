@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kv_transfer.channel_server import DraftServer
-from kv_transfer.messages import DecodeOptions, DraftAhead, GenerateRequest, Int32Array, KeptPrompt, Session
+from kv_transfer.messages import DecodeOptions, DraftAhead, GenerateRequest, Int32Array, KeptPrompt, SessionHandle
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Drafted
 from target_service.vllm_backend.engine import VllmTarget
@@ -116,7 +116,7 @@ async def sample(
         name = f"{mode}-{seed}"
         drafter.sessions.add(name)
         service.adopt(name, np.empty(0, np.int32), mode)
-        prompt = replace(PROMPT, session=Session(address, name))
+        prompt = replace(PROMPT, session=SessionHandle(address, name))
         request = GenerateRequest(name, prompt, {**sampling, "seed": seed}, decode=options)
         return joined([o async for o in target.generate(request)])[0]
 
@@ -134,8 +134,8 @@ async def test_blocks_are_distributed_as_the_targets_own(
     engine: VllmTarget, logprobs: torch.Tensor, mode: DraftAhead, drafts: int
 ) -> None:
     answers, counts, rose = await sample(engine, Drafter(logprobs), mode, drafts)
-    assert counts["ahead_hits"] >= 0.3 * counts["rows"]
-    assert counts["ahead_misses"] > 0.05 * counts["rows"]
+    assert counts["ahead_hits"] >= 0.3 * counts["draft_requests"]
+    assert counts["ahead_misses"] > 0.05 * counts["draft_requests"]
     assert 0.3 < rose["accepted"] / rose["drafts"] < 0.9
     assert {len(answer) for answer in answers} == {TOKENS}
     assert blocks_p(answers, sampled_from(logprobs, **SAMPLING)) > 0.01
@@ -145,5 +145,5 @@ async def test_blocks_are_distributed_as_the_targets_own(
 
 async def test_a_wrong_q_of_work_ahead_is_found_out(engine: VllmTarget, logprobs: torch.Tensor) -> None:
     answers, counts, _ = await sample(engine, Liar(logprobs), "branches", 2)
-    assert counts["ahead_hits"] >= 0.3 * counts["rows"]
+    assert counts["ahead_hits"] >= 0.3 * counts["draft_requests"]
     assert blocks_p(answers, sampled_from(logprobs, **SAMPLING)) < 1e-4

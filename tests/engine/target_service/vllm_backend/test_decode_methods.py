@@ -17,7 +17,7 @@ from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gai
 from tests.reference.draft_heads import build_eagle, build_medusa
 from tests.reference.generation_oracle import GenerationOracle
 
-MOST = 3
+MAX_DRAFTS = 3
 NEEDS_ARCTIC = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix decoding needs arctic-inference")
 METHODS = [
     "ngram",
@@ -42,7 +42,7 @@ def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
         return {"draft_model": model}
     if method in ("eagle", "eagle3"):
         return {"draft_model": build_eagle(folder, model, method)}
-    return {"draft_model": build_medusa(folder, model, MOST)} if method == "medusa" else {}
+    return {"draft_model": build_medusa(folder, model, MAX_DRAFTS)} if method == "medusa" else {}
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -51,7 +51,7 @@ async def engine(
 ) -> AsyncGenerator[VllmTarget, None]:
     more = method_options(request.param, model, tmp_path_factory.mktemp(request.param))
     target = VllmTarget(
-        model, decode={"method": request.param, "max_draft_tokens": MOST}, **engine_options(device, **more)
+        model, decode={"method": request.param, "max_draft_tokens": MAX_DRAFTS}, **engine_options(device, **more)
     )
     yield target
     target.close()
@@ -72,7 +72,7 @@ def many_prompts() -> list[KeptPrompt]:
 
 
 async def test_tokens_are_those_of_plain_decoding(engine: VllmTarget, model: str) -> None:
-    prompts, options = many_prompts(), DecodeOptions(max_draft_tokens=MOST)
+    prompts, options = many_prompts(), DecodeOptions(max_draft_tokens=MAX_DRAFTS)
     plain = await asyncio.gather(*(decode(engine, p, f"plain-{i}", PLAIN) for i, p in enumerate(prompts)))
     before = await engine.decode_stats()
     assert before["drafts"] == 0
@@ -90,13 +90,13 @@ async def test_tokens_are_those_of_plain_decoding(engine: VllmTarget, model: str
 async def test_a_request_may_ask_for_fewer_drafts(engine: VllmTarget) -> None:
     before = await engine.decode_stats()
     await decode(engine, repeating(kept_prompt(600, 120, seed=2)), "few", DecodeOptions(max_draft_tokens=1))
-    assert gained(before, await engine.decode_stats())["drafts_per_position"][1:] == [0] * (MOST - 1)
+    assert gained(before, await engine.decode_stats())["drafts_per_position"][1:] == [0] * (MAX_DRAFTS - 1)
 
 
 async def test_an_answer_up_to_the_last_position(engine: VllmTarget, model: str) -> None:
     """Drafts may reach past the model's last position; their places are kept inside its tables."""
     prompt = kept_prompt(2048 - 64, 60, seed=4)
-    tokens = await decode(engine, prompt, "last", DecodeOptions(max_draft_tokens=MOST))
+    tokens = await decode(engine, prompt, "last", DecodeOptions(max_draft_tokens=MAX_DRAFTS))
     assert len(tokens) == 64
     assert GenerationOracle(model).wrong_tokens(prompt, tokens) == 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.channel_server import DraftServer
-from kv_transfer.messages import DecodeOptions, DraftAhead, Session
+from kv_transfer.messages import DecodeOptions, DraftAhead, SessionHandle
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
@@ -20,7 +20,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.engine.target_service.vllm_backend.drafting import (
-    MOST,
+    MAX_DRAFTS,
     PLAIN,
     Case,
     decode,
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
-    decode = {"method": "remote", "max_draft_tokens": MOST}
+    decode = {"method": "remote", "max_draft_tokens": MAX_DRAFTS}
     # Slower than any test wants, so that a busy machine makes no timeouts of its own.
     target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
     yield target
@@ -106,7 +106,7 @@ async def test_drafting_ahead_does_not_change_the_answer(
     async def answer(case: Case) -> list[int]:
         async with turns:
             service.adopt(case.name, np.array(case.answer[:3], np.int32), mode)
-            prompt = replace(case.prompt, session=Session(address, case.name))
+            prompt = replace(case.prompt, session=SessionHandle(address, case.name))
             return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
 
     try:
@@ -116,7 +116,7 @@ async def test_drafting_ahead_does_not_change_the_answer(
         await server.stop()
         await service.close()
     assert (counts["lost"], counts["restored"]) == (0, 0)
-    assert counts["ahead_hits"] > 0.3 * counts["rows"] or mode == "off"
+    assert counts["ahead_hits"] > 0.3 * counts["draft_requests"] or mode == "off"
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
@@ -127,7 +127,7 @@ async def test_a_request_may_ask_for_fewer_drafts(
     assert await wrong(engine, cases[:6], speculator, max_draft_tokens=drafts) == []
     at = gained(before, await engine.decode_stats())["drafts_per_position"]
     assert at[drafts - 1] > 0
-    assert at[drafts:] == [0] * (MOST - drafts)
+    assert at[drafts:] == [0] * (MAX_DRAFTS - drafts)
 
 
 async def test_none_takes_no_drafts_beside_requests_that_do(
@@ -162,7 +162,7 @@ async def test_look_ahead_that_misses_is_left_at_once(
 ) -> None:
     case = cases[1]
     missed = [*case.answer[:3], (case.answer[3] + 1) % VOCABULARY, *case.answer[4:9]]
-    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
     assert await decode(engine, with_session(case, speculator, missed), case.name, options) == case.answer
     assert speculator.requests[0].rows[0].tokens.tolist() == case.answer[:4]
 
@@ -235,7 +235,7 @@ async def test_sampled_answers_beside_one_session(
 ) -> None:
     """n answers have one session: the first drafts, the others decode plainly."""
     before = await engine.decode_stats()
-    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
     prompt = with_session(cases[0], speculator)
     await decode(engine, prompt, cases[0].name, options, n=3, temperature=1.0, seed=1, max_tokens=16)
     assert gained(before, await engine.decode_stats())["fallbacks"]["no_session"] > 0

@@ -13,7 +13,7 @@ import torch
 
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import Draft, DraftRow
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, Session
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from target_service.vllm_backend.engine import VllmTarget
@@ -25,7 +25,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.engine.target_service.vllm_backend.drafting import (
-    MOST,
+    MAX_DRAFTS,
     PLAIN,
     Case,
     decode,
@@ -52,7 +52,7 @@ async def engine(model: str, device: str, every_core: None) -> AsyncGenerator[Vl
     target = VllmTarget(
         model,
         tensor_parallel=2,
-        decode={"method": "remote", "max_draft_tokens": MOST},
+        decode={"method": "remote", "max_draft_tokens": MAX_DRAFTS},
         # A deadline that a busy machine keeps, for a drafter that is as slow as its target.
         draft_channel={"deadline_s": 5.0},
         **engine_options(device),
@@ -89,7 +89,7 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
 async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> tuple[list[int], list]:
     """64 tokens at temperature 1, with the log probabilities of the sampled and the likeliest two."""
     sampling = {"temperature": 1.0, "max_tokens": 64, "ignore_eos": True, "logprobs": 2}
-    options = DecodeOptions(max_draft_tokens=MOST, adaptive=False, q_top=16)
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False, q_top=16)
     request = GenerateRequest(case.name, with_session(case, speculator), sampling, decode=options)
     tokens, logprobs, _ = joined([o async for o in engine.generate(request)])
     return tokens, logprobs
@@ -107,7 +107,7 @@ async def address(model: str, engine: VllmTarget) -> AsyncGenerator[str, None]:
 
 def prompts(address: str) -> list[KeptPrompt]:
     kept = [kept_prompt(300 + 7 * i, 50 + i, seed=i) for i in range(4)]
-    return [replace(p, session=Session(address, f"session-{i}")) for i, p in enumerate(kept)]
+    return [replace(p, session=SessionHandle(address, f"session-{i}")) for i, p in enumerate(kept)]
 
 
 async def test_a_drafter_that_reads_the_kept_tokens_at_their_places_is_always_right(
@@ -128,7 +128,7 @@ async def test_a_drafter_that_reads_the_kept_tokens_at_their_places_is_always_ri
 async def test_sampled_drafts_come_with_their_q(engine: VllmTarget, model: str, address: str) -> None:
     """A drafter that is the target: q is p but for what lies below the top m, and nearly all is accepted."""
     before = await engine.decode_stats()
-    prompt = replace(prompts(address)[0], session=Session(address, "sampled"))
+    prompt = replace(prompts(address)[0], session=SessionHandle(address, "sampled"))
     sampling = {"temperature": 0.3, "max_tokens": 100, "ignore_eos": True, "logprobs": 1}
     request = GenerateRequest("sampled", prompt, sampling, decode=OPTIONS)
     tokens, logprobs, _ = joined([o async for o in engine.generate(request)])

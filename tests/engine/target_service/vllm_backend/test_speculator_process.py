@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.messages import DecodeOptions, Session
+from kv_transfer.messages import DecodeOptions, SessionHandle
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, engine_options, kept_prompt
-from tests.engine.target_service.vllm_backend.drafting import MOST, Case, decode, gained, plain_cases
+from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, Case, decode, gained, plain_cases
 from tests.reference.speculator_process import HOST, SpeculatorProcess
 
 
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
-    options = {"decode": {"method": "remote", "max_draft_tokens": MOST}, "draft_channel": {"deadline_s": 1.0}}
+    options = {"decode": {"method": "remote", "max_draft_tokens": MAX_DRAFTS}, "draft_channel": {"deadline_s": 1.0}}
     target = VllmTarget(model, **options, **engine_options(device))
     yield target
     target.close()
@@ -37,7 +37,7 @@ async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine
     before = await engine.decode_stats()
 
     async def answer(case: Case, port: int) -> list[int]:
-        prompt = replace(case.prompt, session=Session(f"{HOST}:{port}", case.name))
+        prompt = replace(case.prompt, session=SessionHandle(f"{HOST}:{port}", case.name))
         return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
 
     async def rose_until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

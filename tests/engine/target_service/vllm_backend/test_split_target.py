@@ -17,7 +17,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     engine_options,
     kept_prompt,
 )
-from tests.engine.target_service.vllm_backend.drafting import MOST, PLAIN, Case, decode, gained, with_session
+from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, PLAIN, Case, decode, gained, with_session
 from tests.reference.drafters import FakeSpeculator, knowing
 from tests.reference.generation_oracle import GenerationOracle, joined
 
@@ -55,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 async def halves(model: str, device: str) -> AsyncGenerator[Halves, None]:
     options = engine_options(device, **({"kv_transfer_config": {"kv_buffer_device": "cpu"}} if device == "cpu" else {}))
-    speculate = {"decode": {"method": "remote", "max_draft_tokens": MOST}, "draft_channel": {"deadline_s": 1.0}}
+    speculate = {"decode": {"method": "remote", "max_draft_tokens": MAX_DRAFTS}, "draft_channel": {"deadline_s": 1.0}}
     prefill = VllmTarget(model, kv_role="prefill", **options)
     decoding = VllmTarget(model, kv_role="decode", **speculate, **options)
     yield Halves(prefill, decoding)
@@ -104,7 +104,7 @@ async def test_drafts_are_verified_on_the_decoding_side(halves: Halves) -> None:
     async with FakeSpeculator(knowing({case.name: case.answer}, 0.25, 724)) as speculator:
         before = await halves.decode.decode_stats()
         told = await halves.blocks(prompt, case.name)
-        options = DecodeOptions(max_draft_tokens=MOST, adaptive=False)
+        options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
         request = GenerateRequest(
             case.name, with_session(case, speculator), GREEDY, decode=options, kv_blocks=told.kv_blocks
         )

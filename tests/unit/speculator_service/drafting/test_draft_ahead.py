@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError
-from speculator_service.drafting.budget import FLOOR, PROBE, STRETCH, Acceptance, AheadBudget
+from speculator_service.drafting.budget import FLOOR, PROBE, STRETCH, AheadBudget, SessionAcceptance
 from speculator_service.drafting.draft_ahead import Ahead, Ask, Guess, guess_branches, guess_chain
 from speculator_service.engine import Drafted, supports_branches
 from tests.unit.speculator_service.drafting.draft_toys import ToyEngine, ids
@@ -45,7 +45,7 @@ def test_a_chain_is_all_drafts_and_the_drafters_next_token():
 
 
 def test_acceptance_follows_the_target():
-    acceptance = Acceptance()
+    acceptance = SessionAcceptance()
     for _ in range(200):
         acceptance.add(1, 4)
     assert acceptance.rate == pytest.approx(0.5)

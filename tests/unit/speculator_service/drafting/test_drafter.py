@@ -9,7 +9,7 @@ import pytest
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.drafting.drafter_session import DraftSession
+from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import Drafted
 from tests.unit.speculator_service.drafting.draft_toys import (
     RememberingEngine,
@@ -60,7 +60,7 @@ async def test_rows_build_the_answer_and_drafts_continue_it():
     assert drafts["a"].position == 3
     assert service.metrics() == {
         "rounds": 2,
-        "rows": 3,
+        "draft_requests": 3,
         "drafts": 7,
         "ahead_hits": 0,
         "ahead_misses": 0,
@@ -253,7 +253,7 @@ async def test_rounds_are_timed_with_their_own_work_ahead_or_with_none_about(mon
 
 
 def test_acceptance_counts_the_drafts_that_were_sent_once():
-    session = DraftSession("a", "off", 0.0)
+    session = DrafterSession("a", "off", 0.0)
     before = session.acceptance.rate
     session.extend(row("a", 0, 5))
     assert session.acceptance.rate == before

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from target_service.drafting.draft_count import Acceptance, DraftCount, StepCosts, best_draft_count, expected_tokens
+from target_service.drafting.draft_count import (
+    AcceptanceAverage,
+    DraftCount,
+    StepCosts,
+    best_draft_count,
+    expected_tokens,
+)
 
 RATES = st.floats(0, 1)
 COSTS = st.floats(0, 10)
@@ -60,7 +66,7 @@ def test_known_counts() -> None:
 @settings(max_examples=30)
 @given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 2**32))
 def test_acceptance_finds_the_true_rate(rate: float, drafts: int, seed: int) -> None:
-    rng, acceptance, seen = np.random.default_rng(seed), Acceptance(), []
+    rng, acceptance, seen = np.random.default_rng(seed), AcceptanceAverage(), []
     for _ in range(1500):
         acceptance.observe(drafts, int(np.cumprod(rng.random(drafts) < rate).sum()))
         seen.append(acceptance.rate)
@@ -105,11 +111,11 @@ def test_a_full_batch_makes_drafts_dear() -> None:
     for tokens in (64, 128, 256) * 20:
         costs.observe_step(tokens, 1e-4 * tokens)
     costs.observe_exchange(4, 1e-4)
-    assert DraftCount(4, acceptance=Acceptance(0.9)).next(costs.per_draft(64)) == 0
+    assert DraftCount(4, acceptance=AcceptanceAverage(0.9)).next(costs.per_draft(64)) == 0
 
 
 def test_a_count_that_fell_to_zero_probes_and_comes_back() -> None:
-    count = DraftCount(4, acceptance=Acceptance(0.0))
+    count = DraftCount(4, acceptance=AcceptanceAverage(0.0))
     cost, asked = 0.2, []
     for _ in range(60):
         asked.append(count.next(cost))
@@ -125,11 +131,11 @@ def test_a_count_that_fell_to_zero_probes_and_comes_back() -> None:
 
 
 def test_without_adapting_it_is_always_the_most() -> None:
-    count = DraftCount(3, adaptive=False, acceptance=Acceptance(0.0))
+    count = DraftCount(3, adaptive=False, acceptance=AcceptanceAverage(0.0))
     assert [count.next(9.0) for _ in range(5)] == [3] * 5
 
 
 @given(RATES, st.lists(COSTS, max_size=50), st.integers(0, 16))
 def test_a_count_keeps_its_bounds(rate: float, costs: list[float], most: int) -> None:
-    count = DraftCount(most, acceptance=Acceptance(rate))
+    count = DraftCount(most, acceptance=AcceptanceAverage(rate))
     assert all(0 <= count.next(cost) <= most for cost in costs)

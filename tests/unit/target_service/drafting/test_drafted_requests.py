@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, Session
+from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, SessionHandle
 from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests
 from target_service.drafting.settings import DRAFTING, DraftSettings, draft_settings, encode_settings, max_drafts
 
@@ -17,7 +17,7 @@ def ids(*values: int) -> Int32Array:
 
 def settings(**changed: object) -> DraftSettings:
     fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "draft_ahead": "chain", "look_ahead": ids()}
-    fields["session"] = Session("a:1", "s")
+    fields["session"] = SessionHandle("a:1", "s")
     return DraftSettings(**{**fields, **changed})
 
 
@@ -29,7 +29,7 @@ def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> Draf
 
 
 def test_settings_travel() -> None:
-    prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), Session("a:1", "s"))
+    prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), SessionHandle("a:1", "s"))
     decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7, draft_ahead="branches")
     sent = {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=decode))}
     read = draft_settings(sent)

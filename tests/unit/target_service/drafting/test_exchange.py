@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
-from kv_transfer.messages import KeptPrompt, Session
+from kv_transfer.messages import KeptPrompt, SessionHandle
 from target_service.drafting.exchange import MOVE_AFTER, DraftExchange, Question
-from target_service.drafting.target_session import DraftSession
+from target_service.drafting.target_session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
 
@@ -49,7 +49,7 @@ def exchange(clients: dict[str, ScriptedClient]) -> DraftExchange:
 
 
 def question(address: str = "a:1", id: str = "s") -> Question:
-    return Question(DraftSession(Session(address, id), lambda: KeptPrompt.dense([1, 2])), ANSWER, 3, 0.0, 0)
+    return Question(TargetSession(SessionHandle(address, id), lambda: KeptPrompt.dense([1, 2])), ANSWER, 3, 0.0, 0)
 
 
 def test_one_message_for_each_drafter(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
@@ -58,13 +58,13 @@ def test_one_message_for_each_drafter(exchange: DraftExchange, clients: dict[str
     assert [proposals[q.session].tokens.tolist() for q in asked] == [[9]] * 3
     assert [[row.session for row in r.rows] for r in clients["a:1"].requests] == [["s", "t"]]
     assert [[row.session for row in r.rows] for r in clients["b:1"].requests] == [["s"]]
-    assert exchange.stats()["calls"] == 2
+    assert exchange.stats()["exchanges"] == 2
     assert exchange.stats()["ahead"] == 3
 
 
 def test_nothing_to_ask_is_no_call(exchange: DraftExchange) -> None:
     assert exchange.ask([]) == {}
-    assert exchange.stats()["calls"] == 0
+    assert exchange.stats()["exchanges"] == 0
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from kv_transfer.drafts import Draft, DraftRow
-from kv_transfer.messages import Int32Array, KeptPrompt, Session
-from target_service.drafting.target_session import DraftSession, checked_proposal
+from kv_transfer.messages import Int32Array, KeptPrompt, SessionHandle
+from target_service.drafting.target_session import TargetSession, checked_proposal
 
 VOCABULARY = 20
 PROMPT = KeptPrompt.dense([1, 2, 3])
@@ -94,8 +94,8 @@ def test_nothing_that_a_drafter_says_raises(
             assert np.allclose(proposal.q_probs.sum(axis=1), 1, atol=2e-3)
 
 
-def session() -> DraftSession:
-    return DraftSession(Session("here:1", "s"), lambda: PROMPT, "branches")
+def session() -> TargetSession:
+    return TargetSession(SessionHandle("here:1", "s"), lambda: PROMPT, "branches")
 
 
 def test_each_row_tells_what_is_new() -> None:
