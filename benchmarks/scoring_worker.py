@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kv_transfer.messages import SelectionOptions
-from speculator_service.vllm_backend.scored_requests import ScoredRequest
+from speculator_service.scoring.importance import Aggregate
+from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest
 
 READ_BYTES = 2**28
 """Size of the buffer whose reading gives the bandwidth: far beyond any cache."""
@@ -18,6 +19,11 @@ READ_BYTES = 2**28
 
 class ScoringBench:
     """Methods for `speculator_service.vllm_backend.worker.SpeculatorWorker` (vLLM's `worker_extension_cls`)."""
+
+    # Attributes of the worker. They are only annotated: vLLM refuses an extension that defines what the worker has.
+    _layers: list[Any]
+    _ledger: RequestLedger
+    _score: Callable[[ScoredRequest], Aggregate]
 
     def bench_fill(self, tokens: int) -> None:
         """Fill the cache blocks of a sequence of `tokens`: unwritten pages would all be the same zeros."""

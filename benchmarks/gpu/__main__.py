@@ -52,7 +52,7 @@ def ttft(
 ) -> None:
     """Time to the first token: dense, Skim, and the limit of both models' forwards."""
     chosen, device = preset(preset_name), device_named(device)
-    settings = first_token.Settings(
+    settings = first_token.GpuTtftSettings(
         preset_name, device, _whole(lengths) or chosen.lengths, _numbers(keep_rates), rounds=rounds
     )
 
@@ -80,7 +80,7 @@ def decode(
 ) -> None:
     """Tokens per second of decoding: plain, and with drafts that hold at rates that are forced."""
     chosen, device = preset(preset_name), device_named(device)
-    settings = decoding.Settings(
+    settings = decoding.GpuDecodeSettings(
         preset_name,
         device,
         _whole(lengths) or chosen.lengths,
@@ -115,7 +115,7 @@ def scoring(
 ) -> None:
     """Time and memory of scoring one prompt, against reading its keys once."""
     chosen = preset(preset_name)
-    settings = scores.Settings(
+    settings = scores.GpuScoringSettings(
         device_named(device),
         chosen.speculator,
         _whole(lengths) or tuple(sorted({1024, 4096, *chosen.lengths})),

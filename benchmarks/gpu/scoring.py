@@ -8,6 +8,7 @@ take turns with the copy, length by length. `torch` is `speculator_service.scori
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,11 @@ class Problem:
         dtype = torch.bfloat16 if settings.device == "cuda" else torch.float32
         layers, size = config["num_hidden_layers"], config["head_dim"]
         count = -(-prompt // BLOCK)
-        on = {"dtype": dtype, "device": settings.device}
-        queries = torch.randn(layers, settings.look_ahead + 1, config["num_attention_heads"], size, **on)
-        memory = torch.randn(layers, count, config["num_key_value_heads"], BLOCK, 2 * size, **on)
+        shapes = (
+            (layers, settings.look_ahead + 1, config["num_attention_heads"], size),
+            (layers, count, config["num_key_value_heads"], BLOCK, 2 * size),
+        )
+        queries, memory = (torch.randn(shape, dtype=dtype, device=settings.device) for shape in shapes)
         blocks = torch.randperm(count, device=settings.device).int()
         return cls(queries, memory, blocks, prompt, settings.pool_kernel)
 
@@ -139,7 +142,7 @@ def _kernels(problem: Problem, settings: GpuScoringSettings) -> dict[str, Callab
         from speculator_service.scoring.triton_kernels import TILING
 
         tilings = {"triton": TILING, **{f"triton {text}": _tiling(text) for text in settings.tilings}}
-        work |= {name: lambda tiling=tiling: problem.fused(tiling) for name, tiling in tilings.items()}
+        work |= {name: partial(problem.fused, tiling) for name, tiling in tilings.items()}
     return work
 
 

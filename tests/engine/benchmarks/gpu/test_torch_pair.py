@@ -99,7 +99,7 @@ async def test_acceptance_is_forced(pair, ids, acceptance, per_verify):
 
 
 async def test_ttft_tells_of_every_case(pair, tmp_path):
-    result = await ttft.run(pair, ttft.Settings("toy", "cpu", (64, 96), (0.2, 0.5), look_ahead=1, rounds=2))
+    result = await ttft.run(pair, ttft.GpuTtftSettings("toy", "cpu", (64, 96), (0.2, 0.5), look_ahead=1, rounds=2))
     assert [(row["prompt_tokens"], row["keep_rate"]) for row in result["rows"]] == [
         (64, 0.2), (64, 0.5), (96, 0.2), (96, 0.5),
     ]  # fmt: skip
@@ -108,7 +108,7 @@ async def test_ttft_tells_of_every_case(pair, tmp_path):
 
 
 async def test_decode_tells_measured_from_computed(pair, tmp_path):
-    settings = decode.Settings("toy", "cpu", (64,), 0.3, 2, (0.0, 1.0), 7, 1)
+    settings = decode.GpuDecodeSettings("toy", "cpu", (64,), 0.3, 2, (0.0, 1.0), 7, 1)
     result = await decode.run(pair, settings)
     (entry,) = result["lengths"]
     assert list(entry["modes"]) == ["plain", "instant", "remote 0.0", "remote 1.0"]
@@ -127,7 +127,7 @@ def test_the_speed_up_is_computed_by_hand():
 
 
 def test_scoring_counts_keys_once(tmp_path):
-    result = scoring.run(scoring.Settings("cpu", "toy-small", (50, 100), look_ahead=1, rounds=1))
+    result = scoring.run(scoring.GpuScoringSettings("cpu", "toy-small", (50, 100), look_ahead=1, rounds=1))
     first, second = result["rows"]
     assert first["key_bytes"] == 2 * 2 * 50 * 32 * 4
     assert second["share_of_copy"] == pytest.approx(
