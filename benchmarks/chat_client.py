@@ -1,4 +1,4 @@
-"""One request over HTTP, timed at the client: the first token, the end, and the server's own account of both."""
+"""One HTTP request: the times that the client measures, and the times that the server reports (`Server-Timing`)."""
 
 import json
 import time
@@ -13,10 +13,10 @@ from kv_transfer.errors import SkimError
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One answer. Milliseconds from before the request is sent (or the engine called).
+    """The times of one answer, in milliseconds from just before the request is sent (or the engine is called).
 
-    first_ms: to the first token, streaming or not at all (then it is the end). tokens: of the answer. parts: the time
-    by part, as `Server-Timing` or the engines tell it. request_id: in the response's body.
+    first_ms: when the first token came; without streaming it equals end_ms. tokens: length of the answer. parts:
+    milliseconds by part, from `Server-Timing` or from the engines. request_id: the id in the response's body.
     """
 
     first_ms: float
@@ -27,7 +27,7 @@ class Timed:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Timed:
-    """POST `body` to `url`, of chat or plain completions. Raises SkimError for what is no answer."""
+    """POST `body` to `url`, a chat or completions endpoint. Raises SkimError if the server answers with an error."""
     payload = json.dumps(body)
     first, chunks, request_id = 0.0, 0, ""
     began = time.perf_counter()
@@ -42,7 +42,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
                 if "error" in event:
                     raise SkimError(f"{url} ended its answer with an error: {event['error']}")
                 request_id = event["id"]
-                # A chat's first event names the role; it comes with the first token, not as one.
+                # The first event of a chat carries the role and no token.
                 if event["choices"] and "role" not in event["choices"][0].get("delta", ()):
                     first = first or time.perf_counter()
                     chunks += 1
@@ -55,6 +55,6 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
 
 
 def server_timing(header: str) -> dict[str, float]:
-    """Milliseconds by part, from a `Server-Timing` header."""
+    """The milliseconds of each part in a `Server-Timing` header."""
     parts = (part.partition(";dur=") for part in header.split(", ") if part)
     return {name: float(ms) for name, _, ms in parts}

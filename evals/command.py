@@ -14,31 +14,50 @@ Value = TypeVar("Value", int, float, str)
 
 
 def evaluate(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder; with --endpoint, its tokenizer.")],
-    speculator: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder.")] = None,
+    target: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the target. With --endpoint, only its tokenizer is used.")
+    ],
+    speculator: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the speculator. Not with --endpoint.")
+    ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask this Skim endpoint, not two engines of this process.")
+        str | None,
+        typer.Option(metavar="URL", help="Send the prompts to this Skim endpoint, instead of starting two engines."),
     ] = None,
     keep_rates: Annotated[
-        str, typer.Option(help="Shares of the prompt to keep; 1 is dense.")
+        str,
+        typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt to keep. Dense is always measured."),
     ] = "0.05,0.1,0.2,0.3,0.5,1",
-    tasks: Annotated[str | None, typer.Option(help="Names of tasks; all by default.")] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths of the prompts in tokens.")] = "1024,4096",
-    samples: Annotated[int, typer.Option(min=1, help="Prompts per task and length.")] = 50,
-    seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 0,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="TASK[,TASK...]", help="Names of tasks. The default is all tasks.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "1024,4096",
+    samples: Annotated[int, typer.Option(min=1, help="Number of prompts per task and length.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     style: Annotated[
-        str, typer.Option(help="instruct, or plain: without instructions, for the demo pair.")
+        str,
+        typer.Option(
+            metavar="instruct|plain", help="instruct: prompts with instructions. plain: without, for the demo pair."
+        ),
     ] = "instruct",
-    look_ahead: Annotated[int, typer.Option(min=1, max=64, help="Tokens decoded ahead whose queries score.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
-    engine: Annotated[str, typer.Option(help="vllm, transformers or mock.")] = "vllm",
-    concurrency: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 4,
-    target_options: Annotated[str, typer.Option(metavar="JSON", help="Options of the target engine.")] = "{}",
-    speculator_options: Annotated[str, typer.Option(metavar="JSON", help="Options of the speculator engine.")] = "{}",
+    look_ahead: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of look-ahead tokens whose queries score the prompt.")
+    ] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 64,
+    engine: Annotated[
+        str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models. Not with --endpoint.")
+    ] = "vllm",
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of prompts that run at the same time.")] = 4,
+    target_options: Annotated[
+        str, typer.Option(metavar="JSON", help="Engine options of the target. Not with --endpoint.")
+    ] = "{}",
+    speculator_options: Annotated[
+        str, typer.Option(metavar="JSON", help="Engine options of the speculator. Not with --endpoint.")
+    ] = "{}",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Quality against keep rate on generated long-context tasks, beside random chunks, windows and broken positions."""
+    """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
     from evals import results, run
     from evals.tasks import TASKS
 
@@ -65,7 +84,7 @@ def evaluate(
 
 
 def _list(text: str, kind: Callable[[str], Value], name: str) -> tuple[Value, ...]:
-    """`0.1,0.2` as numbers, each once. Raises SkimError."""
+    """The different values of a comma-separated list such as `0.1,0.2`. Raises SkimError."""
     try:
         return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
     except ValueError:

@@ -1,6 +1,6 @@
-"""The `skim bench` commands: run a measurement of `benchmarks/`, show it as a table, write it as JSON and as a plot.
+"""The `skim bench` commands: run a benchmark, print its table, and write its JSON file and its plot.
 
-Lives here: one file per command, with its options. Not here: what is measured and how.
+Lives here: one file per command, with its options. Not here: the measurements, which are in `benchmarks/`.
 """
 
 import typer
@@ -11,7 +11,7 @@ NAMES = ("ttft", "goodput", "decode", "overhead", "scoring", "channel", "scale")
 
 app = typer.Typer(
     cls=lazy_group({name: f"benchmarks.commands.{name}:{name}" for name in NAMES}),
-    help="Measure on this machine; ratios from interleaved runs.",
+    help="Measure speed on this machine. The systems that are compared take turns in one run.",
     no_args_is_help=True,
 )
 

@@ -12,28 +12,37 @@ from kv_transfer.messages import MAX_LOOK_AHEAD
 
 
 def decode(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/target"),
-    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/speculator"),
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round and mode.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
-    prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Lengths of the prompts.")] = "2048",
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.2,
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target.")] = Path("demo_models/target"),
+    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the speculator.")] = Path(
+        "demo_models/speculator"
+    ),
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per round and mode.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Number of requests that run at the same time.")] = 1,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "2048",
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")] = 64,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
     look_ahead: Annotated[
         int,
-        typer.Option(min=0, max=MAX_LOOK_AHEAD, help="Drafts that come with the selection; 0: each needs a round."),
+        typer.Option(
+            min=0,
+            max=MAX_LOOK_AHEAD,
+            help="Number of drafts that come with the selection. With 0, every draft needs a drafting round.",
+        ),
     ] = 8,
-    drafts: Annotated[int, typer.Option(min=1, max=16, help="Drafts per verification, K.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    ignore_eos: Annotated[bool, typer.Option(help="Decode on past the end of the answer.")] = False,
+    drafts: Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
+    ignore_eos: Annotated[bool, typer.Option(help="Continue decoding after an end token.")] = False,
     target_layers: Annotated[
-        int | None, typer.Option(help="Pad the target to so many layers: same answers, costlier steps.")
+        int | None,
+        typer.Option(help="Pad the target to this number of layers. Its answers stay the same, its steps cost more."),
     ] = None,
-    modes: Annotated[str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these, and plain.")] = None,
+    modes: Annotated[
+        str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; plain is always measured.")
+    ] = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Tokens per second of decoding: plain, remote drafts, drafting ahead, and vLLM's draft_model."""
+    """Decoding speed: without drafts, with drafts from the speculator, and with vLLM's draft_model."""
     from benchmarks import decode as benchmark
     from benchmarks.decode_engines import MODES, DecodeSettings
 
@@ -57,15 +66,15 @@ def decode(
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    """Different lengths from 256 on, as `2048` or `2048,8192`. Raises SkimError."""
+    """The prompt lengths in `2048` or `2048,8192`: different numbers, each at least 256. Raises SkimError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) >= 256 for word in words) or len(set(words)) < len(words):
-        raise SkimError(f"--prompt-tokens: {text} must be different whole numbers from 256 on, such as 2048,8192")
+        raise SkimError(f"--prompt-tokens: {text} must be different whole numbers of at least 256, such as 2048,8192")
     return tuple(map(int, words))
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     if unknown := [word for word in words if word not in known]:
-        raise SkimError(f"--modes: {unknown[0]!r} is not a mode; there are {', '.join(known)}")
+        raise SkimError(f"--modes: {unknown[0]!r} is not a mode; choose from {', '.join(known)}")
     return words

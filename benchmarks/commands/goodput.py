@@ -11,26 +11,37 @@ from kv_transfer.errors import SkimError
 
 
 def goodput(
-    target: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder; default: the bench pair.")] = None,
-    speculator: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder.")] = None,
-    target_layers: Annotated[int, typer.Option(min=1, help="Depth of the bench pair's target.")] = 6,
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the prompts.")] = 4096,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 4,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.1,
-    requests: Annotated[int, typer.Option(min=10, help="Requests per point, at least.")] = 24,
-    points: Annotated[int, typer.Option(min=1, help="Rates tried per server.")] = 3,
-    objective: Annotated[float, typer.Option(help="Time to first token, x an idle dense server's.")] = 2.0,
-    minutes: Annotated[float, typer.Option(help="No point begins that would end later.")] = 7.0,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the target. The default is a model of random weights."),
+    ] = None,
+    speculator: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the speculator. The default is a model of random weights."),
+    ] = None,
+    target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per answer.")] = 4,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.1,
+    requests: Annotated[int, typer.Option(min=10, help="Smallest number of requests per request rate.")] = 24,
+    points: Annotated[int, typer.Option(min=1, help="Number of request rates to try per server.")] = 3,
+    objective: Annotated[
+        float,
+        typer.Option(help="Limit for the time to first token, as a multiple of that of an idle dense server."),
+    ] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit: a request rate is not tried if it would end after this.")
+    ] = 7.0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and the arrival times.")] = 0,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Requests per second that meet a time to first token, Poisson arrivals, beside a stock vLLM server."""
+    """Requests per second within a limit for the time to first token: Skim and a stock vLLM server."""
     from benchmarks import goodput as benchmark
     from benchmarks.models import TARGET, bench_pair
 
     if (target is None) != (speculator is None):
-        raise SkimError("give both --target and --speculator, or neither for the bench pair")
+        raise SkimError("give both --target and --speculator, or neither to use models of random weights")
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
     settings = benchmark.GoodputSettings(
         target=str(pair.target if pair else target),

@@ -9,18 +9,22 @@ from benchmarks.commands.show import JsonFile, PlotFile, measure
 
 
 def overhead(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/target"),
-    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Model folder.")] = Path("demo_models/speculator"),
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the prompts.")] = 2048,
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 16,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep.")] = 0.2,
-    requests: Annotated[int, typer.Option(min=2, help="Requests per row and way, at least two waves.")] = 24,
-    seed: Annotated[int, typer.Option(help="The first document's seed.")] = 0,
-    ray_llm: Annotated[bool, typer.Option(help="With ray.serve.llm as a second baseline.")] = True,
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target.")] = Path("demo_models/target"),
+    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the speculator.")] = Path(
+        "demo_models/speculator"
+    ),
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 2048,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    requests: Annotated[
+        int, typer.Option(min=2, help="Number of requests per table row, at least twice those that run together.")
+    ] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
+    ray_llm: Annotated[bool, typer.Option(help="Also measure ray.serve.llm on dense prompts.")] = True,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """What the router, Ray and the wire add to one request, against calling the engines in-process."""
+    """Latency that the router, Ray and the network add, compared with calling the engines in one process."""
     from benchmarks import overhead as benchmark
 
     settings = benchmark.OverheadSettings(

@@ -1,4 +1,4 @@
-"""What all `skim bench` commands share: the options --json and --plot, the progress bar, and the table at the end."""
+"""Code that all `skim bench` commands share: the options --json and --plot, the progress bar and the table."""
 
 import os
 import shlex
@@ -17,15 +17,17 @@ from rich.table import Column, Table
 from cluster.commands.tools import write_json
 from cluster.serve.front_proxy import ENABLE
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this JSON file.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result into this PNG file.")
+]
 
 Tell = Callable[[str, float], None]
-"""`benchmarks.progress.Progress`, named here so that --help need not import the benchmarks."""
+"""Same as `benchmarks.progress.Progress`; defined here so that --help does not import the benchmarks."""
 
 
 class Benchmark(Protocol):
-    """What each module of `benchmarks/` has besides its `run`."""
+    """Functions that each benchmark's module has besides `run`."""
 
     def describe(self, result: dict[str, Any], /) -> str: ...
     def table(self, result: dict[str, Any], /) -> tuple[list[str], list[list[str]]]: ...
@@ -35,7 +37,11 @@ class Benchmark(Protocol):
 def measure(
     benchmark: Benchmark, run: Callable[[Tell], dict[str, Any]], json_file: Path | None, plot_file: Path | None
 ) -> None:
-    """Run, then show the table and write what was asked for. benchmark: the module."""
+    """Call `run`, print the table of its result, and write the JSON file and the plot if they are wanted.
+
+    benchmark: the module that describes the result. Raises SkimError before the run if a plot is wanted and matplotlib
+    is missing.
+    """
     from benchmarks import plots
 
     if plot_file is not None:
@@ -46,7 +52,7 @@ def measure(
     proxy = [f"{ENABLE}={os.environ[ENABLE]}"] if ENABLE in os.environ else []
     result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
-    # Ten columns must fit into 80 characters, and what a row is must be readable.
+    # Ten columns must fit into 80 characters. The first one names the row, so it is not wrapped.
     first = Column(columns[0], no_wrap=True)
     table = Table(first, *columns[1:], header_style="bold", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     for row in rows:
@@ -63,7 +69,7 @@ def measure(
 
 @contextmanager
 def _progress_bar(console: Console) -> Iterator[Tell]:
-    """A bar over the whole run; what it is called with is the text beside it."""
+    """A progress bar over the whole run. Gives a function that sets its text and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)

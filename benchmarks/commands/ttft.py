@@ -9,15 +9,21 @@ from kv_transfer.errors import SkimError
 
 
 def ttft(
-    lengths: Annotated[str, typer.Option(help="Prompt lengths, for example 1024,16384.")] = "1024,2048,4096,8192",
-    keep_rates: Annotated[str, typer.Option(help="Shares of the prompt to keep.")] = "0.1,0.2,0.3,0.5,1.0",
-    short_lengths: Annotated[str, typer.Option(help="Prompt lengths asked with default settings.")] = "256,512,896",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the prompts.")] = 0,
+    lengths: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens, measured at every keep rate.")
+    ] = "1024,2048,4096,8192",
+    keep_rates: Annotated[
+        str, typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt that the speculator keeps.")
+    ] = "0.1,0.2,0.3,0.5,1.0",
+    short_lengths: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens, measured with Skim's default options.")
+    ] = "256,512,896",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and the prompts.")] = 0,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Time to first token over HTTP: a stock vLLM server, Skim, and the two forwards that Skim cannot do without."""
+    """Time to first token over HTTP: a stock vLLM server, Skim, and the lower limit of Skim's method."""
     from benchmarks import ttft as benchmark
 
     settings = benchmark.TtftSettings(
@@ -31,7 +37,7 @@ def ttft(
 
 
 def _numbers(text: str, option: str, lowest: float, highest: float = 200_000) -> list[float]:
-    """The numbers of a comma-separated list, ascending, none twice."""
+    """The different numbers of a comma-separated list, in ascending order. Raises SkimError."""
     try:
         numbers = sorted({float(word) for word in text.split(",")})
     except ValueError:
