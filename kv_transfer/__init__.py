@@ -1,4 +1,4 @@
-"""What crosses between the pools: messages, their codec, and the facts of a model that both sides compare.
+"""What crosses between the pools: messages, their codec, the draft channel, and the model facts that both compare.
 
-Lives here: data that travels and the errors that explain it. Not here: engines, Ray, HTTP, any algorithm.
+Lives here: the data that travels, and the errors that both sides know. Not here: engines, Ray, HTTP, any algorithm.
 """

@@ -1,7 +1,7 @@
-"""Numpy arrays as msgpack extension values: what an array is travels with it.
+"""Numpy arrays as msgpack extension values; the extension code gives the dtype and the number of dimensions.
 
-Token ids are int32, importance is float32, both little-endian. An int32 array that rises strictly, as kept positions
-do, travels as a bitmap or spans where this is shorter.
+Token ids are int32 and importance is float32, both little-endian. A strictly increasing int32 array, such as kept
+positions, travels as a bitmap or as spans if that is shorter.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ ELEMENT_TYPES: dict[Any, type] = {Int32Array: np.int32, Float32Array: np.float32
 
 
 def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
-    """An int32 [N], int32 [P, 2] or float32 [N] array as an extension value; WireError for any other."""
+    """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array."""
     if array.dtype == np.float32 and array.ndim == 1:
         return msgspec.msgpack.Ext(_FLOAT32, array.astype("<f4").tobytes())
     if array.dtype == np.int32 and array.ndim == 1:
-        if array.size > 1 and _rises(array):  # each token of an answer is an array of one: nothing to pack
+        if array.size > 1 and _is_increasing(array):  # a single decoded token is an array of one: nothing to pack
             packed = encode_positions(array, int(array[-1]) + 1)
             if len(packed) < array.nbytes:
                 return msgspec.msgpack.Ext(_POSITIONS, packed)
@@ -34,9 +34,10 @@ def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
 
 
 def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
-    """The array behind an extension value, with memory of its own.
+    """Decode an extension value into an array that owns its memory.
 
-    Raises WireError for an unknown code, a size that is no multiple of the element, a negative id, a NaN or infinity.
+    Raises WireError for an unknown code, a size that is not a multiple of the element size, a negative id, a NaN or an
+    infinity.
     """
     if code == _POSITIONS:
         return decode_positions(bytes(data))[0]
@@ -53,7 +54,7 @@ def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
     raise WireError(f"an unknown kind of array ({code})")
 
 
-def _rises(array: Int32Array) -> bool:
+def _is_increasing(array: Int32Array) -> bool:
     return bool(array[0] >= 0 and array[-1] < MAX_CONTEXT_LENGTH and (np.diff(array) > 0).all())
 
 

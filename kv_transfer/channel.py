@@ -1,8 +1,9 @@
 """The draft channel: one bidirectional gRPC stream from a target worker to a speculator replica.
 
-Each message is one body of `kv_transfer.codec`: DraftRequest there, DraftReply back, in order. A stream that ends with
-an error is not mended; the client opens a new one. The two ends are `channel_client.DraftClient` (synchronous, in the
-target's step) and `channel_server.DraftServer` (asyncio, in the speculator's process); here is what they share.
+Each message is encoded by `kv_transfer.codec`. The target sends DraftRequests, and the speculator answers with
+DraftReplies in the same order. After an error the client opens a new stream. The client is `channel_client.DraftClient`
+(synchronous, inside the target's step), the server is `channel_server.DraftServer` (asyncio, in the speculator's
+process). This file holds what both use.
 """
 
 import hmac
@@ -23,15 +24,15 @@ MESSAGE_LIMITS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 
-# "-bin": gRPC carries such a value as bytes, so a token may hold any character.
+# gRPC carries the value of a "-bin" key as bytes, so a token may contain any character.
 _TOKEN_KEY = "skim-token-bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Mutual TLS: both ends show `cert` and check the other's against `ca`. All are paths of PEM files.
+    """Mutual TLS: each end shows `cert` and checks the other end's certificate against `ca`. All are PEM files.
 
-    server_name: the name in the servers' certificate, where clients reach them by an address that it does not hold.
+    server_name: the name in the servers' certificate; needed if clients use an address that the certificate lacks.
     """
 
     cert: str
@@ -41,12 +42,12 @@ class Tls:
 
 
 def token_metadata(token: str | None) -> list[tuple[str, bytes]]:
-    """What a client sends along when it opens a stream."""
+    """The gRPC metadata that a client sends when it opens a stream."""
     return [] if token is None else [(_TOKEN_KEY, token.encode())]
 
 
 def token_is_right(token: str | None, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Whether `metadata` holds `token`, in a time that does not depend on how much of it is right."""
+    """Whether `metadata` holds `token`; compared in constant time."""
     if token is None:
         return True
     shown = dict(metadata).get(_TOKEN_KEY, b"")

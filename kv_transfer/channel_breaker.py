@@ -1,13 +1,13 @@
-"""A circuit breaker: stop calling a peer that does not answer, and try it again after a pause that doubles."""
+"""A circuit breaker: it stops calls to a peer that does not answer, and allows a trial call after a growing pause."""
 
 import time
 from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Closed until `failures` calls in a row fail; then open for a pause, then one call is let through as a trial.
+    """The circuit opens after `failures` failed calls in a row. After a pause, one call is allowed as a trial.
 
-    A trial that fails doubles the pause, up to `longest_pause_s`; one that succeeds closes the circuit.
+    A trial that fails doubles the pause, up to `longest_pause_s`. A trial that succeeds closes the circuit.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class CircuitBreaker:
         return self._open_until is None or self._clock() >= self._open_until
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Record an answered call."""
         self._failures, self._pause_s, self._open_until = 0, 0.0, None
 
     def failed(self, *, for_sure: bool = False) -> bool:
-        """A call failed; whether that opened the circuit. for_sure: the peer is gone, there is no point in counting."""
+        """Record a failed call. Returns whether the circuit opened. for_sure: the peer is gone, so open at once."""
         self._failures += 1
         if not (for_sure or self._open_until is not None or self._failures >= self._allowed_failures):
             return False

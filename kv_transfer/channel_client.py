@@ -1,4 +1,4 @@
-"""The target worker's end of the draft channel: synchronous, with a deadline, and never in the way of a step."""
+"""The target worker's end of the draft channel: synchronous, and every exchange has a deadline."""
 
 import logging
 import queue
@@ -16,24 +16,24 @@ from kv_transfer.errors import SkimError, WireError
 
 logger = logging.getLogger(__name__)
 
-# A stream that leaves so many requests in a row unanswered is given up for a new one.
-_MOST_UNANSWERED = 3
+# After this many unanswered requests in a row, the client replaces the stream by a new one.
+_MAX_UNANSWERED = 3
 
 _OPTIONS = [
     *MESSAGE_LIMITS,
-    # A new channel connects at once: it shares no subchannel, whose back-off would outlast ours.
+    # A new channel connects at once. A shared subchannel would bring its own back-off, which is longer than ours.
     ("grpc.use_local_subchannel_pool", 1),
-    # Replicas are reached directly, whatever proxy the environment names.
+    # Replicas are reached directly, even if the environment names a proxy.
     ("grpc.enable_http_proxy", 0),
 ]
 
 
 class DraftClient:
-    """Asks one speculator replica for drafts. One exchange at a time; it keeps three threads while connected.
+    """Asks one speculator replica for drafts. One exchange at a time. Uses three threads while it is connected.
 
-    counters: exchanges (answered), timeouts, breaker_opened, reconnects (streams that answered after an earlier one
-    had), stale (replies that came too late), broken (messages that cannot be sent or read, or that do not answer what
-    was asked).
+    counters: exchanges (answered requests), timeouts, breaker_opened, reconnects (new streams that answered after an
+    earlier stream had answered), stale (replies to earlier requests), broken (messages that cannot be encoded or
+    decoded, and replies that do not match the request).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DraftClient:
         tls: Tls | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """address: host:port; the first exchange connects. Raises SkimError if a file of `tls` cannot be read."""
+        """address: host:port. The first exchange connects. Raises SkimError if a file of `tls` cannot be read."""
         self._address = address
         self._deadline_s = deadline_s
         self._token = token
@@ -59,9 +59,9 @@ class DraftClient:
         self.counters: dict[str, int] = dict.fromkeys(names, 0)
 
     def exchange(self, request: DraftRequest) -> DraftReply | None:
-        """The reply, checked by `check_answers`; None if there is none within the deadline, for whatever reason.
+        """Send `request` and return its reply, checked by `check_answers`; None if no valid reply comes in time.
 
-        The client numbers the messages itself; the reply comes with the request's own number.
+        The client sets sequence numbers of its own on the wire. The returned reply has the request's number.
         """
         if not self._breaker.allows_call():
             return None
@@ -82,7 +82,7 @@ class DraftClient:
         return None
 
     def close(self) -> None:
-        """End the stream and its threads; idempotent. A later exchange opens a new one."""
+        """Close the stream and end its threads; idempotent. A later exchange opens a new stream."""
         if self._stream:
             self._stream.close()
             self._stream = None
@@ -102,7 +102,7 @@ class DraftClient:
             self.counters["stale"] += 1
 
     def _open_stream(self) -> "_Stream":
-        """The stream in use, or a new one if there is none or it has ended."""
+        """The open stream; a new one if there is none or it has ended."""
         if self._stream and self._stream.has_ended:
             self.close()
         if not self._stream:
@@ -118,14 +118,14 @@ class DraftClient:
     def _count_unanswered(self) -> None:
         if self._stream:
             self._stream.unanswered += 1
-            if self._stream.unanswered >= _MOST_UNANSWERED:
+            if self._stream.unanswered >= _MAX_UNANSWERED:
                 self.close()
 
     def _failed(self, reason: str, *, for_sure: bool = False) -> None:
         was_closed = not self._breaker.pause_s
         if self._breaker.failed(for_sure=for_sure):
             self.counters["breaker_opened"] += 1
-            # Once per outage: a trial that fails says nothing new.
+            # One warning per outage: a failed trial is no news.
             level = logging.WARNING if was_closed else logging.DEBUG
             logger.log(level, "No drafts from %s, next try in %.1f s: %s", self._address, self._breaker.pause_s, reason)
 
@@ -146,7 +146,7 @@ class _StreamEndedError(Exception):
 
 
 class _Stream:
-    """One gRPC call on a channel of its own; a thread reads it, so that waiting for a reply can end."""
+    """One gRPC call on its own channel. A thread reads the replies, so that `receive` can time out."""
 
     def __init__(self, channel: grpc.Channel, metadata: list[tuple[str, bytes]]) -> None:
         self.unanswered = 0
@@ -162,7 +162,7 @@ class _Stream:
         self._requests.put(body)
 
     def receive(self, deadline: float) -> bytes:
-        """The next reply; raises TimeoutError at `deadline` (monotonic seconds), _StreamEndedError at the end."""
+        """The next reply. Raises TimeoutError at `deadline` (monotonic seconds), _StreamEndedError after the stream."""
         try:
             body = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

@@ -13,11 +13,11 @@ Handler = Callable[[DraftRequest], Awaitable[DraftReply]]
 
 
 class DraftServer:
-    """Answers each DraftRequest of each stream by `handler`, the requests of one stream one after the other.
+    """Calls `handler` for every DraftRequest. The requests of one stream are handled one after the other.
 
-    If the handler raises, the stream ends with the error's text and the client pauses. If the client leaves, the
-    handler's task is cancelled. token: refuse streams that do not show it. host: the address to listen on; port 0
-    takes a free one.
+    If the handler raises, the stream ends with the error's text, and the client pauses. If the client disconnects, the
+    handler's task is cancelled. token: streams without this token are refused. host, port: the address to listen on;
+    port 0 means any free port.
     """
 
     def __init__(
@@ -30,7 +30,10 @@ class DraftServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Listen; the port. Raises EngineUnavailableError if it is taken or the `tls` files are no certificates."""
+        """Start to listen and return the port.
+
+        Raises EngineUnavailableError if the port is in use or the `tls` files are not certificates.
+        """
         # Without SO_REUSEPORT a second server on the port fails here instead of taking half of the clients.
         server = grpc.aio.server(options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)])
         method = grpc.stream_stream_rpc_method_handler(self._exchange)

@@ -1,7 +1,7 @@
 """Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
 
-An actor answers with a message or with an error; `decode` returns the one and raises the other. Bytes that are not a
-message of this version raise one WireError, whatever is wrong with them.
+An actor answers with a message or with an error. `decode` returns a message and raises an error. Bytes that are not a
+message of this version always raise WireError.
 """
 
 import struct
@@ -34,13 +34,13 @@ _MAGIC = b"SKIM"
 
 
 class ErrorMessage(msgspec.Struct):
-    """A SkimError on its way; `kind` chooses its class on the other side."""
+    """A SkimError as a message. The receiver finds the error class by `kind`."""
 
     kind: str
     message: str
 
 
-# A number is never given to another message; a message that changes its meaning changes VERSION.
+# A number is never reused for another message. A message whose meaning changes needs a new VERSION.
 _NUMBERS: dict[type, int] = {
     ErrorMessage: 0,
     SelectRequest: 1,
@@ -56,14 +56,14 @@ _NUMBERS: dict[type, int] = {
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
-# These travel in another form than their own; `of` makes it, `message` turns it back.
+# These messages travel as columns: `of` makes the columns from a message, `message` makes the message from them.
 _COLUMNS: dict[type, Any] = {DraftRequest: RequestColumns, DraftReply: ReplyColumns}
 
 Message = TypeVar("Message")
 
 
 def encode(message: Any) -> bytes:
-    """A message of `messages.py` or `drafts.py` as bytes; WireError if it has no form on the wire or is too large."""
+    """Encode a message of `messages.py` or `drafts.py`. Raises WireError if it cannot be encoded or is too large."""
     number = _NUMBERS.get(type(message))
     if number is None:
         raise WireError(f"a {type(message).__name__} is not a message")
@@ -78,14 +78,14 @@ def encode(message: Any) -> bytes:
 
 
 def encode_error(error: SkimError) -> bytes:
-    """An error as bytes; `decode` raises it again, with its kind and text."""
+    """Encode an error. `decode` raises it again, with the same kind and text."""
     return encode(ErrorMessage(error.kind, str(error)))
 
 
 def decode(data: bytes, cls: type[Message]) -> Message:
-    """The message of type `cls` that `data` holds.
+    """Decode `data` into a message of type `cls`.
 
-    Raises the SkimError that `encode_error` was given, or WireError if `data` is anything else.
+    If `data` holds an error, raises that SkimError. Raises WireError if `data` is anything else.
     """
     number = _read_header(data)
     found = _TYPES.get(number)

@@ -1,7 +1,8 @@
-"""The draft messages as columns: what all rows hold in common travels as one list or one flat array.
+"""The draft messages as columns: each field of all rows travels as one list or one flat array.
 
-A message of 32 rows holds about a hundred small arrays; one by one they cost ten times the gRPC call's own work. The
-columns are checked as a whole: a peer that lies is refused here, so that nobody behind has to doubt a message.
+A message of 32 rows holds about a hundred small arrays. Encoding them one by one costs ten times as much as the gRPC
+call itself. The decoder checks the columns completely and refuses bad messages, so the code behind it need not check
+again.
 """
 
 from itertools import accumulate
@@ -18,12 +19,12 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
-# A sum of 512 float32 probabilities is off by 1e-5 at most.
+# The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3
 
 
 class RequestColumns(msgspec.Struct, frozen=True):
-    """DraftRequest. Row i has counts[i] of the tokens (int32, little-endian)."""
+    """DraftRequest. Row i has counts[i] tokens. tokens: int32, little-endian."""
 
     sequence: Sequence
     sessions: list[str]
@@ -53,17 +54,17 @@ class RequestColumns(msgspec.Struct, frozen=True):
         )
 
     def message(self) -> DraftRequest:
-        """The rows again; WireError if the columns do not fit each other."""
+        """Make the message. Raises WireError if the columns do not fit together."""
         _check_sessions(self.sessions)
         tokens = _split(_ids(self.tokens), self.counts)
         wanted = (self.max_drafts, self.temperatures, self.top_ms)
-        # A column that is longer or shorter than the others ends here too.
+        # strict: columns of unequal length raise ValueError, which the codec turns into WireError.
         columns = zip(self.sessions, self.positions, tokens, *wanted, strict=True)
         return DraftRequest(self.sequence, [DraftRow(*row) for row in columns], self.restored, self.closed)
 
 
 class ReplyColumns(msgspec.Struct, frozen=True):
-    """DraftReply. Row i has counts[i] of the tokens, and widths[i] of the q pairs for each of them (0: one-hot).
+    """DraftReply. Row i has counts[i] tokens and, for each of them, widths[i] pairs of q (0: one-hot).
 
     tokens, q_ids: int32, q_probs: float32, all little-endian.
     """
@@ -96,7 +97,7 @@ class ReplyColumns(msgspec.Struct, frozen=True):
         )
 
     def message(self) -> DraftReply:
-        """The drafts again; WireError if the columns do not fit each other or a row of q is no distribution."""
+        """Make the message. Raises WireError if the columns do not fit together or a row of q is not a distribution."""
         _check_sessions(self.sessions)
         sizes = [count * width for count, width in zip(self.counts, self.widths, strict=True)]
         tokens, q_ids, q_probs = _ids(self.tokens), _ids(self.q_ids), _unpack(self.q_probs, np.float32)
@@ -116,7 +117,7 @@ def _width(draft: Draft) -> int:
 
 
 def _pack(arrays: list[Any], dtype: type) -> bytearray:
-    """1-D arrays of one dtype, one after the other."""
+    """Concatenate 1-D arrays of one dtype."""
     if not arrays:
         return bytearray()
     flat = np.concatenate(arrays)
@@ -126,7 +127,7 @@ def _pack(arrays: list[Any], dtype: type) -> bytearray:
 
 
 def _unpack(data: bytearray, dtype: type) -> Any:
-    """The array [N] in `data`; it uses that memory."""
+    """`data` as an array [N] that shares its memory."""
     if len(data) % 4:
         raise WireError(f"a column of {len(data)} bytes is no whole number of elements")
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).astype(dtype, copy=False)
@@ -140,7 +141,7 @@ def _ids(data: bytearray) -> Int32Array:
 
 
 def _split(flat: Any, sizes: list[int]) -> list[Any]:
-    """The parts of a flat array; WireError unless it holds exactly as many elements as they need."""
+    """Split a flat array into parts of the given sizes. Raises WireError unless the sizes add up to its length."""
     ends = list(accumulate(sizes))
     if flat.size != (ends[-1] if ends else 0):
         raise WireError(f"a column of {flat.size} elements does not hold rows of {sum(sizes)} together")
@@ -153,14 +154,17 @@ def _check_sessions(sessions: list[str]) -> None:
 
 
 def _check_q(tokens: Int32Array, widths: Any, ids: Int32Array, probs: Float32Array) -> None:
-    """Each draft's pairs are a distribution that the draft can come from. widths: [drafts], pairs of each draft."""
+    """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0.
+
+    widths: [drafts], pairs of q per draft.
+    """
     with_q = widths > 0
     tokens, widths = tokens[with_q], widths[with_q]
     starts = np.cumsum(widths) - widths
-    # Written so that a NaN fails too.
+    # A NaN fails this comparison too.
     if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):
         raise WireError("a draft's probabilities are below 0 or do not sum to 1")
-    # An id twice would lose mass where q is spread over the vocabulary, and q = 0 would accept any draft.
+    # A repeated id would lose probability when q is expanded to the vocabulary; q = 0 would accept any draft.
     keys = np.sort(np.repeat(np.arange(widths.size) << 31, widths) + ids)
     if (keys[1:] == keys[:-1]).any():
         raise WireError("a draft's distribution names a token twice")

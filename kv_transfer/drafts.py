@@ -1,7 +1,8 @@
 """The messages of the draft channel, between a target worker and a speculator replica.
 
-Each step of the target sends one DraftRequest for all of its running requests that have a session there, and gets one
-DraftReply. Positions count tokens of the answer: 0 is the first decoded token, at position M of the prompt.
+In each step the target sends one DraftRequest with a row for every running request that has a session on that replica,
+and receives one DraftReply. Positions in these messages count the tokens of the answer: position 0 is the first decoded
+token, which has position M in the model.
 """
 
 from dataclasses import dataclass, field
@@ -20,10 +21,11 @@ def _no_ids() -> Int32Array:
 class DraftRow:
     """One request in one step.
 
-    session: its session's id. position: answer tokens before `tokens`. tokens: int32 [A], what the target accepted
-    since the drafter last heard of it (accepted drafts, then the replacement or bonus token). max_drafts: drafts
-    wanted, K; 0 only tells the drafter. temperature: 0 asks for greedy drafts. top_m: how many (id, probability) pairs
-    of q travel per draft; 0 asks for one-hot drafts (greedy, or structured output), for which q need not travel.
+    session: the session's id. position: number of answer tokens before `tokens`. tokens: int32 [A], the tokens that
+    joined the answer since the last exchange (accepted drafts, then the replacement or bonus token). max_drafts: K, the
+    number of drafts to return; with 0 the row only reports tokens. temperature: 0 asks for greedy drafts. top_m: number
+    of (id, probability) pairs of q per draft; 0 asks for one-hot drafts (greedy decoding or structured output), which
+    need no q.
     """
 
     session: str
@@ -36,9 +38,9 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionState:
-    """All that the target knows of a session that the speculator lost: enough to draft from the kept tokens.
+    """A lost session as the target knows it. From it the speculator can draft again, over the kept tokens.
 
-    draft_ahead: as the request asked; None leaves it to the speculator.
+    draft_ahead: the request's option; None means the speculator's default.
     """
 
     session: str
@@ -49,7 +51,7 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """sequence: the reply's is the same; DraftClient sets its own. closed: sessions whose requests have ended."""
+    """sequence: the reply repeats it; DraftClient sets its own on the wire. closed: sessions whose requests ended."""
 
     sequence: int
     rows: list[DraftRow] = field(default_factory=list)
@@ -61,9 +63,10 @@ class DraftRequest:
 class Draft:
     """Drafts for one row.
 
-    position: answer tokens before the first draft (the row's position plus its tokens). tokens: int32 [k], k <= K.
-    q_ids, q_probs: [k * m], row-major: the drafter's distribution that each draft was sampled from, its top m
-    renormalised (each row sums to 1); empty for one-hot drafts. ahead: they were ready before they were asked for.
+    position: number of answer tokens before the first draft (the row's position plus its tokens). tokens: int32 [k],
+    k <= K. q_ids, q_probs: [k * m], row-major: the distribution that each draft was sampled from, that is the drafter's
+    top m, renormalised (each row sums to 1); empty for one-hot drafts. ahead: drafting ahead made these drafts before
+    the request came.
     """
 
     session: str
@@ -76,7 +79,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftReply:
-    """sequence: of the request that this answers. lost: sessions that are not here; send their SessionState."""
+    """sequence: as in the request. lost: sessions that this replica lacks; the target sends their SessionState."""
 
     sequence: int
     drafts: list[Draft] = field(default_factory=list)
@@ -84,9 +87,9 @@ class DraftReply:
 
 
 def check_answers(reply: DraftReply, request: DraftRequest) -> None:
-    """Raise WireError unless each draft of `reply` continues its row of `request`, by no more than was asked for.
+    """Raise WireError unless each draft of `reply` continues a row of `request` and is not longer than requested.
 
-    A row may get no draft. Whether the ids are in the target's vocabulary is for the target to check.
+    A row may get no draft. The target checks by itself whether the ids are in its vocabulary.
     """
     rows = {row.session: row for row in request.rows}
     for draft in reply.drafts:

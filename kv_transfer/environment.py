@@ -1,23 +1,23 @@
-"""Environment variables that the processes of an engine start with, and those that Skim sets for them."""
+"""Environment variables that Skim sets for the processes of an engine."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
-"""vLLM's environment variable for the cores of each rank on CPU: `0,1|2,3`."""
+"""vLLM's environment variable for the CPU cores of each rank, for example `0,1|2,3`."""
 
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""glibc's variables (mallopt(3)) with which a process keeps what it frees, as the allocator of a GPU does.
+"""glibc variables (mallopt(3)) that make a process keep freed memory, as a GPU's caching allocator does.
 
-By itself glibc maps each block over 32 MiB anew and gives it back: a long prompt's activations are a page fault per
-4 KiB, in every layer of every step. vLLM's own answer is a tcmalloc in its `libs` folder, which not every build has.
+By default glibc maps every block over 32 MiB anew and unmaps it when it is freed. The activations of a long prompt then
+cause a page fault per 4 KiB in every layer of every step. vLLM ships a tcmalloc against this, but not in every build.
 """
 
 
 @contextmanager
 def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """More environment variables for the processes that start meanwhile."""
+    """Set these environment variables for the processes that start inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -31,5 +31,5 @@ def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
-    """These environment variables, each with the value that it has already, if it has one."""
+    """These environment variables; a variable that is already set keeps its value."""
     return {name: os.environ.get(name, value) for name, value in variables.items()}

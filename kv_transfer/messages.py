@@ -1,7 +1,7 @@
-"""The messages that cross between router, speculator pool and target pool.
+"""The messages between router, speculator pool and target pool.
 
-Plain frozen data: no behaviour beyond checking itself. `kv_transfer.codec` turns each into bytes and back.
-Token ids and positions are int32 numpy arrays; times are milliseconds.
+They are frozen data classes that check their own fields. `kv_transfer.codec` encodes and decodes them.
+Token ids and positions are int32 numpy arrays. Times are milliseconds.
 """
 
 import math
@@ -29,8 +29,8 @@ def _odd(value: int) -> int:
 class SelectionOptions(BaseModel):
     """How the speculator scores a prompt and what it keeps (Speculative Prefill, arXiv 2502.02789, section 3).
 
-    One definition serves the request option `speculative_prefill`, the `selection:` section of a config file and the
-    wire. Unknown fields, wrong types and values out of range are refused with the field's name.
+    This class defines the request option `speculative_prefill`, the `selection:` section of a config file, and the form
+    on the wire. Unknown fields, wrong types and values out of range are errors that name the field.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -53,10 +53,10 @@ class SelectionOptions(BaseModel):
 
 
 class DecodeOptions(BaseModel):
-    """How the target's decode is speculated (exact speculative decoding, arXiv 2211.17192 and 2302.01318).
+    """Options of speculative decoding (arXiv 2211.17192 and 2302.01318).
 
-    One definition serves the request option `speculative_decode`, the `decode:` section of a config file and the wire.
-    `remote`: the speculator that read the prompt drafts. All other methods are vLLM's own and run in the target.
+    This class defines the request option `speculative_decode`, the `decode:` section of a config file, and the form on
+    the wire. With the method `remote` the speculator drafts. The other methods are vLLM's own and run in the target.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -73,9 +73,9 @@ class DecodeOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionHandle:
-    """A prompt's KV cache on one speculator replica, kept for drafting.
+    """Names a session: the KV cache of a prompt, kept for drafting on one speculator replica.
 
-    address: host:port of the replica's draft channel. id: the session on that replica.
+    address: host:port of the replica's draft channel. id: the session's id on that replica.
     """
 
     address: str
@@ -84,12 +84,12 @@ class SessionHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPrompt:
-    """What is left of a prompt, with the places it came from.
+    """The kept tokens of a prompt, with their original positions.
 
-    token_ids: int32 [K]. positions: int32 [K], strictly ascending, in [0, context_length).
-    context_length: tokens M of the original prompt; the first decoded token sits at position M.
-    look_ahead_tokens: int32 [<= look_ahead], what the speculator would answer: the first drafts.
-    A dense prompt is the case K == M.
+    token_ids: int32 [K]. positions: int32 [K], strictly increasing, in [0, context_length).
+    context_length: M, the number of tokens of the original prompt; the first decoded token has position M.
+    look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation; the target uses it as the first drafts.
+    A dense prompt has K == M.
     """
 
     token_ids: Int32Array
@@ -110,7 +110,7 @@ class KeptPrompt:
 
     @classmethod
     def dense(cls, token_ids: npt.ArrayLike) -> "KeptPrompt":
-        """The whole prompt, nothing dropped."""
+        """The whole prompt: every token is kept."""
         ids = np.asarray(token_ids, np.int32)
         return cls(ids, np.arange(ids.size, dtype=np.int32), int(ids.size))
 
@@ -121,13 +121,13 @@ class KeptPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectRequest:
-    """Router to speculator: score this prompt and choose what to keep.
+    """Router to speculator: score this prompt and choose the tokens to keep.
 
-    token_ids: int32 [M]. protected_spans: int32 [P, 2], half-open token ranges that are kept whatever their score.
-    return_importance: send the M token scores back too (the explain view and `skim select` want them).
-    cache_salt: prompts of different salts share no cached KV (vLLM's prefix-cache isolation).
-    decode: keep a session and draft by these options; None keeps nothing.
-    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None is not traced.
+    token_ids: int32 [M]. protected_spans: int32 [P, 2], half-open token ranges that are always kept.
+    return_importance: return the M token scores too (for the explain view and `skim select`).
+    cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
+    decode: options of the session to keep for drafting; None keeps no session.
+    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
     """
 
     request_id: str
@@ -148,10 +148,10 @@ class SelectRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Speculator to router: the kept prompt and how it came about.
+    """Speculator to router: the kept prompt, and how it was selected.
 
-    importance: float32 [M], or None unless asked for. coverage: share of the importance mass that was kept, 0 to 1.
-    timings: milliseconds by part: queue, speculate, select.
+    importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
+    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select.
     """
 
     kept: KeptPrompt
@@ -173,12 +173,12 @@ class Selection:
 class GenerateRequest:
     """Router to target: decode from this kept prompt.
 
-    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Engines other than vLLM
-    read the few that they know and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
+    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Other engines read the
+    few fields that they support and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
     arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
-    prefill_only, kv_blocks: the legs of a split target. The first prefills and tells where the KV lies
-    (`GenerateOutput.kv_blocks`), the second takes it from there and decodes; its answer counts. trace: as in
-    SelectRequest.
+    prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
+    KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
+    trace: as in SelectRequest.
     """
 
     request_id: str
@@ -195,7 +195,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprob:
-    """One candidate at one position: id, natural-log probability, rank (1 is the likeliest), decoded text."""
+    """One candidate at one position: id, natural-log probability, rank (1 is the most likely), decoded text."""
 
     token_id: int
     logprob: float
@@ -205,10 +205,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What one of the `n` answers gained (sampling output_kind DELTA) or is so far (CUMULATIVE, FINAL_ONLY).
+    """One of the `n` answers: its new part (sampling output_kind DELTA) or all of it so far (CUMULATIVE, FINAL_ONLY).
 
-    logprobs: per new token, its candidates; the sampled token comes first. finish_reason: stop, length, abort, error.
-    stop_reason: the stop string or token id that ended it, if one did.
+    logprobs: the candidates for each new token, the sampled token first. finish_reason: stop, length, abort, error.
+    stop_reason: the stop string or token id that ended the answer, if any.
     """
 
     index: int
@@ -222,11 +222,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateOutput:
-    """Target to router: one step of a stream. `finished` is true on the last one.
+    """Target to router: one output of a stream. `finished` is true on the last output.
 
-    prompt_logprobs: per prompt token (None for the first), only for dense requests that asked.
-    cached_tokens: prompt tokens that came from the prefix cache, or whose KV another engine made. timings: milliseconds
-    by part (queue, prefill), on the first output. kv_blocks: where the prompt's KV lies, at the end of a prefill leg.
+    prompt_logprobs: per prompt token (None for the first), only for dense requests that set it.
+    cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. timings: milliseconds by
+    part (queue, prefill), on the first output. kv_blocks: where the KV blocks are, on the last output of a prefill leg.
     """
 
     completions: list[Completion]
@@ -239,10 +239,10 @@ class GenerateOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInfo:
-    """What a pool says of its model at start, so that the router can refuse a pair that does not fit.
+    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together.
 
-    fingerprint: hex SHA-256 over the tokenizer's whole vocabulary. max_model_len: longest prompt plus answer that the
-    engine takes. max_position: positions the model was made for (`max_position_embeddings`).
+    fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the engine's limit for prompt plus
+    answer. max_position: the number of positions that the model was trained for (`max_position_embeddings`).
     """
 
     path: str

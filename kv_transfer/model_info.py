@@ -1,6 +1,6 @@
-"""What a pool must know of its model before it starts: limits, vocabulary, and whether two models fit together.
+"""The facts of a model that a pool needs before it starts: limits, vocabulary, and whether two models fit together.
 
-Reads config.json and the tokenizer only: no weights, no engine, no network. Every refusal is one line that names the
+Only config.json and the tokenizer are read: no weights, no engine, no network. Every error is one line that names the
 folder and the reason.
 """
 
@@ -21,8 +21,8 @@ TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tik
 def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
     """The facts of the model in folder `path`, for a pool that runs it with `engine`.
 
-    max_model_len: longest prompt plus answer; by default all the positions that the model was made for.
-    Raises ModelError for a folder that holds no usable causal language model, or a max_model_len past its positions.
+    max_model_len: limit for prompt plus answer; the default is the model's max_position_embeddings.
+    Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
     """
     folder = Path(path)
     raw = _read_config_file(folder)
@@ -43,7 +43,7 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
     return ModelInfo(
         path=path,
         architecture=architecture,
-        # Models pad their embeddings, tokenizers do not: only ids that both know are ids of the model.
+        # Models pad their embedding tables, tokenizers do not: only ids below both sizes are valid.
         vocab_size=min(text.vocab_size, max(vocabulary.values()) + 1),
         fingerprint=_fingerprint(vocabulary),
         max_model_len=max_model_len or max_position,
@@ -53,14 +53,14 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
 
 
 def check_speculator(path: str) -> None:
-    """Raise ModelError if the attention of the model in folder `path` cannot be scored: MLA, windows, no attention."""
+    """Raise ModelError if the model's attention cannot be scored: MLA, sliding windows, or layers without attention."""
     folder = Path(path)
     _read_config_file(folder)
     text = _load_config(folder).get_text_config()
     if getattr(text, "kv_lora_rank", None):
         _refuse_speculator(path, "latent attention (MLA, kv_lora_rank)")
     layer_types = getattr(text, "layer_types", None)
-    # A config without layer_types (Mistral) has the window on all layers; one with them (Qwen2) lists who has it.
+    # Without layer_types (Mistral) the window holds for all layers; with layer_types (Qwen2) for those listed.
     if layer_types is None and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
         _refuse_speculator(path, f"sliding-window attention (sliding_window {text.sliding_window})")
     unsupported = sorted(set(layer_types or ()) - {"full_attention"})
@@ -88,9 +88,9 @@ def _refuse_speculator(path: str, reason: str) -> None:
 
 
 def _read_config_file(folder: Path) -> dict[str, Any]:
-    """config.json as it stands, with a person's errors for all that can be wrong with a folder."""
+    """The content of config.json. Raises ModelError with a readable reason for everything that can go wrong."""
     try:
-        # stat, not exists(): a folder that may not be entered must not be called missing.
+        # stat, not exists(): a folder without read permission must not be reported as missing.
         if not folder.is_dir():
             folder.stat()
             raise ModelError(f"model {folder} is not a folder; give the folder that holds config.json")
@@ -118,13 +118,13 @@ def _load_config(folder: Path) -> Any:
 
 
 def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
-    """The architecture's class name; ModelError if it is not one that transformers knows as a causal language model."""
+    """The architecture's class name. Raises ModelError if transformers has no causal language model of that name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
         names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw.get("model_type")), "an unknown kind")]
-    # BertConfig is in the mapping too, so a named architecture is judged by its own name.
+    # BertConfig is in the mapping too, so an architecture that is named is checked by its name.
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     for name in map(str, names):
         if name.endswith("ForCausalLM") or name in known:
@@ -133,7 +133,7 @@ def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
 
 
 def _load_vocabulary(folder: Path) -> dict[str, int]:
-    """Every token of the tokenizer, added and special tokens included, with its id."""
+    """All tokens of the tokenizer with their ids, including added and special tokens."""
     from transformers import AutoTokenizer
 
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
@@ -150,13 +150,13 @@ def _load_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _fingerprint(vocabulary: dict[str, int]) -> str:
-    """Hex SHA-256 over the sorted (token, id) pairs and their count."""
+    """Hex SHA-256 of the sorted (token, id) pairs and their count."""
     return hashlib.sha256(json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")).hexdigest()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' warnings: what matters of them comes back as an error."""
+    """Silence transformers' warnings; real problems are raised as errors."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -170,6 +170,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """The first sentence or so of an error's text."""
+    """An error's text on one line, at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."

@@ -1,9 +1,9 @@
-"""Kept positions as few bytes: a bitmap, or spans, whichever is shorter.
+"""A compact encoding of kept positions: a bitmap or spans, whichever is shorter.
 
 Layout, little-endian: one byte for the form (0 bitmap, 1 spans), uint32 context length M, then the body.
-Bitmap: ceil(M / 8) bytes, position p is bit p % 8 of byte p // 8, the spare bits are zero.
-Spans: int32 pairs (gap, run): so many positions dropped since the last run, so many kept from there; only the first
-gap may be 0. A whole prompt is one span; 128k positions with scattered holes are at most 16 KiB.
+Bitmap: ceil(M / 8) bytes; position p is bit p % 8 of byte p // 8; unused bits are zero.
+Spans: int32 pairs (gap, run): the number of dropped positions since the last run, and the number of kept positions that
+follow. Only the first gap may be 0. A whole prompt is one span. A context of 128k positions takes at most 16 KiB.
 """
 
 import struct
@@ -20,9 +20,9 @@ _BITMAP, _SPANS = 0, 1
 
 
 def encode_positions(positions: Int32Array, context_length: int) -> bytes:
-    """`positions` int32 [K], strictly ascending in [0, context_length), as bytes.
+    """Encode `positions`: int32 [K], strictly increasing in [0, context_length).
 
-    Raises WireError if they are not that, or if context_length exceeds MAX_CONTEXT_LENGTH.
+    Raises WireError for any other array, or if context_length exceeds MAX_CONTEXT_LENGTH.
     """
     _check_context_length(context_length)
     if positions.ndim != 1 or not positions.size or positions[0] < 0 or positions[-1] >= context_length:
@@ -43,9 +43,9 @@ def encode_positions(positions: Int32Array, context_length: int) -> bytes:
 
 
 def decode_positions(data: bytes) -> tuple[Int32Array, int]:
-    """The positions, int32 [K], and the context length that `encode_positions` was given.
+    """Decode the positions, int32 [K], and the context length.
 
-    Raises WireError for anything else; nothing is allocated before the sizes have been checked.
+    Raises WireError if `data` was not made by `encode_positions`. All sizes are checked before memory is allocated.
     """
     if len(data) < _HEADER.size:
         raise WireError(f"kept positions are cut short: {len(data)} bytes")
@@ -75,7 +75,7 @@ def _decode_spans(body: bytes, context_length: int) -> Int32Array:
     pairs = np.frombuffer(body, "<i4").reshape(-1, 2).astype(np.int64)
     gaps, runs = pairs[:, 0], pairs[:, 1]
     ends = np.cumsum(gaps + runs)
-    # Gaps and runs are positive, so the sums rise and the last end bounds all that is allocated below.
+    # Gaps and runs are positive, so the ends increase, and the last end limits the memory allocated below.
     if gaps[0] < 0 or (gaps[1:] < 1).any() or (runs < 1).any() or ends[-1] > context_length:
         raise WireError(f"spans overlap, are empty, or end past their context of {context_length} tokens")
     kept_before = np.cumsum(runs) - runs
