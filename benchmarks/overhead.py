@@ -33,7 +33,8 @@ from benchmarks.overhead_parts import WAY, added, explained, parts_table
 from benchmarks.progress import Progress, silent
 from benchmarks.ray_llm import APP_NAME, ray_llm
 from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
-from cluster.config.schema import DeploymentConfig, config_from_flags
+from cluster.config.load import config_from_flags
+from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.environment import CORES, KEPT_HEAP, with_environment

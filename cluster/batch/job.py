@@ -16,7 +16,7 @@ from cluster.batch.plan import InputPlan, Part, read_plan
 from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local
 from cluster.batch.worker import Work, answer_parts
-from cluster.config.schema import load_config
+from cluster.config.load import load_config
 from kv_transfer.errors import SkimError
 
 Say = Callable[[str], None]

@@ -102,7 +102,7 @@ def serve(
 
     Give a deployment file, or --target and --speculator; flags override the file.
     """
-    from cluster.config.schema import config_from_flags
+    from cluster.config.load import config_from_flags
     from cluster.serve.deployment import deployed
 
     deployment = config_from_flags(
@@ -142,7 +142,7 @@ def deploy(
 
     `serve shutdown` takes it down.
     """
-    from cluster.config.schema import load_config
+    from cluster.config.load import load_config
     from cluster.serve.deployment import deploy
 
     deployment = load_config(config)

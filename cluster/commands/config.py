@@ -18,7 +18,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 @app.command()
 def check(config: ConfigFile) -> None:
     """Say whether a deployment file is right, and whether its two models fit together if they lie on this machine."""
-    from cluster.config.schema import load_config
+    from cluster.config.load import load_config
     from cluster.serve.preflight import check_models
 
     deployment = load_config(config)
@@ -34,7 +34,7 @@ def check(config: ConfigFile) -> None:
 @app.command()
 def show(config: ConfigFile) -> None:
     """Print a deployment file with every default filled in, as YAML that says the same."""
-    from cluster.config.schema import load_config
+    from cluster.config.load import load_config
     from cluster.config.show import as_yaml
 
     print(as_yaml(load_config(config)), end="")
@@ -45,7 +45,7 @@ def manifests(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; made if absent.")],
 ) -> None:
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
-    from cluster.config.schema import load_config
+    from cluster.config.load import load_config
     from cluster.kuberay.write import write_manifests
 
     for file in write_manifests(load_config(config), output):

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from cluster.commands.demo_document import DemoDocument, make_document
 from cluster.commands.tools import highlight_kept, write_json
-from cluster.config.schema import DeploymentConfig, config_from_flags
+from cluster.config.load import config_from_flags
+from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError

@@ -1,4 +1,4 @@
-"""The deployment as data: the settings of a deployment file, how it is read, and how it is shown.
+"""The deployment as data: the settings of a deployment file, reading the file, and showing it.
 
 Lives here: pydantic models and YAML. Not here: anything that starts a process.
 """

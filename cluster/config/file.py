@@ -1,4 +1,4 @@
-"""The text of a config file: its settings, the line of each, and what is wrong with it as one sentence."""
+"""The YAML text of a config file: its settings, the line of each setting, and its errors as one sentence."""
 
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +16,7 @@ LineOf = Callable[[Location], int | None]
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], str]:
-    """What the YAML file says, and its text. Raises SkimError; a setting that is given twice is a mistake too."""
+    """The settings in the YAML file, and its text. Raises SkimError, also for a setting that is given twice."""
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, yaml.SafeLoader)
@@ -43,10 +43,10 @@ def read_settings(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def line_of(text: str, given_elsewhere: Collection[str] = ()) -> LineOf:
-    """A function from a setting's path to its line in the YAML `text`, counted from 1; None where it has none.
+    """A function that maps a setting's path to its line in the YAML `text`, counted from 1, or to None.
 
-    given_elsewhere: dotted names that came from the command line. A path that goes deeper than the text does (a missing
-    setting) has the line of what it would be in.
+    A setting that is missing from the text gets the line of the section that should contain it.
+    given_elsewhere: dotted names that came from the command line; these have no line.
     """
     root = yaml.compose(text, yaml.SafeLoader) if text else None
     lines = dict(_lines(root))

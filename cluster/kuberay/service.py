@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from cluster.config.schema import DeploymentConfig, PoolConfig
+from cluster.config.pools import PoolConfig
+from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
 from cluster.serve.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of

@@ -13,15 +13,9 @@ from ray.serve.schema import LoggingConfig
 
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from cluster.config.schema import (
-    AutoscalingConfig,
-    ChannelConfig,
-    DeploymentConfig,
-    ObservabilityConfig,
-    PoolConfig,
-    RouterConfig,
-    config_from_settings,
-)
+from cluster.config.load import config_from_settings
+from cluster.config.pools import AutoscalingConfig, PoolConfig
+from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig, RouterConfig
 from router.deployment import router_ingress
 
 APP_NAME = "skim"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from cluster.config.schema import DeploymentConfig, PoolConfig
+from cluster.config.pools import PoolConfig
+from cluster.config.schema import DeploymentConfig
 from kv_transfer.errors import SkimError
 from kv_transfer.model_info import check_pair, check_speculator, inspect_model
 

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config.schema import config_from_flags
+from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port

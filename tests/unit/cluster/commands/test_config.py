@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.config.schema import load_config
+from cluster.config.load import load_config
 from tests.unit.conftest import MODELS
 
 EXAMPLES = MODELS.parent / "examples"

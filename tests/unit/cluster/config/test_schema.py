@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cluster.config.schema import TargetConfig, config_from_flags, load_config
+from cluster.config.load import config_from_flags, load_config
+from cluster.config.pools import TargetConfig
 from cluster.config.show import as_yaml
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import SelectionOptions

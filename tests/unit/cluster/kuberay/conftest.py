@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import load_config
+from cluster.config.load import load_config
 from cluster.kuberay.write import manifests
 
 ROOT = Path(__file__).parents[4]

@@ -9,7 +9,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config.schema import config_from_flags, load_config
+from cluster.config.load import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, build_app, serve_app

@@ -18,7 +18,7 @@ import ray.serve
 import yaml
 
 from actors.observability.metric_table import EXPORT_PREFIX, METRICS
-from cluster.config.schema import load_config
+from cluster.config.load import load_config
 from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
 
 ROOT = Path(__file__).parents[4]

@@ -5,7 +5,7 @@ from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.deployment_info import DeploymentInfo
 
-from cluster.config.schema import config_from_settings, load_config
+from cluster.config.load import config_from_settings, load_config
 from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, serve_app
 from kv_transfer.errors import SkimError
 from tests.unit.conftest import MODELS

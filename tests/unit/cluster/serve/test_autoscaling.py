@@ -4,7 +4,7 @@ import pytest
 from ray.serve.config import AutoscalingConfig
 
 from actors.work_meter import WorkMeter
-from cluster.config.schema import AutoscalingConfig as PoolScaling
+from cluster.config.pools import AutoscalingConfig as PoolScaling
 from cluster.serve.app import scaling_options
 from cluster.serve.autoscaling import Load, WorkPolicy, load_of, replicas_for
 from tests.unit.cluster.serve.pool_simulation import Simulation

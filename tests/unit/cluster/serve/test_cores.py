@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import config_from_flags
+from cluster.config.load import config_from_flags
 from cluster.serve.cores import on_own_cores
 from kv_transfer.environment import CORES
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-from cluster.config.schema import config_from_flags, load_config
+from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
 from kv_transfer.environment import CORES

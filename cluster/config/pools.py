@@ -1,0 +1,175 @@
+"""The settings of one pool: its model and engine, the size of a replica, and the number of replicas."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+CPU_KV_CACHE_GIB = "4"
+
+
+def _absolute(model: str, info: ValidationInfo) -> str:
+    folder: Path = (info.context or {}).get("folder", Path())
+    return str((folder / Path(model).expanduser()).resolve())
+
+
+class AutoscalingConfig(BaseModel):
+    """How the number of replicas follows the load. Options of Ray Serve have the names that Serve gives them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: int = Field(
+        1, ge=0, description="0: an idle pool stops; the next request waits until it has started again"
+    )
+    max_replicas: int = Field(1, ge=1)
+    policy: Literal["requests", "work"] = Field(
+        "requests", description="requests: Serve's policy, counts requests; work: counts the seconds that they take"
+    )
+    target_ongoing_requests: float = Field(
+        8.0, gt=0, allow_inf_nan=False, description="policy requests: running and queued requests wanted per replica"
+    )
+    drain_s: float = Field(
+        5.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="policy work: seconds of running and queued work wanted per replica",
+    )
+    batch: int = Field(
+        1,
+        ge=1,
+        description="policy work: requests that a replica runs at once without slowing them down; "
+        "1 for a pool that prefills, more for a pool that decodes",
+    )
+    upscale_delay_s: float = Field(
+        30.0, ge=0, allow_inf_nan=False, description="how long the load must stay high before the pool grows"
+    )
+    downscale_delay_s: float = Field(
+        600.0, ge=0, allow_inf_nan=False, description="how long the load must stay low before the pool shrinks"
+    )
+    downscale_to_zero_delay_s: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="the same for the last replica; null: downscale_delay_s"
+    )
+    upscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step up")
+    downscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step down")
+    look_back_period_s: float = Field(
+        30.0, gt=0, allow_inf_nan=False, description="time over which the load is averaged"
+    )
+    metrics_interval_s: float = Field(
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="how often replicas and routers report; less than the look-back",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must be at least min_replicas")
+        return self
+
+
+class PoolConfig(BaseModel):
+    """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    model: Annotated[str, Field(min_length=1), AfterValidator(_absolute)] = Field(
+        description="model folder; a relative path starts at the config file's folder"
+    )
+    engine: Literal["vllm", "transformers", "mock"] = "vllm"
+    replicas: int = Field(
+        1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
+    )
+    autoscaling: AutoscalingConfig | None = Field(None, description="null: the number of replicas is fixed")
+    tensor_parallel: int = Field(1, ge=1, description="ranks of one replica, all on one node")
+    cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves")
+    gpus_per_replica: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GPUs of a replica; null: tensor_parallel GPUs if the Ray cluster has any, else none",
+    )
+    accelerator_type: str | None = Field(
+        None, min_length=1, description="Ray's name of the GPU type that a replica needs, such as H100 or L4; null: any"
+    )
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="custom Ray resources that a replica takes, besides the one of its pool"
+    )
+    node_labels: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$")]] = Field(
+        default_factory=dict, description="Ray node labels that a replica's node must have"
+    )
+    max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica runs at a time")
+    drain_timeout_s: float = Field(
+        60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
+    )
+    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine unchanged")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_with_the_minimum(cls, settings: Any) -> Any:
+        """A pool with autoscaling and without `replicas` starts with `min_replicas`, but at least with one."""
+        scaling = settings.get("autoscaling") if isinstance(settings, dict) else None
+        if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
+            return settings
+        return {**settings, "replicas": max(1, scaling["min_replicas"])}
+
+    @model_validator(mode="after")
+    def _a_gpu_for_each_rank(self) -> Self:
+        if self.tensor_parallel > 1 and 0 < (self.gpus_per_replica or 0) < self.tensor_parallel:
+            raise ValueError("gpus_per_replica must be at least tensor_parallel: each rank needs its own GPU")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_in_range(self) -> Self:
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError("replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest number of replicas that the pool may have."""
+        return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """`env`; on CPU with a limit of the KV cache, because vLLM alone would take nearly all memory."""
+        return self.env if self.gpus_per_replica else {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB, **self.env}
+
+
+class PrefillConfig(PoolConfig):
+    """The pool that prefills for a split target. A setting that is left out is the target's, except for its size."""
+
+    model: Annotated[str, AfterValidator(_absolute)] = Field("", description="the target's")
+
+
+class TargetConfig(PoolConfig):
+    """The target pool, and whether a second pool prefills for it."""
+
+    topology: Literal["unified", "split"] = Field(
+        "unified",
+        description="unified: one pool prefills and decodes; split: the pool `prefill` prefills and sends KV blocks",
+    )
+    prefill: PrefillConfig | None = Field(None, description="the pool that prefills for a split target")
+
+    @model_validator(mode="after")
+    def _prefill_is_like_the_target(self) -> Self:
+        if self.topology == "unified":
+            if self.prefill:
+                raise ValueError("prefill is a pool of a split target: set topology to split, or remove prefill")
+            return self
+        if self.engine == "transformers":
+            raise ValueError("the transformers engine cannot be split: use vllm")
+        prefill = self.prefill or PrefillConfig()
+        inherited = PoolConfig.model_fields.keys() - {"replicas", "autoscaling"} - prefill.model_fields_set
+        update = {name: getattr(self, name) for name in inherited}
+        return self.model_copy(update={"prefill": prefill.model_copy(update=update)})
+
+
+def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
+    """`pool` with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
+    if pool.gpus_per_replica is not None:
+        return pool
+    gpus = pool.tensor_parallel if on_gpus and pool.engine != "mock" else 0
+    return pool.model_copy(update={"gpus_per_replica": float(gpus)})
