@@ -14,14 +14,15 @@ from typing import Any
 import httpx
 import pytest
 import ray
-from cluster.demo_document import make_document
-from cluster.deployment import apply, deployed
-from cluster.preflight import free_port
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions
 
-from cluster.config import DeploymentConfig, config_from_flags
+from cluster.commands.demo_document import make_document
+from cluster.config.load import config_from_flags
+from cluster.config.schema import DeploymentConfig
+from cluster.serve.deployment import apply, deployed
+from cluster.serve.preflight import free_port
 from tests.chaos.conftest import await_replicas, replicas
 from tests.e2e.conftest import ROOT
 
