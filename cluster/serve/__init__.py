@@ -1,4 +1,4 @@
-"""The deployment on Ray Serve: the application, its autoscaling, and the Ray that `skim serve` starts.
+"""The deployment on Ray Serve: the application, its autoscaling, and the Ray cluster that `skim serve` starts.
 
-Lives here: applications, placement, checks before the start. Not here: the code that answers requests.
+Lives here: applications, placement, checks before the start. Not here: code that handles requests.
 """

@@ -1,4 +1,4 @@
-"""From a config to a Ray Serve application: two pools on distinct resources and a router before them."""
+"""Builds the Ray Serve application of a config: the pools, each on its own Ray resource, and the router."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ from router.deployment import router_ingress
 
 APP_NAME = "skim"
 
-# A node states how many replicas of each pool it may hold; a replica takes one.
+# A node offers one unit of a pool's resource per replica that it may hold; each replica takes one unit.
 RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
 WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
 ACCELERATOR = "accelerator_type:"
-"""Prefix of the resource by which Ray tells kinds of GPUs apart."""
+"""Prefix of the Ray resource that names a GPU type."""
 
 SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
@@ -32,20 +32,22 @@ SERVE_SWITCHES = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_worker_niceness": "0",
 }
-"""Environment of every process of a Ray that serves Skim: the HTTP proxy passes requests on over gRPC, as the router
-does, and each replica has one event loop instead of three in threads that wait for one another. Serve's own calls then
-wait while an engine starts in that loop, when none is due; once it serves, it computes in another process or thread.
-Ray runs its workers, and so the engines, at niceness 15, behind all else on the machine: here they are what it is for.
+"""Environment of every process of a Ray cluster that serves Skim.
+
+The HTTP proxy sends requests to replicas over gRPC, as the router does. Each replica has one event loop instead of
+three loops in threads that wait for one another. A starting engine blocks that loop, but Serve calls a replica only
+after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
+workers is removed: the engines are the main work of the machine.
 """
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
-"""Environment variable with the draft channel's token; it wins over the config, and is not shown in it."""
+"""Environment variable with the draft channel's token. It overrides the config and is never written to one."""
 
 
 def serve_app(settings: dict[str, Any]) -> Application:
-    """The application of a config given as plain settings; `import_path` of a Serve config names it.
+    """The application of a config given as plain settings. The `import_path` of a Serve config names this function.
 
-    Model folders are absolute; secrets come from the environment. Raises SkimError.
+    Model folders must be absolute. Secrets come from the environment. Raises SkimError.
     """
     return build_app(config_from_settings(_with_secrets(settings, os.environ)))
 
@@ -94,10 +96,10 @@ def build_app(config: DeploymentConfig) -> Application:
 
 
 def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Application:
-    """The deployment with its arguments, and with these as its version: replicas whose version stays are not replaced.
+    """The deployment with its arguments, and with their hash as its version: Serve keeps replicas of the same version.
 
-    Serve's own version is random for an application that is run from Python (ray.serve._private.client), so that a
-    change of one number would start every engine anew.
+    For an application that is run from Python, Serve's own version is random (ray.serve._private.client): any change
+    would restart every engine.
     """
     told = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
     deployment._version = hashlib.sha256(told.encode()).hexdigest()
@@ -105,7 +107,7 @@ def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Applicatio
 
 
 def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
-    """Of each deployment, the options that Serve changes without a new replica: how many there are, and their load."""
+    """By deployment, the options that Serve changes without new replicas: their number, concurrency, draining."""
     sizes = {"router": {"num_replicas": config.router.replicas, **_load(config.router)}}
     return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
 
@@ -134,7 +136,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str
 
 
 def _replicas(pool: PoolConfig) -> dict[str, Any]:
-    """How many replicas Serve keeps: a fixed number, or what its autoscaler finds right."""
+    """The number of replicas: fixed, or decided by Serve's autoscaler."""
     if pool.autoscaling is None:
         return {"num_replicas": pool.replicas}
     return {"autoscaling_config": scaling_options(pool.autoscaling, pool.replicas)}
@@ -145,35 +147,35 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     options = scaling.model_dump(exclude_none=True, exclude={"policy", "drain_s", "batch"})
     if scaling.policy == "work":
         options["policy"] = {"policy_function": WORK_POLICY, "policy_kwargs": {"drain_s": scaling.drain_s}}
-    # Ray brings a pool back to its initial replicas whenever its options change (DeploymentAutoscalingState.register):
-    # one under load is not to lose the others.
+    # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
+    # Without that option, a pool under load keeps its replicas.
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
 
 
 def _meter(pool: PoolConfig) -> dict[str, int]:
-    """The actor's argument for its WorkMeter; left out where it is the default, so that no replica starts anew."""
+    """The actor's argument for its WorkMeter. The default is left out: it must not change the version."""
     batch = pool.autoscaling.batch if pool.autoscaling else 1
     return {"batch": batch} if batch > 1 else {}
 
 
 def _traces(observability: ObservabilityConfig) -> dict[str, Any]:
-    """The argument of all three deployments for their tracer; left out where traces are off."""
+    """The argument of every deployment for its tracer; left out if traces are off."""
     return {"traces": observability.traces.model_dump()} if observability.traces else {}
 
 
 def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
-    """How Serve's processes log."""
+    """The logging options of Serve's processes."""
     level, encoding = observability.log_level.upper(), observability.log_format.upper()
     return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
 
 
 def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
-    """The actor's arguments; options: further ones of the engine."""
+    """The actor's arguments. options: further engine options."""
     return pool.engine, pool.model, pool.tensor_parallel, {**pool.engine_options, **options}
 
 
 def _decoding(config: DeploymentConfig) -> dict[str, Any]:
-    """How the target engine speculates; only vLLM's does."""
+    """The target's engine options for speculative decoding; empty if its engine is not vLLM."""
     if config.target.engine != "vllm":
         return {}
     decoding: dict[str, Any] = {"decode": config.decode.model_dump()}
@@ -183,13 +185,13 @@ def _decoding(config: DeploymentConfig) -> dict[str, Any]:
 
 
 def _channel(channel: ChannelConfig) -> dict[str, Any]:
-    """token and tls, as both ends of the draft channel take them."""
+    """Token and TLS files, in the form that both ends of the draft channel take."""
     tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
     return {"token": channel.token, "tls": tls}
 
 
 def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
-    """What a Ray cluster must offer for `config` at the start, or at its largest: CPU, GPU, the pools' resources."""
+    """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
     needed: dict[str, float] = {}
     for name, one in taken_by_one(config).items():
         if name == "router":
@@ -202,12 +204,12 @@ def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict
 
 
 def taken_by_one(config: DeploymentConfig) -> dict[str, dict[str, float]]:
-    """What one replica of each deployment takes, and one node must hold: tensor parallel ranks stay together."""
+    """Ray resources of one replica, by deployment. One node must offer all of them: ranks share a node."""
     taken = {"router": {"CPU": config.router.cpus, **config.router.resources}}
     for name, pool in config.pools.items():
         one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources}
         one[RESOURCES[name]] = 1.0
         if pool.accelerator_type:
-            one[ACCELERATOR + pool.accelerator_type] = 0.001  # what Ray itself takes
+            one[ACCELERATOR + pool.accelerator_type] = 0.001  # as much as Ray itself takes
         taken[name] = one
     return {name: {resource: amount for resource, amount in one.items() if amount} for name, one in taken.items()}

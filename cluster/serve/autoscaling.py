@@ -1,35 +1,36 @@
-"""How many replicas a pool needs, from the seconds of work that it has: the policy `work` of `autoscaling`.
+"""The autoscaling policy `work`: computes the number of replicas from the seconds of work that a pool has.
 
-Serve's own policy counts requests; but a request of 100 tokens and one of 100,000 are not the same, and what a request
-costs each pool changes with the prompts and the keep rate. Here a request counts by its replica-seconds, as each
-replica measures them (`actors.work_meter`), so both pools are sized in one unit, and the one that is short grows first
-because its seconds pile up.
+Serve's own policy counts requests. But requests differ: one has 100 tokens, another 100,000, and the cost of a request
+in each pool changes with the prompts and the keep rate. This policy weights each request by its replica-seconds, as
+measured by each replica (`actors.work_meter`). Both pools are sized in one unit. The pool that is too small grows
+first, because its seconds of work accumulate.
 
 Inputs, means over `look_back_period_s`:
 
-    queued   requests that wait for a replica                                      (Serve's handles)
-    tokens   that the replicas' running requests read                              (sum over replicas)
-    busy     share of its time that a replica worked                               (sum over replicas)
-    s, s_t   replica-seconds per request and per token                             (mean over measured replicas)
+    queued   requests that wait for a replica               (Serve's handles)
+    tokens   prompt tokens of the running requests          (sum over replicas)
+    busy     share of the time in which a replica works     (sum over replicas)
+    s, s_t   replica-seconds per request and per token      (mean over the replicas that have measured them)
 
-    waiting = queued * s + tokens * s_t                   seconds of work that lie in the pool
+    waiting = queued * s + tokens * s_t                   seconds of work in the pool
     needed  = max(waiting / drain_s, busy / UTILISATION)  replicas
 
-The first term is Little's law: by L = lambda * W, a request that finds `waiting` seconds of work before n replicas
-waits waiting / n, which is to be `drain_s`. It sees a backlog at once, but says nothing of a pool that keeps up: a pool
-sized by it alone drains, shrinks below what its load needs, and fills again. The second term is Little's law for the
-requests in service (the utilisation law, U = lambda * s): fewer replicas than their busy shares sum up to could not
-keep up. Running requests count whole, whatever is done of them: `waiting` errs upwards.
+The first term is Little's law, L = lambda * W: with n replicas, a request that finds `waiting` seconds of work in the
+pool waits waiting / n. This should be `drain_s`. The term reacts to a backlog at once, but it is near 0 for a pool that
+keeps up. A pool sized by this term alone would drain, shrink below its load, and fill again. The second term is the
+utilisation law, U = lambda * s: a pool with fewer replicas than the sum of their busy shares cannot keep up. A running
+request counts with its whole cost, so `waiting` is an upper bound.
 
-Against oscillation: a pool grows when it needs over GROW of what it has, and shrinks only to a size that it would fill
-to SHRINK, and to the largest such size since it began to be too large: a moment's lull at the end of Serve's
-`downscale_delay_s` decides nothing. Serve's delays, gains and bounds apply after that. No pool can wait less than its
-requests take, so the objective is at least the cost of two requests. An idle pool needs 0 replicas; Serve's
-`min_replicas` decides. From zero, any queued request starts the first replica: Serve sees to that itself, without
-asking a policy.
+Three rules prevent oscillation. A pool grows only if it needs more than GROW times its replicas. It shrinks only to a
+size that its load fills to at most SHRINK. It shrinks to the largest such size since it became too large, so a short
+lull at the end of Serve's `downscale_delay_s` has no effect. Serve's delays, gains and bounds apply afterwards.
 
-State, in Serve's controller: the last known s and s_t, for a pool none of whose replicas has finished a request yet,
-and the largest size that was enough while the pool has been too large.
+A wait cannot be shorter than a request, so the objective is at least the cost of two requests. An idle pool needs 0
+replicas; Serve's `min_replicas` is the lower bound. From zero, Serve starts the first replica for any queued request
+without calling the policy.
+
+The state in Serve's controller has two parts: the last known s and s_t, for pools whose replicas have not finished a
+request yet; and the largest size that was enough since the pool became too large.
 Serve pickles this module by value into its controller, so it imports nothing of Skim.
 """
 
@@ -46,7 +47,7 @@ SHRINK = 0.75
 
 
 class Load(NamedTuple):
-    """What a pool has to do. requests: that run or wait. The other fields as in the module's text."""
+    """The load of a pool. requests: running and queued. The module's docstring explains the other fields."""
 
     requests: float = 0.0
     queued: float = 0.0
@@ -61,7 +62,7 @@ class Load(NamedTuple):
 
 
 def replicas_for(load: Load, now: int, drain_s: float, *, grow: float = GROW, shrink: float = SHRINK) -> int:
-    """How many replicas a pool that has or awaits `now` should have; 0 only for one with nothing to do."""
+    """The number of replicas for `load`; 0 only without any load. now: replicas that run or start."""
     if not load.requests and not load.busy and not load.tokens:
         return 0
     objective = max(drain_s, 2 * load.seconds_per_request)
@@ -72,7 +73,7 @@ def replicas_for(load: Load, now: int, drain_s: float, *, grow: float = GROW, sh
 
 
 class WorkPolicy:
-    """Serve's policy class: made once per pool with its `policy_kwargs`, then called at each tick of the controller."""
+    """The policy class: Serve creates one per pool with `policy_kwargs` and calls it at each tick of its controller."""
 
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
@@ -81,7 +82,7 @@ class WorkPolicy:
         """The number of replicas, and the state for the next call."""
         load = load_of(ctx)
         state = {"seconds_per_request": load.seconds_per_request, "seconds_per_token": load.seconds_per_token}
-        if ctx.current_num_replicas == 0:  # all are starting: nothing is known that was not known when they were asked
+        if ctx.current_num_replicas == 0:  # all replicas are starting: there is no new information
             return ctx.target_num_replicas, state
         now = ctx.target_num_replicas
         wanted = self.decide(load, now)
@@ -96,7 +97,7 @@ class WorkPolicy:
 
 
 def load_of(ctx: "AutoscalingContext") -> Load:
-    """The load as Serve reports it; costs that no replica has measured are the last known ones."""
+    """The load that Serve reports. Costs that no replica has measured yet are the last known ones."""
     reported = ctx.aggregated_metrics or {}
 
     def total(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Which cores of one CPU machine the engines of a deployment run on."""
+"""Binds the engines of a deployment to the cores of one CPU machine."""
 
 import os
 
@@ -7,11 +7,11 @@ from kv_transfer.environment import CORES
 
 
 def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
-    """Each pool's engines on an equal share of the cores, where vLLM would leave them no more than that.
+    """The deployment with an equal share of the cores for each pool's engines, if vLLM would give them no more cores.
 
-    By itself vLLM binds every engine on CPU to all cores but the last (vllm.utils.ompmultiprocessing), so that on two
-    cores both pools' engines share the first, and the second is idle. On more cores, or where a pool names its cores or
-    has several ranks, vLLM decides.
+    By default, vLLM binds every CPU engine to all cores except the last (vllm.utils.ompmultiprocessing). On two cores,
+    both pools' engines would share the first core, and the second would be idle. The choice is left to vLLM if there
+    are more cores, if a pool sets its cores, or if a pool has several ranks.
     """
     pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm" and not pool.gpus_per_replica}
     cores = sorted(os.sched_getaffinity(0))

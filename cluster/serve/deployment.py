@@ -1,4 +1,4 @@
-"""Bring a deployment up on Ray, change it while it runs, take it down again: `skim serve`, `demo` and `deploy`."""
+"""Starts, changes and stops a deployment on Ray: `skim serve`, `skim demo` and `skim deploy`."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
 
-# Each look takes the driver and Serve's controller time on cores that the replicas start on.
+# Each status call costs CPU time, on the same cores on which the replicas start.
 _POLL_S = 1.0
 
 
@@ -40,11 +40,11 @@ _POLL_S = 1.0
 def deployed(
     config: DeploymentConfig, *, address: str | None = None, progress: Progress = print, name: str = APP_NAME
 ) -> Iterator[str]:
-    """Run `config` while the context lasts; gives the endpoint's base URL once every pool answers.
+    """Run `config` while the context lasts. Gives the endpoint's base URL once every pool is ready.
 
-    address: a running Ray cluster ("auto" for the one on this machine); None starts a Ray of its own. progress is
-    called with one line per change of state. name: of the Serve application; one of a name of its own is replaced if a
-    killed run left it in the cluster. Raises SkimError for whatever a person can mend.
+    address: a running Ray cluster ("auto": the one on this machine); None starts a new one. progress: called with one
+    line per change of state. name: of the Serve application; an application of that name that a killed run left in the
+    cluster is replaced, unless the name is APP_NAME. Raises SkimError for mistakes that a user can correct.
     """
     if address is None:
         check_port(config.router.host, config.router.port)
@@ -62,7 +62,7 @@ def deployed(
 
 
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
-    """Put `config` on the running Ray cluster at `address` and leave it there; gives the endpoint's base URL."""
+    """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
     check_models(config)
     _join_ray(address)
     try:
@@ -72,10 +72,10 @@ def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print
 
 
 def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress = print) -> str:
-    """Start `config` on the Ray that this process is connected to, or turn what runs there into it; the base URL.
+    """Start `config` on the connected Ray cluster, or update the running deployment to it; the endpoint's base URL.
 
-    Serve replaces changed replicas one after the other, and only those: an old one takes no more requests and ends when
-    its answers are finished, within `drain_timeout_s`. A pool of two replicas or more answers all the while.
+    Serve replaces only the changed replicas, one after the other. An old replica takes no new requests and stops when
+    its answers are finished, at the latest after `drain_timeout_s`. A pool of two or more replicas stays available.
     """
     config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
     _check_resources(config)
@@ -93,7 +93,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
 
 
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
-    """switches: environment of every process of that Ray."""
+    """Start a local Ray cluster. switches: environment variables of all its processes."""
     needed = needed_resources(config, at_most=True)
     found_by_ray = ("CPU", "GPU", ACCELERATOR)
     pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
@@ -107,7 +107,7 @@ def _join_ray(address: str) -> None:
 
 
 def _init_ray(what: str, **options: Any) -> None:
-    # Serve sets this logger's level itself; the terminal gets our own lines instead.
+    # Serve sets this logger's level itself, so a filter is needed; the terminal shows our own progress lines.
     logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
@@ -117,13 +117,13 @@ def _init_ray(what: str, **options: Any) -> None:
 
 
 def _make_way(config: DeploymentConfig, name: str) -> None:
-    """Stop what a killed run of `name` left. Raises SkimError if the cluster serves something else."""
+    """Delete the application that a killed run of `name` left. Raises SkimError if the cluster serves another one."""
     try:
         running = set(serve.status().applications)
         if foreign := running - ({name} - {APP_NAME}):
             others = ", ".join(sorted(foreign))
             raise SkimError(
-                f"this Ray cluster serves {others} already: use that one's endpoint, or stop it (`serve shutdown`)"
+                f"this Ray cluster already serves {others}: use its endpoint, or stop it with `serve shutdown`"
             )
         if name in running:
             serve.delete(name)
@@ -135,17 +135,17 @@ def _make_way(config: DeploymentConfig, name: str) -> None:
 
 
 def _serve_runs() -> bool:
-    """Whether Serve is up in this cluster: then its own proxy holds the port."""
+    """Whether Serve runs in this cluster. If so, its proxy already listens on the port."""
     return any(actor["namespace"] == "serve" for actor in ray.util.list_named_actors(all_namespaces=True))
 
 
 def _check_resources(config: DeploymentConfig) -> None:
-    """Raise SkimError for what no node of the cluster offers: Serve would wait for it without a word."""
+    """Raise SkimError if the cluster lacks a resource. Serve would wait for it silently."""
     offered = ray.cluster_resources()
     for name, amount in needed_resources(config).items():
         if offered.get(name, 0.0) < amount:
             raise SkimError(
-                f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name} and this deployment needs "
+                f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name}, but this deployment needs "
                 f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
             )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -153,8 +153,8 @@ def _check_resources(config: DeploymentConfig) -> None:
         if not any(all(node.get(resource, 0.0) >= amount for resource, amount in one.items()) for node in nodes):
             asked = ", ".join(f"{amount:g} {resource}" for resource, amount in one.items())
             raise SkimError(
-                f"no node of the Ray cluster has all that one {name} replica takes ({asked}), and a replica with its "
-                "tensor parallel ranks stays on one node: start a larger one, or lower what the replica takes"
+                f"no node of the Ray cluster has all the resources of one {name} replica ({asked}); a replica and its "
+                "tensor parallel ranks need one node: start a larger node, or lower the resources of the replica"
             )
 
 
@@ -175,7 +175,7 @@ def _await_running(name: str, progress: Progress) -> None:
 
 
 def _has_failed(application: ApplicationStatusOverview) -> bool:
-    """Not so where a replica that was running has died: Serve starts another one."""
+    """Whether the start has failed. A replica that died after it was running is no failure: Serve replaces it."""
     if application.status != ApplicationStatus.UNHEALTHY:
         return application.status == ApplicationStatus.DEPLOY_FAILED
     sick = [part for part in application.deployments.values() if part.status == "UNHEALTHY"]
@@ -183,7 +183,7 @@ def _has_failed(application: ApplicationStatusOverview) -> bool:
 
 
 def _reason(messages: list[str]) -> str:
-    """The sentence inside Serve's report of a failed replica: the last exception's own message."""
+    """The message of the last exception in Serve's report of a failed replica."""
     for message in messages:
         found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)
         if found:
@@ -196,9 +196,9 @@ def _reachable(host: str) -> str:
 
 
 def _stop(name: str) -> None:
-    """Drain and stop our application, then leave Ray; a Ray that was started here ends with that."""
+    """Drain and stop our application, then disconnect from Ray. A Ray cluster started here stops too."""
     if ray.is_initialized():
-        # It waits a minute; on a cluster that goes on, Serve deletes what is left when its answers are finished.
+        # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
         with suppress(TimeoutError):
             serve.delete(name)
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""What can be found wrong with a deployment before anything of it starts, each as one sentence."""
+"""Checks of a deployment before it starts. Each error is one sentence."""
 
 import random
 import socket
@@ -13,16 +13,17 @@ from kv_transfer.errors import SkimError
 from kv_transfer.model_info import check_pair, check_speculator, inspect_model
 
 GIB = 2**30
-# Measured with the demo pair on CPU: one engine's processes before weights and KV cache.
+# Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
 ENGINE_BASE_BYTES = int(1.2 * GIB)
-# Above Ray's workers (10002 to 19999), below Serve's replicas (30000 on) and Linux's outgoing connections (32768 on).
+# Above the ports of Ray's workers (10002 to 19999). Below those of Serve's replicas (from 30000) and of Linux's
+# outgoing connections (from 32768).
 _QUIET_PORTS = range(20000, 30000)
 
 
 def check_models(config: DeploymentConfig) -> None:
     """Raise ModelError unless both folders hold usable models that fit together.
 
-    Folders that this machine does not have are left to the pools, which check the same on theirs.
+    With `spans_machines`, a folder may be missing on this machine. The pools then check the models on their machines.
     """
     pools = config.pools
     remote = config.spans_machines and not all(Path(pool.model).exists() for pool in pools.values())
@@ -44,32 +45,33 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise SkimError(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another --port"
+                f"cannot listen on {host}:{port} ({error.strerror}): "
+                "stop the program that uses it, or choose another --port"
             ) from None
 
 
 def free_port() -> int:
-    """A port on the loopback that nothing listens on now, and that no outgoing connection gets before it is used."""
+    """A free port on the loopback interface, outside the range that Linux gives to outgoing connections."""
     for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
         with suppress(SkimError):
             check_port("127.0.0.1", port)
             return port
-    raise SkimError(f"of the ports {_QUIET_PORTS.start} to {_QUIET_PORTS.stop - 1} none is free on this machine")
+    raise SkimError(f"none of the ports {_QUIET_PORTS.start} to {_QUIET_PORTS.stop - 1} is free on this machine")
 
 
 def check_memory(config: DeploymentConfig) -> None:
-    """Raise SkimError if the CPU pools would not fit into this machine's free memory."""
+    """Raise SkimError if the CPU pools do not fit into this machine's free memory."""
     needed = sum(pool.replicas * _replica_bytes(pool) for pool in config.pools.values() if not pool.gpus_per_replica)
     free = psutil.virtual_memory().available
     if needed > free:
         raise SkimError(
-            f"this deployment needs about {needed / GIB:.1f} GiB of memory and {free / GIB:.1f} GiB are free: "
+            f"this deployment needs about {needed / GIB:.1f} GiB of memory, but {free / GIB:.1f} GiB are free: "
             "lower VLLM_CPU_KVCACHE_SPACE or the replicas in the config, or use a larger machine"
         )
 
 
 def _replica_bytes(pool: PoolConfig) -> int:
-    """Weights, KV cache and the processes themselves; a mock has none of them."""
+    """Bytes of weights, KV cache and processes; 0 for a mock."""
     if pool.engine == "mock":
         return 0
     weights = sum(file.stat().st_size for file in Path(pool.model).glob("*.safetensors"))

@@ -1,7 +1,7 @@
-"""Two pools in series in discrete time, with the real meter, the real policy and Serve's own delay logic around it.
+"""Simulates two pools in series in discrete time, with the real work meter, the real policy and Serve's delay logic.
 
-A replica reads one prompt after the other. It starts `STARTUP_S` after it was asked for, and one that is to go finishes
-what it has. The target answers with its first token, so a request's end is its time to first token.
+A replica reads one prompt after the other. It is ready `STARTUP_S` after the pool has requested it. A replica that stops
+finishes its requests first. A request ends with the target's first token, so its duration is its time to first token.
 """
 
 from collections import deque
@@ -29,8 +29,8 @@ class Replica:
     def __init__(self, name, ready_at, clock):
         self.name, self.ready_at, self.leaves = name, ready_at, False
         self.meter = WorkMeter(clock=clock)
-        self.requests = deque()  # (request, its end as the meter sees it)
-        self.left_s = 0.0  # of the first one
+        self.requests = deque()  # (request, the meter's context to close at its end)
+        self.left_s = 0.0  # work left of the first request
 
     def take(self, request, tokens, seconds):
         stack = ExitStack()
@@ -40,7 +40,7 @@ class Replica:
         self.requests.append((request, stack))
 
     def work(self, seconds_per_request):
-        """One step; the requests that are done."""
+        """Simulate one step; the requests that it finished."""
         time, done = STEP_S, []
         while self.requests and time > 1e-9:
             spent = min(time, self.left_s)
@@ -54,7 +54,7 @@ class Replica:
 
 
 class SimulatedPool:
-    """options: of Serve's AutoscalingConfig. policy: instead of the one in the options."""
+    """options: of Serve's AutoscalingConfig. policy: replaces the one in the options."""
 
     def __init__(self, name, clock, options, policy=None, max_ongoing=8):
         self.name, self.clock, self.max_ongoing = name, clock, max_ongoing
@@ -64,7 +64,7 @@ class SimulatedPool:
         self.target, self.state, self.made = self.config.initial_replicas or self.config.min_replicas, {}, 0
         self.replicas, self.queue = [], deque()
         self.samples = deque(maxlen=max(1, int(self.config.look_back_period_s)))
-        self.history = []  # of the target, one a second
+        self.history = []  # target number of replicas, one entry per second
         self._resize(ready_at=0.0)
 
     @property
@@ -83,7 +83,7 @@ class SimulatedPool:
         return done
 
     def scale(self):
-        """Once a second: sample what Serve samples, and do what its controller does."""
+        """Called once a second: take the samples that Serve takes, and do what its controller does."""
         running = self.running
         ongoing = sum(len(replica.requests) for replica in self.replicas)
         reports = {replica.name: replica.meter.stats() for replica in running}
@@ -132,7 +132,7 @@ class SimulatedPool:
 
 
 class Simulation:
-    """pools: name to (options, policy or None). rate, keep_rate: functions of the time in seconds."""
+    """pools: (options, policy or None) by name. rate, keep_rate: functions of the time in seconds."""
 
     def __init__(self, monkeypatch, pools, *, seconds_per_token, rate, keep_rate=lambda _: 0.1, seed=0):
         self.now = 0.0
@@ -158,7 +158,7 @@ class Simulation:
         return self
 
     def ttft(self, begin, end):
-        """The 90th percentile of the requests that arrived then; infinite if over a tenth was not answered."""
+        """90th percentile for requests that arrived in [begin, end); infinite if over a tenth of them has no answer."""
         waits = [
             (request.answered or np.inf) - request.arrived
             for request in self.requests
@@ -166,8 +166,8 @@ class Simulation:
         ]
         return float(np.percentile(waits, 90, method="higher"))
 
-    def turns(self, pool, begin):
-        """How often the pool's size changed its direction after `begin`."""
+    def reversals(self, pool, begin):
+        """How often the pool changed between growing and shrinking after `begin`."""
         moves = np.diff(self.pools[pool].history[int(begin) :])
         signs = np.sign(moves[moves != 0])
         return int((signs[1:] != signs[:-1]).sum())

@@ -1,4 +1,4 @@
-"""From a config to Serve's deployments: what each replica asks of Ray, and how many there are."""
+"""From a config to Serve's deployments: the resources of each replica, and the number of replicas."""
 
 import pytest
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
@@ -32,7 +32,7 @@ def test_pools_that_scale():
 
 @pytest.mark.parametrize(("at_start", "after"), [({}, 3), ({"replicas": 2}, 2)])
 def test_a_change_of_a_pools_bounds_leaves_it_at_its_size(at_start, after):
-    """By Ray's own hand; but for a pool that is told how many to start with: Ray takes that for each change."""
+    """Ray itself keeps the size. If `replicas` is set, Ray goes back to that number at each change."""
     state = DeploymentAutoscalingState(DeploymentID("target", APP_NAME))
 
     def sized(now, most):
@@ -52,7 +52,7 @@ def test_pools_that_scale_by_work():
     }
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
     told = speculator._deployment_config
-    policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as it reaches Serve
+    policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
     assert (speculator.init_kwargs, target.init_kwargs) == ({}, {"batch": 16})
 
@@ -68,7 +68,7 @@ def test_what_a_replica_asks_of_its_node():
 
 
 def test_the_app_is_built_from_plain_settings_too():
-    """As Serve's config files do it: an import path, and arguments."""
+    """A Serve config file names an import path and arguments."""
     config = load_config(EXAMPLES / "multi-node.yaml")
     plain, built = (deployments(app) for app in (serve_app(config.model_dump(mode="json")), build_app(config)))
     for one, other in zip(plain, built, strict=True):
@@ -110,7 +110,7 @@ def test_traces_reach_every_deployment():
 
 
 def test_only_what_changed_is_replaced():
-    """A deployment's version is made of its arguments: another number of replicas is the same version."""
+    """A deployment's version is a hash of its arguments; the number of replicas is not part of it."""
 
     def versions(**target):
         settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", **target}}

@@ -1,4 +1,4 @@
-"""The policy `work`: its maths, and what it does to two pools under a step of the load or of the keep rate."""
+"""The policy `work`: its maths, and the sizes of two simulated pools after a step of the load or the keep rate."""
 
 import pytest
 from ray.serve.config import AutoscalingConfig
@@ -11,7 +11,7 @@ from tests.unit.cluster.serve.pool_simulation import Simulation
 
 DRAIN_S = 4.0
 COST = {"speculator": 1.0 / 4000, "target": 0.5 / 400}  # 1 s and 0.5 s per request at a keep rate of 0.1
-OBJECTIVE_S = 2 * DRAIN_S  # both pools may have their seconds of work
+OBJECTIVE_S = 2 * DRAIN_S  # a request may wait DRAIN_S in each of the two pools
 STEP_AT = 150.0
 
 
@@ -31,15 +31,15 @@ def load_step(time):
 
 
 def keeps_its_promise(run):
-    """What is asked of a policy after a load step."""
+    """The two requirements on a policy after a load step."""
     return {
         "in time": run.ttft(450, 580) <= OBJECTIVE_S,
-        "calm": all(run.turns(pool, STEP_AT) <= 1 for pool in run.pools),
+        "calm": all(run.reversals(pool, STEP_AT) <= 1 for pool in run.pools),
     }
 
 
 class Jumpy(WorkPolicy):
-    """Without hysteresis, and by the backlog alone."""
+    """The policy without hysteresis and without the utilisation term."""
 
     def decide(self, load, now):
         return replicas_for(load._replace(busy=0.0), now, self.drain_s, grow=1.0, shrink=1.0)
@@ -49,17 +49,17 @@ class Jumpy(WorkPolicy):
     ("load", "now", "wanted"),
     [
         (Load(), 3, 0),  # idle
-        (Load(requests=4, queued=4), 0, 1),  # nothing is known of what they take
-        (Load(requests=10, queued=10, seconds_per_request=1.0), 1, 2),  # 10 s of work, 5 s each
+        (Load(requests=4, queued=4), 0, 1),  # no cost has been measured yet
+        (Load(requests=10, queued=10, seconds_per_request=1.0), 1, 2),  # 10 s of work, 5 s per replica
         (Load(requests=9, tokens=9000, seconds_per_token=0.002, seconds_per_request=2.0), 1, 4),  # 18 s of work
         (Load(requests=1, queued=1, seconds_per_request=50.0), 1, 1),  # one request cannot be shared
-        (Load(requests=4, queued=4, seconds_per_request=50.0), 1, 2),  # nor wait less than requests take
-        (Load(requests=3, busy=3.0), 3, 4),  # no backlog, but no room either
+        (Load(requests=4, queued=4, seconds_per_request=50.0), 1, 2),  # a wait cannot be shorter than a request
+        (Load(requests=3, busy=3.0), 3, 4),  # no backlog, but no spare capacity
         (Load(requests=3, busy=2.4), 3, 3),
-        (Load(requests=3, busy=2.6), 3, 3),  # less than GROW over what it has
-        (Load(requests=3, busy=1.9), 4, 4),  # 3 would be filled to more than SHRINK
+        (Load(requests=3, busy=2.6), 3, 3),  # less than GROW times 3
+        (Load(requests=3, busy=1.9), 4, 4),  # the load would fill 3 replicas to more than SHRINK
         (Load(requests=3, busy=1.7), 4, 3),
-        (Load(requests=1, busy=0.01), 9, 1),  # but the last one goes only when idle
+        (Load(requests=1, busy=0.01), 9, 1),  # the last replica stops only when idle
     ],
 )
 def test_how_many_replicas(load, now, wanted):
@@ -69,13 +69,13 @@ def test_how_many_replicas(load, now, wanted):
 @pytest.mark.parametrize("busy", [0.3, 0.9, 1.7, 2.2, 3.9, 7.6])
 @pytest.mark.parametrize("now", range(1, 12))
 def test_what_it_chooses_it_stays_with(busy, now):
-    """One step leads to a size that the same load leaves alone."""
+    """One step leads to a size that the same load does not change."""
     chosen = replicas_for(Load(1, busy=busy), now, 5.0)
     assert replicas_for(Load(1, busy=busy), chosen, 5.0) == chosen
 
 
 def test_serve_makes_the_policy_of_the_config():
-    """By import path, pickled into its controller: what comes out there is the class, with its arguments."""
+    """Serve imports the policy by its path and pickles it into its controller; class and arguments must survive."""
     config = AutoscalingConfig(**scaling())
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert type(policy).__name__ == "WorkPolicy"
@@ -96,7 +96,7 @@ def context(reports, **fields):
 
 
 def test_the_load_as_serve_reports_it():
-    """A replica that has finished nothing yet says nothing about costs; where none has, the last ones hold."""
+    """A replica without finished requests reports no costs. If no replica reports any, the last known costs are used."""
     meter = WorkMeter(clock=iter([0.0, 0.0, 2.0, 2.0, 2.0]).__next__)
     with meter.request(1000):
         pass
@@ -113,7 +113,7 @@ def test_the_load_as_serve_reports_it():
 
 
 def test_a_pool_shrinks_to_the_most_that_it_needed_meanwhile():
-    """A lull when Serve's delay is over decides nothing."""
+    """A short lull at the end of Serve's delay has no effect."""
     policy, state, wanted = WorkPolicy(5.0), {}, []
     for busy in (2.5, 3.2, 0.2, 7.0, 0.9):
         reports = {"busy": {"one": busy}}
@@ -129,10 +129,10 @@ def test_a_pool_whose_replicas_are_all_starting_is_left_alone():
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_load_step_the_short_pool_grows_first_and_all_is_calm_and_in_time(monkeypatch, seed):
     run = simulate(monkeypatch, scaling(), rate=load_step, seed=seed)
-    assert run.ttft(STEP_AT, STEP_AT + 60) > OBJECTIVE_S  # it was too much for what was there
+    assert run.ttft(STEP_AT, STEP_AT + 60) > OBJECTIVE_S  # the first replicas were too few
     assert run.first_growth("speculator", STEP_AT) < run.first_growth("target", STEP_AT)
     assert keeps_its_promise(run) == {"in time": True, "calm": True}
-    # In the proportion of what a request costs them, 2 to 1, and no more than half is idle.
+    # The sizes follow the costs of a request, 2 to 1, and at most half of the capacity is idle.
     sizes = {name: pool.target for name, pool in run.pools.items()}
     assert 4 <= sizes["speculator"] <= 6
     assert 2 <= sizes["target"] <= 3
@@ -140,23 +140,23 @@ def test_after_a_load_step_the_short_pool_grows_first_and_all_is_calm_and_in_tim
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 8])
 def test_request_counts_do_not_keep_that_promise(monkeypatch, at_once):
-    """Few are answered in time but never calm; many neither."""
+    """With one request per replica, answers are in time but the sizes swing; with more, neither holds."""
     run = simulate(monkeypatch, scaling(policy="requests", target_ongoing_requests=at_once), rate=load_step)
     assert keeps_its_promise(run) == {"in time": at_once == 1, "calm": False}
 
 
 def test_nor_does_the_backlog_without_hysteresis(monkeypatch):
-    """With Serve's delays as they are: these alone only make it slow."""
+    """Serve's delays alone make the policy slow and do not prevent oscillation."""
     run = simulate(monkeypatch, scaling(), policy=lambda: Jumpy(DRAIN_S), rate=load_step)
     assert keeps_its_promise(run) == {"in time": False, "calm": False}
 
 
 def test_when_more_is_kept_the_target_grows_alone(monkeypatch):
-    # 0.5 s, then 5 s per request on the target.
+    # A request costs the target 0.5 s before the step and 5 s after it.
     run = simulate(monkeypatch, scaling(), rate=lambda _: 0.25, keep_rate=lambda time: 0.1 if time < STEP_AT else 1.0)
     assert run.first_growth("target", STEP_AT) < float("inf")
     assert run.first_growth("speculator", STEP_AT) == float("inf")
-    assert run.turns("target", STEP_AT) <= 1
+    assert run.reversals("target", STEP_AT) <= 1
 
 
 def test_to_zero_and_up_again(monkeypatch):

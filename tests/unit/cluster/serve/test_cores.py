@@ -11,7 +11,7 @@ DEMO = Path(__file__).parents[4] / "examples" / "demo.yaml"
 
 
 def bound(monkeypatch, cores, **settings):
-    """By pool, the cores that it was given on a machine with `cores`; None for those that vLLM decides."""
+    """The cores of each pool on a machine with `cores`; None where vLLM decides."""
     monkeypatch.delenv(CORES, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores))
     config = on_own_cores(config_from_flags(DEMO, settings).placed(on_gpus=False))

@@ -1,4 +1,4 @@
-"""Whom a deployment makes way for in a cluster that others use too: Ray and Serve are stood in for."""
+"""Starting a deployment in a cluster that others may use too. Ray and Serve are replaced by fakes."""
 
 import os
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ CONFIG = load_config(MODELS.parent / "examples" / "demo.yaml")
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """`cluster.applications` run; the calls that would change something are noted in `cluster.calls`."""
+    """A fake cluster: `applications` run in it, and `calls` lists the calls that would change something."""
     cluster = SimpleNamespace(applications={}, serve_up=False, calls=[])
     monkeypatch.setattr(deployment.serve, "status", lambda: SimpleNamespace(applications=cluster.applications))
     monkeypatch.setattr(deployment.serve, "delete", lambda name: cluster.calls.append(f"delete {name}"))
@@ -44,12 +44,15 @@ def test_an_idle_serve_holds_the_port_itself(cluster):
     [
         ([8.0], None),
         ([4.0, 8.0], None),
-        ([4.0, 4.0], r"no node .* all that one target replica takes \(0.5 CPU, 8 GPU, 1 target_pool\), .* larger one"),
-        ([4.0], r"offers 4 of the resource GPU and this deployment needs 8"),
+        (
+            [4.0, 4.0],
+            r"no node .* all the resources of one target replica \(0.5 CPU, 8 GPU, 1 target_pool\); .* larger node",
+        ),
+        ([4.0], r"offers 4 of the resource GPU, but this deployment needs 8"),
     ],
 )
 def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
-    """Serve would wait for it without a word, however many GPUs all nodes together have."""
+    """Serve would wait silently for a large enough node, even if all nodes together have enough GPUs."""
     config = config_from_flags(
         MODELS.parent / "examples" / "demo.yaml",
         {"target.tensor_parallel": 8, "target.gpus_per_replica": 8, "speculator.gpus_per_replica": 0},
@@ -85,7 +88,7 @@ def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What Serve says of the application, look after look."""
+    """The statuses of the application that Serve reports, one per call."""
     seen = []
 
     def status():
@@ -125,16 +128,16 @@ def test_what_does_not_start_is_not_waited_for(seen, state):
 
 @pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])
 def test_what_others_serve_is_let_be(cluster, name):
-    """Even under the name that every `skim serve` takes."""
+    """Also an application with the name that every `skim serve` uses."""
     cluster.serve_up, cluster.applications = True, {APP_NAME: None}
-    with pytest.raises(SkimError, match="this Ray cluster serves skim already: use that one's endpoint, or stop it"):
+    with pytest.raises(SkimError, match="this Ray cluster already serves skim: use its endpoint, or stop it"):
         deployment._make_way(CONFIG, name)
     assert cluster.calls == ["leave"]
 
 
 @pytest.fixture
 def dry_run(cluster, monkeypatch):
-    """`deployed` gives the config and starts no Ray; this is the environment that Ray would have started in."""
+    """`deployed` gives the config and starts no Ray. The fixture's value is the environment in which Ray would start."""
     told = {}
     monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)

@@ -1,4 +1,4 @@
-"""What is found wrong with a deployment before it starts, and what it asks of a Ray cluster."""
+"""The checks before a deployment starts, and the resources that it needs from a Ray cluster."""
 
 import shutil
 import socket
@@ -32,7 +32,7 @@ def test_a_folder_that_is_not_there(pool, tmp_path):
     missing = {pool: {"model": str(tmp_path / "no")}}
     with pytest.raises(ModelError, match="does not exist"):
         check_models(deployment(**missing))
-    # Perhaps the pools' machines have it; they check the same.
+    # The pools' machines may have the folder. They make the same check.
     check_models(deployment(**missing, spans_machines=True))
 
 
@@ -65,7 +65,7 @@ def test_ports():
 def test_no_outgoing_connection_gets_a_port_that_was_chosen():
     kernel_gives = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if not kernel_gives.exists():
-        pytest.skip("Linux tells which ports it gives")
+        pytest.skip("only Linux publishes the range of ports that it gives to outgoing connections")
     first, last = map(int, kernel_gives.read_text().split())
     assert not [port for port in (free_port() for _ in range(50)) if first <= port <= last]
 
@@ -74,7 +74,7 @@ def test_a_machine_without_a_free_port(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(preflight, "_QUIET_PORTS", range(port, port + 1))
-        with pytest.raises(SkimError, match=f"of the ports {port} to {port} none is free"):
+        with pytest.raises(SkimError, match=f"none of the ports {port} to {port} is free"):
             free_port()
 
 
@@ -93,12 +93,12 @@ def test_a_machine_without_a_free_port(monkeypatch):
     ],
 )
 def test_memory(monkeypatch, pools, free, fits):
-    """By default each vLLM replica asks for 4 GiB of cache and 1.2 for its processes; a GPU pool for nothing here."""
+    """By default, a vLLM replica needs 4 GiB of cache and 1.2 GiB for its processes; a GPU pool needs no CPU memory."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB)))
     if fits:
         check_memory(deployment(**pools))
     else:
-        with pytest.raises(SkimError, match=rf"needs about \d+\.\d GiB of memory and {free:.1f} GiB are free"):
+        with pytest.raises(SkimError, match=rf"needs about \d+\.\d GiB of memory, but {free:.1f} GiB are free"):
             check_memory(deployment(**pools))
 
 
@@ -123,7 +123,7 @@ def test_a_pool_that_scales_needs_less_at_the_start():
 
 
 def test_the_pools_stand_on_resources_of_their_own():
-    """So that a node can be for one pool alone."""
+    """A node can then be reserved for one pool."""
     router = build_app(deployment({"replicas": 3}, {"gpus_per_replica": 2, "env": {"A": "b"}}))._bound_deployment
     speculator, target = (app._bound_deployment for app in router.init_args)
     assert (router.name, speculator.name, target.name) == ("router", "speculator", "target")
