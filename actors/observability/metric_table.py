@@ -44,7 +44,7 @@ _ALL = (
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),
     Metric("skim_speculator_ahead_hits_total", "counter", "draft requests that found their drafts ready or under way"),
     Metric("skim_speculator_ahead_misses_total", "counter", "draft requests whose work ahead was for another answer"),
-    Metric("skim_speculator_branches_drafted_total", "counter", "guesses drafted for, ahead"),
+    Metric("skim_speculator_branches_drafted_total", "counter", "branches drafted ahead"),
     Metric("skim_speculator_opened_total", "counter", "sessions opened by a selection"),
     Metric("skim_speculator_restored_total", "counter", "sessions opened from a target's copy of them"),
     Metric("skim_speculator_evicted_total", "counter", "sessions closed for their age or number"),

@@ -1,4 +1,4 @@
-"""Drafts for the target: one session per answer, rounds, and drafting ahead while the target verifies.
+"""Drafts for the target: one session per answer, drafting rounds, and drafting ahead while the target verifies.
 
-Lives here: what is the same for every engine. Not here: the engines that decode the drafts.
+Lives here: the part that all engines share. Not here: the engines that decode the drafts.
 """

@@ -1,23 +1,23 @@
-"""How much to draft ahead: what it gave so far decides, never the drafts themselves."""
+"""Decides how much to draft ahead: from measured times and hit rates, never from the drafts themselves."""
 
-from speculator_service.drafting.draft_ahead import Guess
+from speculator_service.drafting.draft_ahead import Branch
 
-PROBE = 8
-"""Rounds timed of the way that seems the slower one, with or without drafting ahead, to see whether it still is."""
+PROBE_ROUNDS = 8
+"""Rounds of a probe. A probe times the slower of the two modes (drafting ahead on or off) again."""
 
-STRETCH = 256
-"""Rounds of the faster way between two probes."""
+STEADY_ROUNDS = 256
+"""Rounds in the faster mode between two probes."""
 
-FLOOR = 0.01
-"""A guess less likely than this is not worth a row of the drafter's batch."""
+MIN_PROBABILITY = 0.01
+"""A branch with a lower probability is not worth a row of the drafter's batch."""
 
-_ROUND_MEMORY = 0.97
-_GUESS_MEMORY = 0.99
-_DRAFT_MEMORY = 0.9
+_ROUND_DECAY = 0.97
+_BRANCH_DECAY = 0.99
+_DRAFT_DECAY = 0.9
 
 
 class SessionAcceptance:
-    """The share of one session's drafts that the target accepts, the recent ones counting most."""
+    """The acceptance rate of one session's drafts, as a decaying average: recent drafts weigh most."""
 
     def __init__(self) -> None:
         self._accepted, self._tried = 3.0, 4.0
@@ -27,59 +27,62 @@ class SessionAcceptance:
         return self._accepted / self._tried
 
     def add(self, accepted: int, sent: int) -> None:
-        """accepted of sent drafts: each accepted one was tried, and the first that was not."""
+        """`accepted` of `sent` drafts were accepted. The accepted drafts and the first rejected one count as tried."""
         if sent:
-            self._accepted = self._accepted * _DRAFT_MEMORY + accepted
-            self._tried = self._tried * _DRAFT_MEMORY + min(accepted + 1, sent)
+            self._accepted = self._accepted * _DRAFT_DECAY + accepted
+            self._tried = self._tried * _DRAFT_DECAY + min(accepted + 1, sent)
 
 
 class AheadBudget:
-    """When to draft ahead and for how many guesses.
+    """Decides when to draft ahead, and for how many branches.
 
-    Rounds with work ahead are timed against rounds without, so that the time that it costs other rows counts as much as
-    the time that a hit saves; whichever is faster goes on, and the other is tried again now and then.
+    The mode is on or off. The budget times the rounds of both modes, so it counts both the time that a hit saves and
+    the time that drafting ahead costs other rows. It uses the faster mode and probes the other one at intervals.
     """
 
     def __init__(self, max_branches: int) -> None:
-        """max_branches: guesses drafted at once, over all sessions."""
+        """max_branches: limit for the branches drafted at once, over all sessions."""
         self.on = True
         """Whether to draft ahead after this round."""
         self._max_branches = max_branches
-        self._left = PROBE  # rounds to time before the way may change
+        self._left = PROBE_ROUNDS  # rounds to time before the mode may change
         self._times = {True: _Mean(), False: _Mean()}
         self._hits = self._expected = 4.0
 
     @property
     def pays(self) -> bool:
-        """Whether rounds with work ahead are not the slower ones; true until both were seen."""
+        """Whether rounds with drafting ahead are at least as fast; true until both modes were measured."""
         return self._times[True].value <= self._times[False].value or not self._times[False].count
 
     def timed(self, ms: float, *, ahead: bool) -> None:
-        """A round took so long, after work ahead of its rows, or with no work ahead of any row about."""
+        """A round took `ms` milliseconds. ahead: whether its rows had been drafted ahead; False if no row had been."""
         if ahead != self.on:
-            return  # left from before the way changed
+            return  # this round began before the mode changed
         self._times[ahead].add(ms)
         self._left -= 1
         if self._left == 0:
             probe = self.on == self.pays
             self.on = self.pays != probe
-            self._left = PROBE if probe else STRETCH
+            self._left = PROBE_ROUNDS if probe else STEADY_ROUNDS
 
-    def resolved(self, guesses: list[Guess], hit: bool) -> None:
-        """The target answered: one of the guesses was right, or none."""
-        self._hits = self._hits * _GUESS_MEMORY + hit
-        self._expected = self._expected * _GUESS_MEMORY + sum(g.probability for g in guesses)
+    def resolved(self, branches: list[Branch], hit: bool) -> None:
+        """The target's answer is known. hit: whether it matches one of the branches."""
+        self._hits = self._hits * _BRANCH_DECAY + hit
+        self._expected = self._expected * _BRANCH_DECAY + sum(b.probability for b in branches)
 
-    def choose(self, guesses: list[Guess], rows: int) -> list[Guess]:
-        """The guesses, likeliest first, that are worth it while `rows` requests share the drafter; at least one."""
-        trust = self._hits / max(self._expected, 1e-6)
-        most = max(1, self._max_branches // max(1, rows))
-        worth = [g for g in guesses if g.probability * trust >= FLOOR]
-        return (worth or guesses[:1])[:most]
+    def choose(self, branches: list[Branch], rows: int) -> list[Branch]:
+        """The branches worth drafting while `rows` requests share the drafter; at least one.
+
+        branches: the most probable first. Their probabilities are corrected by the measured hit rate.
+        """
+        correction = self._hits / max(self._expected, 1e-6)
+        limit = max(1, self._max_branches // max(1, rows))
+        worth = [b for b in branches if b.probability * correction >= MIN_PROBABILITY]
+        return (worth or branches[:1])[:limit]
 
 
 class _Mean:
-    """A mean in which the recent values count most."""
+    """A decaying mean: recent values weigh most."""
 
     def __init__(self) -> None:
         self._sum = self.count = 0.0
@@ -89,5 +92,5 @@ class _Mean:
         return self._sum / self.count if self.count else 0.0
 
     def add(self, value: float) -> None:
-        self._sum = self._sum * _ROUND_MEMORY + value
-        self.count = self.count * _ROUND_MEMORY + 1
+        self._sum = self._sum * _ROUND_DECAY + value
+        self.count = self.count * _ROUND_DECAY + 1

@@ -1,8 +1,8 @@
-"""Drafting on while the target verifies: guesses of what it will answer, and drafts ready for each.
+"""Drafting ahead: while the target verifies, predict its answer (branches) and draft a continuation of each branch.
 
-A hit must match the target's whole answer, and whether it counts as one depends on that answer and on the guesses
-alone, never on the drafts that were made for it. So a draft's q is still what it was sampled from, given the true
-answer, and verification by rejection sampling (arXiv 2211.17192, theorem 1) stays exact.
+A branch is a hit if it equals the target's whole answer. This depends on the answer and on the branches only, never on
+the drafts made for a branch. So each draft is still a sample of its q given the true answer, and verification by
+rejection sampling (arXiv 2211.17192, theorem 1) stays exact.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array
 from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
 
-LIKELY = 4
-"""Tokens considered in each place that the target may answer otherwise than drafted, b."""
+ALTERNATIVES = 4
+"""b: the number of alternative tokens considered at each position where the target may reject the draft."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a row asks for: at most `count` drafts, from the drafter's top `top_m` at `temperature` (0: greedy)."""
+class DraftParams:
+    """How to draft for a row: at most `count` tokens, from the drafter's top `top_m` at `temperature` (0: greedy)."""
 
     count: int
     temperature: float
@@ -32,89 +32,96 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What the target may add to the answer next: accepted drafts and one token more. probability: of just that."""
+class Branch:
+    """A predicted extension of the answer: some accepted drafts and one more token. probability: of this extension."""
 
     tokens: tuple[int, ...]
     probability: float
 
 
-def guess_chain(drafts: Int32Array, bonus: Drafted) -> list[Guess]:
-    """All drafts [K] are accepted and the bonus token is the drafter's own."""
-    return [Guess((*drafts.tolist(), int(token)), 1.0) for token in bonus.tokens[:1]]
+def predict_chain(drafts: Int32Array, bonus: Drafted) -> list[Branch]:
+    """Predict that the target accepts all drafts [K] and that its bonus token is the drafter's. At most one branch."""
+    return [Branch((*drafts.tolist(), int(token)), 1.0) for token in bonus.tokens[:1]]
 
 
-def guess_branches(sent: Drafted, bonus: Drafted, acceptance: float) -> list[Guess]:
-    """Accepted length times the likeliest next token there; the likeliest guess first.
+def predict_branches(sent: Drafted, bonus: Drafted, acceptance: float) -> list[Branch]:
+    """Predict every number of accepted drafts, each with the drafter's most probable next tokens.
 
-    With acceptance a, the first j < K of the K drafts are accepted with probability a^j (1 - a), all of them with
-    a^K. The token after them is one of the drafter's likeliest, but never the rejected draft itself.
+    With acceptance rate a, exactly the first j < K of the K drafts are accepted with probability a^j (1 - a), and all
+    of them with a^K. The next token is one of the drafter's alternatives at that position, but not the rejected draft.
+    Returns the most probable branch first.
     """
     drafts = sent.tokens.tolist()
-    guesses = []
+    branches = []
     for j in range(len(drafts) + 1):
         all_accepted = j == len(drafts)
         ids, probs = _candidates(bonus, 0) if all_accepted else _candidates(sent, j)
         rejected = None if all_accepted else drafts[j]
         rest = 1.0 - sum(p for t, p in zip(ids, probs, strict=True) if t == rejected)
         reached = acceptance**j * (1.0 if all_accepted else 1.0 - acceptance)
-        guesses += [
-            Guess((*drafts[:j], t), reached * min(1.0, p / max(rest, 1e-6)))
+        branches += [
+            Branch((*drafts[:j], t), reached * min(1.0, p / max(rest, 1e-6)))
             for t, p in zip(ids, probs, strict=True)
             if t != rejected
         ]
-    return sorted(guesses, key=lambda g: -g.probability)
+    return sorted(branches, key=lambda b: -b.probability)
 
 
 def _candidates(drafted: Drafted, j: int) -> tuple[list[int], list[float]]:
-    """The likeliest tokens in the place of draft j, where the engine told them."""
+    """The alternatives at the position of draft j, with their probabilities; empty if the engine returned none."""
     width = drafted.alternative_ids.size // max(1, drafted.tokens.size)
     row = slice(j * width, (j + 1) * width)
     return drafted.alternative_ids[row].tolist(), drafted.alternative_probs[row].tolist()
 
 
-Choose = Callable[[Drafted], list[Guess]]
-"""From the drafter's own next token after all drafts (one token and its alternatives) to the guesses worth drafting."""
+ChooseBranches = Callable[[Drafted], list[Branch]]
+"""Maps the bonus token after all drafts (one token and its alternatives) to the branches worth drafting."""
 
 
-class Ahead:
-    """The work ahead of one session: reads the drafts that were sent, guesses, and drafts on from each guess.
+class AheadDrafting:
+    """Drafts ahead for one session: computes the bonus token after the sent drafts, then continues each chosen branch.
 
-    guesses: those being drafted for; empty until they are chosen.
+    branches: the branches being drafted; empty until they are chosen.
     """
 
     def __init__(
-        self, engine: SpeculatorEngine, session: str, answer: Int32Array, sent: Drafted, ask: Ask, choose: Choose
+        self,
+        engine: SpeculatorEngine,
+        session: str,
+        answer: Int32Array,
+        sent: Drafted,
+        params: DraftParams,
+        choose: ChooseBranches,
     ) -> None:
-        """answer: int32 [A], what `sent` was drafted after. Starts at once, as a task of the running loop."""
-        self.guesses: list[Guess] = []
+        """answer: int32 [A], the answer before the drafts `sent`. Starts at once, as a task of the running loop."""
+        self.branches: list[Branch] = []
         self._engine = engine
         self._session = session
         self._answer = answer
-        self._ask = ask
+        self._params = params
         self._task = asyncio.create_task(self._run(sent, choose))
 
-    async def take(self, answer: Int32Array, ask: Ask) -> Drafted | None:
-        """The drafts made for exactly `answer`, waiting for them if they are under way; else stops all work ahead.
+    async def take(self, answer: Int32Array, params: DraftParams) -> Drafted | None:
+        """The drafts that continue exactly `answer`; waits until they are ready. For any other answer: stop, None.
 
-        At most `ask.count` of them, fewer if fewer were asked for when they were begun.
+        Returns at most `params.count` drafts, and no more than were requested at the start.
         """
-        same = (ask.temperature, ask.top_m) == (self._ask.temperature, self._ask.top_m)
-        index = self._find(answer) if same and ask.count else None
+        same = (params.temperature, params.top_m) == (self._params.temperature, self._params.top_m)
+        index = self._find(answer) if same and params.count else None
         if index is None:
             await self.stop()
             return None
         await asyncio.wait({self._task})
         drafted = None if self._task.cancelled() else self._task.result()
-        return _first(drafted[index], ask.count) if drafted and drafted[index].tokens.size else None
+        return _first(drafted[index], params.count) if drafted and drafted[index].tokens.size else None
 
     @property
     def busy(self) -> bool:
-        """Whether the engine is still at it."""
+        """Whether the engine is still drafting."""
         return not self._task.done()
 
     async def stop(self) -> None:
-        """Cancel what is under way and wait until the engine has let go of the session."""
+        """Cancel the task and wait until the engine no longer uses the session."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -123,15 +130,15 @@ class Ahead:
         if not np.array_equal(answer[:size], self._answer):
             return None
         added = tuple(answer[size:].tolist())
-        return next((i for i, guess in enumerate(self.guesses) if guess.tokens == added), None)
+        return next((i for i, branch in enumerate(self.branches) if branch.tokens == added), None)
 
-    async def _run(self, sent: Drafted, choose: Choose) -> list[Drafted]:
-        """One Drafted per guess; none if the engine failed, which the next real call will tell."""
+    async def _run(self, sent: Drafted, choose: ChooseBranches) -> list[Drafted]:
+        """One Drafted per branch; none if the engine failed, because the next ordinary call will report the error."""
         try:
             verified = np.concatenate([self._answer, sent.tokens])
             bonus = await self._next_token(verified)
-            self.guesses = choose(bonus)
-            answers = [np.concatenate([self._answer, np.array(g.tokens, np.int32)]) for g in self.guesses]
+            self.branches = choose(bonus)
+            answers = [np.concatenate([self._answer, np.array(b.tokens, np.int32)]) for b in self.branches]
             return await self._draft(answers)
         except SkimError as error:
             _log.debug("no drafts ahead for session %s: %s", self._session, error)
@@ -141,31 +148,31 @@ class Ahead:
 
     async def _next_token(self, answer: Int32Array) -> Drafted:
         if supports_branches(self._engine):
-            return await self._engine.draft(self._session, answer, 1, alternatives=LIKELY)
+            return await self._engine.draft(self._session, answer, 1, alternatives=ALTERNATIVES)
         return await self._engine.draft(self._session, answer, 1)
 
     async def _draft(self, answers: list[Int32Array]) -> list[Drafted]:
-        ask, engine = self._ask, self._engine
+        params, engine = self._params, self._engine
         if not answers:
             return []
         if supports_branches(engine):
             return await engine.draft_many(
                 self._session,
                 answers,
-                ask.count,
-                temperature=ask.temperature,
-                top_m=ask.top_m,
-                alternatives=LIKELY,
+                params.count,
+                temperature=params.temperature,
+                top_m=params.top_m,
+                alternatives=ALTERNATIVES,
             )
-        # A guess is a chain here: one answer.
+        # Such an engine drafts a chain: there is at most one answer.
         return [
-            await engine.draft(self._session, a, ask.count, temperature=ask.temperature, top_m=ask.top_m)
+            await engine.draft(self._session, a, params.count, temperature=params.temperature, top_m=params.top_m)
             for a in answers
         ]
 
 
 def _first(drafted: Drafted, count: int) -> Drafted:
-    """The first `count` drafts and what belongs to them."""
+    """The first `count` drafts with their q and their alternatives."""
     size = drafted.tokens.size
     m, b = drafted.q_ids.size // size, drafted.alternative_ids.size // size
     return Drafted(

@@ -1,4 +1,4 @@
-"""Drafts for the target's steps: whose session, what its answer is so far, and what the engine drafts after it."""
+"""The drafter: keeps the sessions of one replica and answers each target step with drafts from the engine."""
 
 import asyncio
 import logging
@@ -14,7 +14,14 @@ from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, Sessio
 from kv_transfer.errors import SessionLostError, SkimError
 from kv_transfer.messages import DraftAhead, Int32Array
 from speculator_service.drafting.budget import AheadBudget
-from speculator_service.drafting.draft_ahead import LIKELY, Ahead, Ask, Guess, guess_branches, guess_chain
+from speculator_service.drafting.draft_ahead import (
+    ALTERNATIVES,
+    AheadDrafting,
+    Branch,
+    DraftParams,
+    predict_branches,
+    predict_chain,
+)
 from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
 
@@ -23,11 +30,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. rounds: messages with draft requests. draft_requests: the sessions asked for drafts in them.
+    """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages.
 
-    drafts: tokens sent. opened: sessions adopted. lost: draft requests for sessions that are not here.
-    ahead_hits, ahead_misses: draft requests after work ahead that found their drafts ready or under way, or did not.
-    branches_drafted: guesses drafted for. evicted: sessions closed for their age or number.
+    drafts: tokens sent. opened: sessions adopted after a selection. restored: sessions opened from a SessionState.
+    lost: rows whose session is not here. ahead_hits, ahead_misses: rows after drafting ahead whose answer matched a
+    branch, or matched none. branches_drafted: branches continued ahead. evicted: sessions closed because they were idle
+    or too many.
     """
 
     rounds: int = 0
@@ -45,8 +53,9 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session comes from `adopt`, after a selection, or from the SessionState of a request; it ends when its request
-    does, or when it is the longest unused of too many, or unused for too long. Then its next row is told `lost`.
+    A session begins with `adopt`, after a selection, or with a SessionState in a DraftRequest. It ends with its
+    request. It is evicted if it is idle for too long, or if it is the least recently used of too many. Later rows of an
+    evicted session are answered with `lost`.
     """
 
     def __init__(
@@ -60,10 +69,10 @@ class DraftService:
         clock: Callable[[], float] = time.monotonic,
         on_end: Callable[[DrafterSession], None] = lambda session: None,
     ) -> None:
-        """mode: how sessions draft ahead unless they say (`branches` is `chain` on an engine that cannot).
+        """mode: the default mode of drafting ahead (`branches` acts as `chain` if the engine cannot branch).
 
-        max_branches: guesses drafted ahead at once, over all sessions. clock: seconds. on_end: told of each session
-        that is closed.
+        max_branches: limit for the branches drafted ahead at once, over all sessions. clock: seconds. on_end: called
+        with each session that is closed.
         """
         self.counters = Counters()
         self.budget = AheadBudget(max_branches)
@@ -72,26 +81,26 @@ class DraftService:
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock, self._on_end = clock, on_end
-        self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the longest unused first
+        self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._rows_in_flight = 0
 
     def metrics(self) -> dict[str, int]:
-        """The counters, and `sessions`: how many there are now."""
+        """The counters, and `sessions`: the current number of sessions."""
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
     def adopt(self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None) -> None:
-        """Take over a session that the engine keeps; its look-ahead tokens are the drafts that the target tries first.
+        """Add a session that the engine keeps after a selection. The target's first drafts are the look-ahead tokens.
 
-        mode: as the request asks, instead of this service's.
+        mode: the request's mode of drafting ahead; None means this service's default.
         """
         added = self._add(session, mode or self._mode)
         added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self.counters.opened += 1
 
     async def handle(self, request: DraftRequest) -> DraftReply:
-        """Answer one step of a target. A row never raises: it gets no draft if it failed, or its session is lost."""
+        """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
         start = self._clock()
         for session in request.closed:
             self._close(session)
@@ -99,7 +108,7 @@ class DraftService:
             self._restore(state)
         if not request.rows:
             return DraftReply(request.sequence)
-        worked_ahead = self._worked_ahead(request.rows)
+        drafted_ahead = self._drafted_ahead(request.rows)
         self._rows_in_flight += len(request.rows)
         try:
             answers = await asyncio.gather(*(self._row(row) for row in request.rows))
@@ -111,16 +120,16 @@ class DraftService:
         self.counters.draft_requests += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
         self.counters.lost += len(lost)
-        if drafts and worked_ahead is not None:
-            self.budget.timed((self._clock() - start) * 1e3, ahead=worked_ahead)
-        # Only now: work ahead must not slow the rows of its own round.
+        if drafts and drafted_ahead is not None:
+            self.budget.timed((self._clock() - start) * 1e3, ahead=drafted_ahead)
+        # Drafting ahead starts last, so that it does not slow the rows of its own round.
         if self.budget.on:
             self._draft_ahead(drafts)
         self.evict()
         return DraftReply(request.sequence, drafts, lost)
 
     def evict(self) -> None:
-        """Close sessions that were unused for too long, and the longest unused of too many."""
+        """Close sessions that were idle for too long; if there are too many, close the least recently used."""
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
             if len(self._sessions) <= self._max_sessions and self._clock() - oldest.used <= self._idle_s:
@@ -129,7 +138,7 @@ class DraftService:
             self.counters.evicted += 1
 
     async def close(self) -> None:
-        """End every session and wait for the engine to let go of them."""
+        """End every session and wait until the engine has freed them."""
         for session in list(self._sessions):
             self._close(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,7 +150,7 @@ class DraftService:
         return session
 
     def _restore(self, state: SessionState) -> None:
-        """Read a lost session's kept prompt again; until that is done its rows get no drafts; others do not wait."""
+        """Open a lost session again from its kept prompt. Its rows get no drafts until then; other rows do not wait."""
         session = self._sessions.get(state.session)
         if session is None:
             session = self._add(state.session, state.draft_ahead or self._mode)
@@ -172,7 +181,7 @@ class DraftService:
             self._ending[name] = self._start(self._end(session))
 
     async def _end(self, session: DrafterSession) -> None:
-        """Stop what the engine does for the session, then free it."""
+        """Stop the engine's work for the session, then free the session."""
         try:
             session.cancel()
             async with session.lock:
@@ -186,7 +195,7 @@ class DraftService:
                 del self._ending[session.id]
 
     async def _row(self, row: DraftRow) -> Draft | str | None:
-        """A draft; the session's id if it is lost; None for no draft this time."""
+        """Answer one row: a Draft, the session's id if it is lost, or None for no draft this time."""
         session = self._sessions.get(row.session)
         if session is None:
             return row.session
@@ -197,8 +206,8 @@ class DraftService:
             if session.opening:
                 return None
             answer = session.answer
-            session.cancel()  # an earlier row that this one makes useless
-            work = session.work = self._start(self._draft(session, answer, session.ask))
+            session.cancel()  # an earlier row is out of date
+            work = session.work = self._start(self._draft(session, answer, session.params))
             await asyncio.wait({work})
             if work.cancelled():
                 return None
@@ -216,61 +225,63 @@ class DraftService:
         session.drafts += int(drafted.tokens.size)
         return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs, ahead)
 
-    async def _draft(self, session: DrafterSession, answer: Int32Array, ask: Ask) -> tuple[Drafted, bool]:
-        """Drafts after `answer`, and whether they were made ahead."""
+    async def _draft(self, session: DrafterSession, answer: Int32Array, params: DraftParams) -> tuple[Drafted, bool]:
+        """Drafts that continue `answer`, and whether drafting ahead made them."""
         async with session.lock:
             if session.ahead is not None:
-                drafted = await self._take(session.ahead, answer, ask)
+                drafted = await self._take(session.ahead, answer, params)
                 session.ahead = None
                 if drafted is not None:
                     return drafted, True
-            if not ask.count:
+            if not params.count:
                 return Drafted(np.empty(0, np.int32)), False
-            options: dict[str, Any] = {"temperature": ask.temperature, "top_m": ask.top_m}
+            options: dict[str, Any] = {"temperature": params.temperature, "top_m": params.top_m}
             if session.mode == "branches" and supports_branches(self._engine):
-                options["alternatives"] = LIKELY
-            return await self._engine.draft(session.id, answer, ask.count, **options), False
+                options["alternatives"] = ALTERNATIVES
+            return await self._engine.draft(session.id, answer, params.count, **options), False
 
-    async def _take(self, ahead: Ahead, answer: Int32Array, ask: Ask) -> Drafted | None:
-        drafted = await ahead.take(answer, ask)
+    async def _take(self, ahead: AheadDrafting, answer: Int32Array, params: DraftParams) -> Drafted | None:
+        drafted = await ahead.take(answer, params)
         hit = drafted is not None
-        if ahead.guesses:
-            self.budget.resolved(ahead.guesses, hit)
+        if ahead.branches:
+            self.budget.resolved(ahead.branches, hit)
         self.counters.ahead_hits += hit
         self.counters.ahead_misses += not hit
         return drafted
 
-    def _worked_ahead(self, rows: list[DraftRow]) -> bool | None:
-        """Whether there is work ahead of these rows; None if there is none, but other rows' work is in their way."""
+    def _drafted_ahead(self, rows: list[DraftRow]) -> bool | None:
+        """Whether these rows have been drafted ahead; None if not, but other sessions still draft ahead meanwhile."""
         if any(row.session in self._sessions and self._sessions[row.session].ahead for row in rows):
             return True
         return None if any(s.ahead and s.ahead.busy for s in self._sessions.values()) else False
 
     def _draft_ahead(self, drafts: list[Draft]) -> None:
-        """Start drafting on from what was just sent, for the same ask."""
+        """Start to draft ahead, after the drafts that were just sent, with the same parameters."""
         load = len(drafts) + self._rows_in_flight
         for draft in drafts:
             session = self._sessions.get(draft.session)
-            # Another row may have come meanwhile.
+            # A newer row may have replaced these drafts.
             if session is None or session.mode == "off" or session.sent.tokens is not draft.tokens:
                 continue
             choose = self._chooser(session, load)
-            session.ahead = Ahead(self._engine, session.id, session.answer, session.sent, session.ask, choose)
+            session.ahead = AheadDrafting(
+                self._engine, session.id, session.answer, session.sent, session.params, choose
+            )
 
-    def _chooser(self, session: DrafterSession, load: int) -> Callable[[Drafted], list[Guess]]:
-        sent, branches = session.sent, session.mode == "branches" and supports_branches(self._engine)
+    def _chooser(self, session: DrafterSession, load: int) -> Callable[[Drafted], list[Branch]]:
+        sent, branching = session.sent, session.mode == "branches" and supports_branches(self._engine)
 
-        def choose(bonus: Drafted) -> list[Guess]:
-            if not branches:
-                return guess_chain(sent.tokens, bonus)
-            guesses = self.budget.choose(guess_branches(sent, bonus, session.acceptance.rate), load)
-            self.counters.branches_drafted += len(guesses)
-            return guesses
+        def choose(bonus: Drafted) -> list[Branch]:
+            if not branching:
+                return predict_chain(sent.tokens, bonus)
+            branches = self.budget.choose(predict_branches(sent, bonus, session.acceptance.rate), load)
+            self.counters.branches_drafted += len(branches)
+            return branches
 
         return choose
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that is not lost while nobody waits for it."""
+        """Start a task and hold a reference to it, so that it is not collected before it ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -278,7 +289,7 @@ class DraftService:
 
 
 def _report(session: str, error: Exception) -> None:
-    """Drafting is never needed: say what failed and go on."""
+    """Log the error and continue: an answer never depends on drafts."""
     if isinstance(error, SkimError):
         _log.warning("no drafts for session %s: %s", session, error)
     else:

@@ -1,4 +1,4 @@
-"""One request as its drafter sees it: the answer so far, what was drafted for it, and what is being done."""
+"""A session on the drafter's side: the answer so far, the drafts last sent, and the engine's work in progress."""
 
 import asyncio
 import math
@@ -11,26 +11,26 @@ from kv_transfer.drafts import DraftRow
 from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import DraftAhead, Int32Array
 from speculator_service.drafting.budget import SessionAcceptance
-from speculator_service.drafting.draft_ahead import Ahead, Ask
+from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
 from speculator_service.engine import Drafted
 
 MAX_DRAFTS = 64
 MAX_TOP = 512
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy, as they are in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
+"""Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
 
 NOTHING = Drafted(np.empty(0, np.int32))
-NO_ASK = Ask(0, 0.0, 0)
+NO_DRAFTS = DraftParams(0, 0.0, 0)
 
 
 @dataclass(slots=True, eq=False)
 class DrafterSession:
-    """answer: int32 [A], what the target has accepted. used: when it was last asked for, in the clock's seconds.
+    """answer: int32 [A], the tokens that the target has accepted. used: time of the last row, in the clock's seconds.
 
-    sent: the drafts of the last reply, until the target answers them; ask: what they were drafted for. opening: its
-    kept prompt is still being read. work: the engine's latest work for a row, or the opening; it holds the lock.
-    rounds: replies with drafts. drafts: tokens in them and the look-ahead tokens. accepted: those the target took.
+    sent: the drafts of the last reply, until the target answers them. params: how they were drafted. opening: the kept
+    prompt is still being prefilled. work: the engine's latest work for a row, or the opening; it holds the lock.
+    rounds: replies with drafts. drafts: tokens in these replies, plus the look-ahead tokens. accepted: accepted drafts.
     """
 
     id: str
@@ -38,10 +38,10 @@ class DrafterSession:
     used: float
     answer: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     sent: Drafted = NOTHING
-    ask: Ask = NO_ASK
+    params: DraftParams = NO_DRAFTS
     opening: bool = False
     work: asyncio.Task[Any] | None = None
-    ahead: Ahead | None = None
+    ahead: AheadDrafting | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     acceptance: SessionAcceptance = field(default_factory=SessionAcceptance)
     rounds: int = 0
@@ -49,9 +49,10 @@ class DrafterSession:
     accepted: int = 0
 
     def extend(self, row: DraftRow) -> None:
-        """Take over what a row tells; a row may repeat what is known, or tell of less (the target went back).
+        """Add a row's tokens to the answer. A row may repeat known tokens, or shorten the answer (a rollback).
 
-        Raises SessionLostError if it leaves a gap or contradicts what is known: then only the whole answer helps.
+        Raises SessionLostError if the row leaves a gap or contradicts the known answer; the target must then restore
+        the session.
         """
         position, tokens = row.position, row.tokens
         if not 0 <= position <= self.answer.size or (tokens < 0).any():
@@ -66,23 +67,23 @@ class DrafterSession:
             self.accepted += accepted
             self.acceptance.add(accepted, int(self.sent.tokens.size))
         self.set_answer(np.concatenate([self.answer[:position], tokens]))
-        self.ask = _ask(row)
+        self.params = _params(row)
 
     def set_answer(self, answer: Int32Array) -> None:
-        """The answer is this, whatever was known."""
+        """Replace the answer."""
         self.answer = np.asarray(answer, np.int32)
         self.sent = NOTHING
 
     def cancel(self) -> None:
-        """Ask the engine's work for the session to stop."""
+        """Cancel the engine's work for the session."""
         if self.work is not None:
             self.work.cancel()
 
 
-def _ask(row: DraftRow) -> Ask:
-    """What a row asks for, nothing if its numbers make no sense; one-hot drafts are greedy, so that q is their own."""
+def _params(row: DraftRow) -> DraftParams:
+    """A row's parameters; NO_DRAFTS if they are invalid. One-hot drafts are greedy, so that a one-hot q is correct."""
     if row.top_m < 0 or not 0 <= row.temperature < math.inf:
-        return NO_ASK
+        return NO_DRAFTS
     sampled = row.temperature >= GREEDY_BELOW and row.top_m > 0
     count = max(0, min(row.max_drafts, MAX_DRAFTS))
-    return Ask(count, row.temperature, min(row.top_m, MAX_TOP)) if sampled else Ask(count, 0.0, 0)
+    return DraftParams(count, row.temperature, min(row.top_m, MAX_TOP)) if sampled else DraftParams(count, 0.0, 0)

@@ -1,4 +1,4 @@
-"""The target's side of drafting: which requests are drafted for, how many tokens, and what comes back.
+"""The target's side of drafting: which requests get drafts, how many tokens, and the exchange with the drafters.
 
-Lives here: plain bookkeeping without vLLM. Not here: the drafter, and the verification, which is vLLM's.
+Lives here: bookkeeping without vLLM. Not here: the drafter, and the verification, which vLLM does.
 """

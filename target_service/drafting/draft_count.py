@@ -1,8 +1,8 @@
-"""How many drafts to verify at once: the most tokens per second, from measured acceptance and measured costs.
+"""Chooses the draft count K that gives the most tokens per second, from measured acceptance and measured costs.
 
-With acceptance `a` per draft, K drafts yield E = (1 - a^(K+1)) / (1 - a) tokens per verification (Fast Inference from
-Transformers via Speculative Decoding, arXiv 2211.17192, section 3.1). A step with K drafts costs 1 + K * c plain steps.
-Plain Python, no state but what is shown here.
+With acceptance rate `a`, K drafts yield E = (1 - a^(K+1)) / (1 - a) tokens per verification (Fast Inference from
+Transformers via Speculative Decoding, arXiv 2211.17192, section 3.1). A step with K drafts costs as much as 1 + K * c
+plain steps.
 """
 
 from dataclasses import dataclass, field
@@ -14,26 +14,26 @@ FIRST_PROBE_AFTER, LAST_PROBE_AFTER = 8, 128
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
-    """E: tokens that one verification of `drafts` yields, from 1 (no drafts) to drafts + 1 (all accepted)."""
+    """E: expected tokens per verification, from 1 (no drafts) to drafts + 1 (all accepted)."""
     return sum(acceptance**k for k in range(drafts + 1))
 
 
 def best_draft_count(acceptance: float, cost: float, most: int) -> int:
-    """The K in 0..most with the highest E / (1 + K * cost); the smallest such, so 0 when speculation does not pay.
+    """The K in 0..most with the highest E / (1 + K * cost). Ties go to the smallest K; 0 if drafting does not pay.
 
-    acceptance: in [0, 1]. cost: what one draft costs, in plain steps, >= 0.
+    acceptance: rate in [0, 1]. cost: cost of one draft in plain steps, >= 0.
     """
     return max(range(most + 1), key=lambda k: (expected_tokens(acceptance, k) / (1 + k * cost), -k))
 
 
 @dataclass(slots=True)
 class AcceptanceAverage:
-    """Exponential moving average of single verdicts: each accepted draft is a 1, the first rejected one a 0."""
+    """Exponential moving average of the acceptance: each accepted draft counts 1, the first rejected draft counts 0."""
 
     rate: float = FIRST_ACCEPTANCE
 
     def observe(self, drafts: int, accepted: int) -> None:
-        """A verification of `drafts` > 0 of which the first `accepted` held; what follows a rejected one is unknown."""
+        """Record a verification of `drafts` > 0 drafts. Drafts after the first rejected one do not count."""
         for _ in range(accepted):
             self.rate += ACCEPTANCE_WEIGHT * (1 - self.rate)
         if accepted < drafts:
@@ -42,9 +42,9 @@ class AcceptanceAverage:
 
 @dataclass(slots=True)
 class StepCosts:
-    """What drafts cost here: the line `seconds = base + slope * tokens` through decode steps, and the drafter's time.
+    """The measured cost of drafts: a line `seconds = base + slope * tokens` through decode steps, plus drafting time.
 
-    All are moving averages. Steps that prefill do not belong here: they are another regime.
+    All values are moving averages. Steps with prefill are excluded, because their cost follows another line.
     """
 
     _tokens: float = 0.0
@@ -55,7 +55,7 @@ class StepCosts:
     _steps: int = 0
 
     def observe_step(self, tokens: int, seconds: float) -> None:
-        """One decode step of the target over `tokens` tokens of all its requests."""
+        """Record one decode step of the target. tokens: total over all its requests."""
         self._steps += 1
         weight = max(COST_WEIGHT, 1 / self._steps)
         self._tokens += weight * (tokens - self._tokens)
@@ -64,23 +64,23 @@ class StepCosts:
         self._product += weight * (tokens * seconds - self._product)
 
     def observe_exchange(self, drafts: int, seconds: float) -> None:
-        """One round trip to the drafters in which the longest row asked for `drafts` > 0."""
+        """Record one exchange with the drafters. drafts: the largest K among its rows, > 0."""
         each = seconds / drafts
         last = self._seconds_per_draft
         self._seconds_per_draft = each if last is None else last + COST_WEIGHT * (each - last)
 
     @property
     def slope(self) -> float:
-        """Seconds per further token of a step, >= 0; 0 while all steps had the same size."""
+        """Seconds per additional token of a step, >= 0; 0 while all steps have the same size."""
         variance = self._tokens_squared - self._tokens**2
         if variance < 1e-6 * max(self._tokens_squared, 1.0):
             return 0.0
-        # No token costs more than its share of a whole step, whatever noise says.
-        most = self._seconds / max(self._tokens, 1.0)
-        return min(max((self._product - self._tokens * self._seconds) / variance, 0.0), most)
+        # Against noise: a token costs at most its share of a whole step.
+        mean_per_token = self._seconds / max(self._tokens, 1.0)
+        return min(max((self._product - self._tokens * self._seconds) / variance, 0.0), mean_per_token)
 
     def per_draft(self, rows: int) -> float:
-        """c: the cost of one more draft for each of `rows` requests, in plain steps of that batch; 0 until measured."""
+        """c: the cost of one more draft for each of `rows` requests, in plain steps of this batch; 0 until measured."""
         if not self._steps or self._seconds_per_draft is None:
             return 0.0
         slope = self.slope
@@ -90,9 +90,9 @@ class StepCosts:
 
 @dataclass(slots=True)
 class DraftCount:
-    """K of one request, step by step. A request for which speculation does not pay asks for one draft now and then.
+    """The draft count of one request in each step. If drafting does not pay, it probes with one draft at intervals.
 
-    most: the highest K. adaptive: False for always `most`. acceptance: where to start, from other requests.
+    most: the highest K. adaptive: False means K is always `most`. acceptance: the initial average.
     """
 
     most: int
@@ -105,7 +105,7 @@ class DraftCount:
         self.acceptance.observe(drafts, accepted)
 
     def next(self, cost: float) -> int:
-        """K for the next step, given what one draft costs in plain steps."""
+        """K for the next step. cost: cost of one draft in plain steps."""
         if not self.adaptive:
             return self.most
         best = best_draft_count(self.acceptance.rate, cost, self.most)

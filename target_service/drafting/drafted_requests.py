@@ -1,4 +1,4 @@
-"""All requests of a target worker that may be drafted for: who drafts next, how much, and how well it went."""
+"""The requests of a target worker that may get drafts: their draft counts, their sources of drafts, and statistics."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,14 +9,14 @@ import numpy as np
 
 from kv_transfer.messages import Int32Array, KeptPrompt
 from target_service.drafting.draft_count import AcceptanceAverage, DraftCount
-from target_service.drafting.exchange import Question
+from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.settings import DraftSettings
 from target_service.drafting.target_session import Proposal, TargetSession, one_hot
 
 
 @dataclass(slots=True)
 class DraftedRequest:
-    """temperature, top_m: as in DraftRow, 0 for certain drafts. session: None for one that nobody drafts for."""
+    """temperature, top_m: as in DraftRow, 0 for one-hot drafts. session: None if no drafter serves this request."""
 
     count: DraftCount
     look_ahead: Int32Array
@@ -25,7 +25,7 @@ class DraftedRequest:
     top_m: int
 
     def free_drafts(self, answer: Int32Array) -> Int32Array:
-        """The look-ahead tokens that follow `answer`; none any more once the answer went another way."""
+        """The look-ahead tokens that continue `answer`; none after the answer has diverged from them."""
         ahead = self.look_ahead
         if ahead.size <= answer.size or not np.array_equal(ahead[: answer.size], answer):
             self.look_ahead = ahead = ahead[:0]
@@ -33,7 +33,7 @@ class DraftedRequest:
 
 
 class DraftedRequests:
-    """most: the engine's K. Sampled answers of one request share its session id: the first to come has the session."""
+    """most: the engine's K. The n answers of a request share one session id; the first answer gets the session."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -53,17 +53,17 @@ class DraftedRequests:
     def begin(
         self, request_id: str, settings: DraftSettings, prompt: Callable[[], KeptPrompt], temperature: float, top_m: int
     ) -> None:
-        """Know a request from now on. prompt: its kept prompt, should the drafter lose it."""
+        """Add a request. prompt: returns its kept prompt, in case the drafter loses the session."""
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
             session = TargetSession(settings.session, prompt, settings.draft_ahead)
-        # A new request is taken to be like those before it.
+        # A new request starts with the average acceptance of all requests.
         count = DraftCount(min(settings.max_drafts, self._most), settings.adaptive, replace(self._acceptance))
         self._requests[request_id] = DraftedRequest(count, settings.look_ahead, session, temperature, top_m)
 
     def finish(self, request_id: str) -> TargetSession | None:
-        """Forget a request; the session that ends with it."""
+        """Remove a request. Returns its session, which ends too."""
         request = self._requests.pop(request_id, None)
         if request is None or request.session is None:
             return None
@@ -71,7 +71,7 @@ class DraftedRequests:
         return request.session
 
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:
-        """One verification of `drafts` > 0 of this request, of which the first `accepted` held."""
+        """Record one verification of `drafts` > 0 drafts of this request; the first `accepted` were accepted."""
         request = self._requests.get(request_id)
         if request is not None:
             request.count.observe(drafts, accepted)
@@ -83,10 +83,10 @@ class DraftedRequests:
 
     def plan(
         self, request: DraftedRequest, answer: Int32Array, room: int, cost: float
-    ) -> tuple[Proposal | None, Question | None]:
-        """Drafts that are there already, or what to ask of the drafter, or neither.
+    ) -> tuple[Proposal | None, ProposalRequest | None]:
+        """Decide where this step's drafts come from: look-ahead tokens (Proposal), the drafter, or nowhere.
 
-        room: drafts that may follow `answer`. cost: of one draft, in plain steps.
+        room: drafts that may follow `answer`. cost: cost of one draft in plain steps.
         """
         most = min(request.count.most, room)
         if most < 1:
@@ -102,13 +102,13 @@ class DraftedRequests:
         self._chosen[drafts] += 1
         if drafts == 0:
             return None, None
-        return None, Question(request.session, answer, drafts, request.temperature, request.top_m)
+        return None, ProposalRequest(request.session, answer, drafts, request.temperature, request.top_m)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start.
 
-        rounds: verifications. look_ahead: drafts that were free. no_session: steps of requests that wanted drafts and
-        have nobody to ask. chosen: how often each K was chosen. acceptance: the moving average over all requests.
+        rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session: steps of requests that may have
+        drafts but have no session. chosen: how often each K was chosen. acceptance: moving average over all requests.
         """
         return {
             **{name: self._counters[name] for name in ("rounds", "drafts", "accepted", "look_ahead", "no_session")},

@@ -1,4 +1,4 @@
-"""One message per step and drafter: the rows of all running requests go out, checked proposals come back."""
+"""The exchange with the drafters: in each step one message per drafter, with a row for every request it drafts for."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ from target_service.drafting.target_session import Proposal, TargetSession, chec
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "lost", "no_draft")
 
 MOVE_AFTER = 3
-"""Exchanges in a row that a drafter leaves unanswered before its sessions go to another one."""
+"""After this many unanswered exchanges in a row, a drafter's sessions move to another drafter."""
 
-MOST_CLOSED = 4096
-"""Ends of sessions kept for a drafter that cannot be reached; it evicts the others by time."""
+MAX_CLOSED = 4096
+"""Limit for the ended sessions remembered per unreachable drafter; the drafter evicts the others when they are idle."""
 
 
 class Client(Protocol):
-    """What is used of kv_transfer.channel_client.DraftClient, which numbers the messages itself."""
+    """The methods of kv_transfer.channel_client.DraftClient that are used here. The client numbers the messages."""
 
     counters: dict[str, int]
 
@@ -29,8 +29,8 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-class Question(NamedTuple):
-    """What one request asks in one step. top_m: 0 for one-hot drafts."""
+class ProposalRequest(NamedTuple):
+    """The drafts that one request needs in one step. drafts: K. top_m: 0 for one-hot drafts."""
 
     session: TargetSession
     answer: Int32Array
@@ -43,18 +43,19 @@ class Question(NamedTuple):
 class _Drafter:
     client: Client
     closed: list[str] = field(default_factory=list)
-    pending: list[tuple[Question, DraftRow]] = field(default_factory=list)
+    pending: list[tuple[ProposalRequest, DraftRow]] = field(default_factory=list)
     restored: list[SessionState] = field(default_factory=list)
     answered: bool = False
     failures: int = 0  # since it last answered
 
 
 class DraftExchange:
-    """All drafters that the running requests have sessions with.
+    """The connections to all drafters that the running requests have sessions with.
 
-    connect: makes the client of an address. counters: exchanges (messages), restored, resumed (sessions that drafted
-    again after an interruption), moved (to another drafter, because theirs is gone), ahead (drafts that were ready),
-    and a request's steps without the drafts it asked for, by reason: those of FALLBACKS.
+    connect: creates the client for an address. counters: exchanges (messages), restored (sessions sent as
+    SessionState), resumed (sessions that got drafts again after an interruption), moved (sessions that went to another
+    drafter because theirs is gone), ahead (rows whose drafts were made ahead), and for each reason in FALLBACKS the
+    steps of requests that did not get their drafts.
     """
 
     def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
@@ -63,12 +64,12 @@ class DraftExchange:
         self._threads = ThreadPoolExecutor(thread_name_prefix="draft")
         self.counters: Counter[str] = Counter()
 
-    def ask(self, questions: Iterable[Question]) -> dict[TargetSession, Proposal]:
-        """The proposals of those sessions that got one. Blocks for at most the clients' deadline."""
-        asked: defaultdict[str, list[Question]] = defaultdict(list)
-        for question in questions:
-            self._find_home(question.session)
-            asked[question.session.address].append(question)
+    def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
+        """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
+        asked: defaultdict[str, list[ProposalRequest]] = defaultdict(list)
+        for request in requests:
+            self._choose_drafter(request.session)
+            asked[request.session.address].append(request)
         drafters = [self._prepared(address, rows) for address, rows in asked.items()]
         drafters = [d for d in drafters if d.pending]
         replies = [self._exchange(drafters[0])] if len(drafters) == 1 else self._threads.map(self._exchange, drafters)
@@ -78,13 +79,13 @@ class DraftExchange:
         return proposals
 
     def close(self, session: TargetSession) -> None:
-        """The request ended; its drafter hears of it with the next message."""
+        """The request ended. The next message to its drafter reports it."""
         closed = self._drafter(session.address).closed
         closed.append(session.id)
-        del closed[:-MOST_CLOSED]
+        del closed[:-MAX_CLOSED]
 
     def flush(self) -> None:
-        """Tell the ends of sessions now; for when no further message is to come soon."""
+        """Report ended sessions now. Called if no further step is expected soon."""
         for drafter in self._drafters.values():
             if drafter.closed:
                 drafter.pending, drafter.restored = [], []
@@ -92,7 +93,7 @@ class DraftExchange:
                 self._take(drafter, reply, reason, {})
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and those of all clients together under `channel`."""
+        """Counts since the start. `channel`: the sums of all clients' counters."""
         channel: Counter[str] = Counter()
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
@@ -107,17 +108,17 @@ class DraftExchange:
             drafter.client.close()
         self._threads.shutdown(wait=False)
 
-    def _find_home(self, session: TargetSession) -> None:
-        """Replicas come and go: a session whose drafter is gone goes on at one that answers, where it is restored.
+    def _choose_drafter(self, session: TargetSession) -> None:
+        """Move a session whose drafter is gone to a drafter that answers; it is restored there.
 
-        Where none answers, it waits for its first one, the likeliest to come back.
+        If no drafter answers, the session returns to its first drafter, which is the most likely to restart.
         """
         if self._drafter(session.address).failures < MOVE_AFTER:
             return
-        there = [address for address, other in self._drafters.items() if other.answered and not other.failures]
-        home = there[-1] if there else session.origin[0]
-        if home != session.address:
-            session.move(home)
+        answering = [address for address, other in self._drafters.items() if other.answered and not other.failures]
+        address = answering[-1] if answering else session.origin[0]
+        if address != session.address:
+            session.move(address)
             self.counters["moved"] += 1
 
     def _drafter(self, address: str) -> _Drafter:
@@ -125,17 +126,17 @@ class DraftExchange:
             self._drafters[address] = _Drafter(self._connect(address))
         return self._drafters[address]
 
-    def _prepared(self, address: str, questions: list[Question]) -> _Drafter:
+    def _prepared(self, address: str, requests: list[ProposalRequest]) -> _Drafter:
         drafter = self._drafter(address)
         drafter.pending, drafter.restored = [], []
-        for question in questions:
-            session = question.session
-            sent = session.ask(question.answer, question.drafts, question.temperature, question.top_m)
+        for request in requests:
+            session = request.session
+            sent = session.ask(request.answer, request.drafts, request.temperature, request.top_m)
             if sent is None:
                 self.counters["lost"] += 1
                 continue
             row, state = sent
-            drafter.pending.append((question, row))
+            drafter.pending.append((request, row))
             if state is not None:
                 drafter.restored.append(state)
         self.counters["restored"] += len(drafter.restored)
@@ -155,35 +156,35 @@ class DraftExchange:
         drafter.answered |= reply is not None
         drafter.failures = 0 if reply is not None else drafter.failures + 1
         if reply is None:
-            for question, _ in drafter.pending:
-                self._fall_back(question.session, reason)
+            for request, _ in drafter.pending:
+                self._fall_back(request.session, reason)
             return
         drafter.closed.clear()
         drafts = {draft.session: draft for draft in reply.drafts}
         lost = set(reply.lost)
-        for question, row in drafter.pending:
-            session, draft = question.session, drafts.get(row.session)
+        for request, row in drafter.pending:
+            session, draft = request.session, drafts.get(row.session)
             if row.session in lost:
-                session.lost()
+                session.mark_lost()
                 self._fall_back(session, "lost")
                 continue
-            session.heard(row)
+            session.acknowledge(row)
             proposal = checked_proposal(draft, row, self._vocab_size) if draft else None
             if proposal is None:
                 self._fall_back(session, "broken" if draft else "no_draft")
             elif proposal.tokens.size:
                 proposals[session] = proposal
                 self.counters["ahead"] += bool(draft and draft.ahead)
-                self.counters["resumed"] += session.drafted()
+                self.counters["resumed"] += session.mark_drafted()
 
     def _fall_back(self, session: TargetSession, reason: str) -> None:
-        # A drafter that has nothing to say this time is there all the same.
+        # "no_draft" is no interruption: the drafter answered.
         session.interrupted |= reason != "no_draft"
         self.counters[reason] += 1
 
 
 def _failure(counted: Counter[str]) -> str:
-    """Why an exchange failed, from what the client counted during it."""
+    """The reason of a failed exchange, from the change of the client's counters."""
     for count, reason in (("timeouts", "timeout"), ("broken", "broken"), ("breaker_opened", "unreachable")):
         if counted[count]:
             return reason

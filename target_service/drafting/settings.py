@@ -1,4 +1,4 @@
-"""What a target's worker must know to have a request drafted for: it travels in `SamplingParams.extra_args`."""
+"""The drafting settings of a request. They reach the target's worker in `SamplingParams.extra_args`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 from kv_transfer.messages import DraftAhead, GenerateRequest, Int32Array, SessionHandle
 
 DRAFTING = "skim_drafting"
-"""Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which cost little to copy."""
+"""Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which are cheap to copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSettings:
-    """max_drafts: K at most, 0 for none. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
+    """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
 
-    draft_ahead: for the speculator, should it have to restore the session.
+    draft_ahead: sent to the speculator if it must restore the session.
     """
 
     max_drafts: int
@@ -28,7 +28,7 @@ class DraftSettings:
 
 
 def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dict[str, Any]:
-    """verifiable: False for sampling that drafts cannot be verified under; such a request decodes plainly."""
+    """verifiable: False if vLLM cannot verify drafts under the request's sampling; it then decodes without drafts."""
     decode, session = request.decode, request.prompt.session
     return {
         "max_drafts": decode.max_draft_tokens if verifiable and decode.method != "none" else 0,
@@ -41,7 +41,7 @@ def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dic
 
 
 def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None:
-    """The settings of a request with these `extra_args`; None for one that came without."""
+    """The settings of a request with these `extra_args`; None if there are none."""
     sent = extra_args.get(DRAFTING) if extra_args else None
     if sent is None:
         return None
@@ -56,6 +56,6 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
 
 
 def max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
-    """`DraftSettings.max_drafts` alone, at no cost; None for a request that came without."""
+    """`DraftSettings.max_drafts` only, without decoding the rest; None if there are no settings."""
     sent = extra_args.get(DRAFTING) if extra_args else None
     return None if sent is None else int(sent["max_drafts"])

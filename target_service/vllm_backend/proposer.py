@@ -17,7 +17,7 @@ from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import decode_positions
 from target_service.drafting.draft_count import StepCosts
 from target_service.drafting.drafted_requests import DraftedRequests
-from target_service.drafting.exchange import DraftExchange, Question
+from target_service.drafting.exchange import DraftExchange, ProposalRequest
 from target_service.drafting.settings import draft_settings
 from target_service.drafting.target_session import Proposal
 from target_service.vllm_backend.draft_probs import DraftDistributions
@@ -121,7 +121,7 @@ class RemoteProposer:
     ) -> dict[str, Proposal]:
         cost = self._costs.per_draft(max(len(rows), 1))
         proposals: dict[str, Proposal] = {}
-        questions: dict[str, Question] = {}
+        questions: dict[str, ProposalRequest] = {}
         for row in rows:
             request = self._requests.get(ids[row])
             if request is None:
@@ -147,7 +147,7 @@ class RemoteProposer:
             return 0
         return self._most if params.max_tokens is None else params.max_tokens - int(answer.size) - 1
 
-    def _asked(self, questions: dict[str, Question]) -> dict[str, Proposal]:
+    def _asked(self, questions: dict[str, ProposalRequest]) -> dict[str, Proposal]:
         if not questions:
             return {}
         began = time.perf_counter()

@@ -105,7 +105,7 @@ async def sample(
     target: VllmTarget, drafter: Drafter, mode: DraftAhead, drafts: int
 ) -> tuple[list[list[int]], dict[str, int], dict[str, Any]]:
     """The sampled answers, the draft service's counters and the target's."""
-    # Three guesses a row, so that some answers are not among them.
+    # Three branches per row, so that some answers are misses.
     service = DraftService(drafter, max_branches=3 * SESSIONS, clock=lambda: 0.0)
     server = DraftServer(service.handle, HOST)
     address = f"{HOST}:{await server.start()}"

@@ -1,4 +1,4 @@
-"""A drafter and a target without models: every distribution is a row of a table, so that answers can be enumerated."""
+"""A drafter and a target without models: each next-token distribution is a row of a table that tests can enumerate."""
 
 import asyncio
 from collections import defaultdict
@@ -27,33 +27,33 @@ def session_state(answer, session="s", draft_ahead=None):
 
 
 async def settle():
-    """Let everything that can go on without this test go on."""
+    """Run the event loop until all other tasks have stopped or wait for this test."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 def sampled_from(rows, temperature, top_p=1.0):
-    """What temperature and top-p leave of distributions [..., V]: the smallest set with mass top_p."""
+    """Apply temperature and top-p to distributions [..., V]: keep the smallest set with mass top_p."""
     rows = rows ** (1 / temperature)
     rows = rows / rows.sum(-1, keepdims=True)
     order = np.argsort(-rows, axis=-1, kind="stable")
     ordered = np.take_along_axis(rows, order, -1)
-    # A token stays if those before it do not reach top_p.
+    # A token stays if the more probable tokens do not reach top_p.
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
     np.put_along_axis(rows, order, ordered, -1)
     return rows / rows.sum(-1, keepdims=True)
 
 
 def drawn(p, random):
-    """An index by probabilities p [V]: Generator.choice, without its checks."""
+    """Sample an index from probabilities p [V]: Generator.choice without its checks."""
     cumulated = p.cumsum(dtype=np.float64)
     return int(cumulated.searchsorted(random.random() * cumulated[-1], side="right"))
 
 
 class ToyEngine:
-    """Drafts by table [V, V]: row t is the distribution after token t (token 0 before the first).
+    """Drafts by table [V, V]: row t is the distribution after token t (row 0 for the first token).
 
-    steps: how often each call gives way to others before it answers. overlaps: calls for a session that was busy.
+    steps: how often each call yields to the event loop before it answers. overlaps: calls for a busy session.
     """
 
     def __init__(self, table, *, branching=True, seed=0, steps=1):
@@ -97,7 +97,7 @@ class ToyEngine:
             for _ in range(self.steps):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            await asyncio.sleep(0)  # a step that is under way ends first
+            await asyncio.sleep(0)  # the running step ends first
             raise
         finally:
             self._busy.discard(session)
@@ -134,7 +134,7 @@ class ToyEngine:
 
 
 class RememberingEngine(ToyEngine):
-    """Its next token depends on the whole answer, so that a draft after any other answer is a wrong one."""
+    """Its next token depends on the whole answer, so a draft for another answer is always wrong."""
 
     def row(self, tokens):
         return sum((i + 1) * t for i, t in enumerate(tokens)) % len(self.table)
@@ -143,7 +143,7 @@ class RememberingEngine(ToyEngine):
 class ToyTarget:
     """Decodes one answer by table [V, V] and verifies drafts by rejection sampling (arXiv 2211.17192, algorithm 1).
 
-    temperature, top_p: it samples from what they leave of each row; its drafter is told the temperature alone.
+    temperature, top_p: applied to each row of the table. The drafter gets only the temperature.
     """
 
     def __init__(self, session, table, seed, *, max_drafts, temperature=1.0, top_p=1.0):
@@ -162,7 +162,7 @@ class ToyTarget:
         return row
 
     def verify(self, draft):
-        """One step: the drafts that are accepted, and one token of the target's own."""
+        """One step: append the accepted drafts and one token of the target."""
         if draft is not None:
             assert draft.position == len(self.answer)
             q_rows = self._q(draft)
@@ -194,7 +194,7 @@ class ToyTarget:
 
 
 async def decode(service, targets, tokens, patience=lambda: 20):
-    """Let all targets decode `tokens` each, one message a step. patience: turns that one verification takes."""
+    """Let all targets decode `tokens` tokens each, one message per step. patience: loop turns per verification."""
     sequence = 0
     while min(len(t.answer) for t in targets) < tokens:
         reply = await service.handle(DraftRequest(sequence, [t.row() for t in targets]))
@@ -209,9 +209,9 @@ async def decode(service, targets, tokens, patience=lambda: 20):
 
 
 def chi_square_p(answers, table, block=3):
-    """p value of the answers' blocks, given the token before each, against their enumerated probabilities.
+    """p value of the answers' token blocks, given the token before each block, against the enumerated probabilities.
 
-    0 for a block that cannot come.
+    0 if a block occurs that has probability 0.
     """
     table = np.asarray(table)
     size = len(table)

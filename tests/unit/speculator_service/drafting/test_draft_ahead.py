@@ -1,4 +1,4 @@
-"""What is guessed, how much is drafted for it, and what becomes of it when the target answers."""
+"""Drafting ahead: which branches are predicted, how many are drafted, and when the target's answer is a hit."""
 
 import asyncio
 
@@ -6,25 +6,31 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError
-from speculator_service.drafting.budget import FLOOR, PROBE, STRETCH, AheadBudget, SessionAcceptance
-from speculator_service.drafting.draft_ahead import Ahead, Ask, Guess, guess_branches, guess_chain
+from speculator_service.drafting.budget import (
+    MIN_PROBABILITY,
+    PROBE_ROUNDS,
+    STEADY_ROUNDS,
+    AheadBudget,
+    SessionAcceptance,
+)
+from speculator_service.drafting.draft_ahead import AheadDrafting, Branch, DraftParams, predict_branches, predict_chain
 from speculator_service.engine import Drafted, supports_branches
 from tests.unit.speculator_service.drafting.draft_toys import ToyEngine, ids
 
 TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
-GREEDY = Ask(3, 0.0, 0)
+GREEDY = DraftParams(3, 0.0, 0)
 
 
 def test_the_probabilities_of_all_branches_add_up():
-    """Over every accepted length and every token the guesses are all that can happen, each once."""
+    """With all tokens as alternatives, the branches cover every possible answer exactly once."""
     engine = ToyEngine(TABLE)
     sent = engine.next(ids(1), 3, 1.0, 8, alternatives=8)
     bonus = engine.next(np.append(ids(1), sent.tokens), 1, 0.0, 0, alternatives=8)
-    guesses = guess_branches(sent, bonus, 0.7)
-    assert len({g.tokens for g in guesses}) == len(guesses) == 3 * 7 + 8
-    assert sum(g.probability for g in guesses) == pytest.approx(1.0, abs=1e-5)
-    assert [g.probability for g in guesses] == sorted((g.probability for g in guesses), reverse=True)
-    by_tokens = {g.tokens: g.probability for g in guesses}
+    branches = predict_branches(sent, bonus, 0.7)
+    assert len({b.tokens for b in branches}) == len(branches) == 3 * 7 + 8
+    assert sum(b.probability for b in branches) == pytest.approx(1.0, abs=1e-5)
+    assert [b.probability for b in branches] == sorted((b.probability for b in branches), reverse=True)
+    by_tokens = {b.tokens: b.probability for b in branches}
     drafts = tuple(sent.tokens.tolist())
     other = (drafts[1] + 1) % 8
     p = TABLE[drafts[0]]
@@ -35,13 +41,13 @@ def test_the_probabilities_of_all_branches_add_up():
 
 def test_branches_without_alternatives_are_the_bonus_tokens():
     bonus = Drafted(ids(5), alternative_ids=ids(5, 6), alternative_probs=np.array([0.8, 0.1], np.float32))
-    guesses = guess_branches(Drafted(ids(1, 2)), bonus, 0.5)
-    assert [g.tokens for g in guesses] == [(1, 2, 5), (1, 2, 6)]
+    branches = predict_branches(Drafted(ids(1, 2)), bonus, 0.5)
+    assert [b.tokens for b in branches] == [(1, 2, 5), (1, 2, 6)]
 
 
 def test_a_chain_is_all_drafts_and_the_drafters_next_token():
-    assert [g.tokens for g in guess_chain(ids(1, 2), Drafted(ids(5)))] == [(1, 2, 5)]
-    assert guess_chain(ids(1, 2), Drafted(ids())) == []
+    assert [b.tokens for b in predict_chain(ids(1, 2), Drafted(ids(5)))] == [(1, 2, 5)]
+    assert predict_chain(ids(1, 2), Drafted(ids())) == []
 
 
 def test_acceptance_follows_the_target():
@@ -56,17 +62,17 @@ def test_acceptance_follows_the_target():
     assert acceptance.rate == pytest.approx(1.0)
 
 
-def guesses(*probabilities):
-    return [Guess((i,), p) for i, p in enumerate(probabilities)]
+def branches(*probabilities):
+    return [Branch((i,), p) for i, p in enumerate(probabilities)]
 
 
 def test_fewer_branches_when_many_rows_share_the_drafter():
-    budget, many = AheadBudget(32), guesses(*[0.05] * 20)
+    budget, many = AheadBudget(32), branches(*[0.05] * 20)
     assert [len(budget.choose(many, rows)) for rows in (0, 1, 4, 16, 100)] == [20, 20, 8, 2, 1]
 
 
 def test_unlikely_branches_are_dropped_as_hits_fall_short():
-    budget, some = AheadBudget(32), guesses(0.5, 0.1, 2 * FLOOR, FLOOR / 2)
+    budget, some = AheadBudget(32), branches(0.5, 0.1, 2 * MIN_PROBABILITY, MIN_PROBABILITY / 2)
     assert len(budget.choose(some, 1)) == 3
     for _ in range(1000):
         budget.resolved(some, hit=False)
@@ -77,7 +83,7 @@ def test_unlikely_branches_are_dropped_as_hits_fall_short():
 
 
 def rounds(budget, count, ms):
-    """Each round takes ms(ahead) milliseconds; how many were drafted ahead."""
+    """Time `count` rounds of ms(ahead) milliseconds each. Returns how many rounds were drafted ahead."""
     ahead = []
     for _ in range(count):
         ahead.append(budget.on)
@@ -86,21 +92,23 @@ def rounds(budget, count, ms):
 
 
 def test_off_when_it_does_not_pay_and_on_again_when_it_does():
-    budget, cycle = AheadBudget(32), STRETCH + PROBE
-    assert rounds(budget, 2 * PROBE + cycle, lambda ahead: 3 if ahead else 8) == PROBE + STRETCH
-    # The other rows now wait longer for the work ahead than its hits save.
+    budget, cycle = AheadBudget(32), STEADY_ROUNDS + PROBE_ROUNDS
+    assert rounds(budget, 2 * PROBE_ROUNDS + cycle, lambda ahead: 3 if ahead else 8) == PROBE_ROUNDS + STEADY_ROUNDS
+    # Drafting ahead now costs the other rows more time than its hits save.
     rounds(budget, 2 * cycle, lambda ahead: 12 if ahead else 8)
     assert not budget.pays
-    assert rounds(budget, cycle, lambda ahead: 12 if ahead else 8) == PROBE
-    # Probes go on: enough of them, and it is found to pay again.
+    assert rounds(budget, cycle, lambda ahead: 12 if ahead else 8) == PROBE_ROUNDS
+    # Probes continue; after enough of them, drafting ahead is found to pay again.
     rounds(budget, 10 * cycle, lambda ahead: 3 if ahead else 8)
     assert budget.pays
-    assert rounds(budget, cycle, lambda ahead: 3 if ahead else 8) == STRETCH
+    assert rounds(budget, cycle, lambda ahead: 3 if ahead else 8) == STEADY_ROUNDS
 
 
-def ahead(engine, *, answer=(1,), sent=(2, 3), guess=((2, 3, 4), (2, 5)), ask=GREEDY):
+def ahead(engine, *, answer=(1,), sent=(2, 3), branches=((2, 3, 4), (2, 5)), params=GREEDY):
     engine.sessions.add("s")
-    return Ahead(engine, "s", ids(*answer), Drafted(ids(*sent)), ask, lambda _: [Guess(t, 0.5) for t in guess])
+    return AheadDrafting(
+        engine, "s", ids(*answer), Drafted(ids(*sent)), params, lambda _: [Branch(t, 0.5) for t in branches]
+    )
 
 
 async def settle():
@@ -125,14 +133,14 @@ async def test_any_other_answer_is_a_miss(answer):
     assert await work.take(ids(*answer), GREEDY) is None
 
 
-async def test_another_ask_is_a_miss_and_a_smaller_one_a_shorter_hit():
-    for ask in (Ask(3, 1.0, 8), Ask(0, 0.0, 0)):
+async def test_other_parameters_are_a_miss_and_a_smaller_count_is_a_shorter_hit():
+    for params in (DraftParams(3, 1.0, 8), DraftParams(0, 0.0, 0)):
         work = ahead(ToyEngine(TABLE))
         await settle()
-        assert await work.take(ids(1, 2, 5), ask) is None
-    sampled = ahead(ToyEngine(TABLE), ask=Ask(3, 1.0, 8))
+        assert await work.take(ids(1, 2, 5), params) is None
+    sampled = ahead(ToyEngine(TABLE), params=DraftParams(3, 1.0, 8))
     await settle()
-    drafted = await sampled.take(ids(1, 2, 5), Ask(2, 1.0, 8))
+    drafted = await sampled.take(ids(1, 2, 5), DraftParams(2, 1.0, 8))
     assert (drafted.tokens.size, drafted.q_ids.size, drafted.q_probs.size, drafted.alternative_ids.size) == (
         2,
         16,
@@ -171,7 +179,7 @@ async def test_an_engine_that_fails_is_a_miss(error):
 async def test_an_engine_without_branches_drafts_one_chain():
     engine = ToyEngine(TABLE, branching=False)
     assert not supports_branches(engine)
-    work = ahead(engine, guess=[(2, 3, 4)])
+    work = ahead(engine, branches=[(2, 3, 4)])
     await settle()
     assert [answer for _, answer in engine.drafted] == [[1, 2, 3], [1, 2, 3, 4]]
     assert (await work.take(ids(1, 2, 3, 4), GREEDY)).tokens.size == 3

@@ -1,9 +1,9 @@
-"""Sampled answers have exactly the target's distribution whatever is drafted ahead; wrong rules are found out."""
+"""With drafting ahead, sampled answers have exactly the target's distribution; negative controls fail the test."""
 
 import numpy as np
 import pytest
 
-from speculator_service.drafting.draft_ahead import Ahead
+from speculator_service.drafting.draft_ahead import AheadDrafting
 from speculator_service.drafting.drafter import DraftService
 from tests.unit.speculator_service.drafting.draft_toys import (
     ToyEngine,
@@ -23,8 +23,8 @@ NUCLEUS = {"temperature": 0.7, "top_p": 0.8}
 
 
 async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1, **sampling):
-    """(answers, metrics) of `sessions` sampled answers; the verification is sometimes faster than the work ahead."""
-    # Three guesses a row of the seven that there are, so that some answers are not among them.
+    """(answers, metrics) of `sessions` sampled answers; verification is sometimes faster than drafting ahead."""
+    # Three of the seven possible branches per row, so that some answers are misses.
     service = DraftService(engine, mode=mode, max_branches=3 * sessions, clock=lambda: 0.0)
     targets = [ToyTarget(f"s{i}", TARGET, seed * 100 + i, max_drafts=max_drafts, **sampling) for i in range(sessions)]
     for target in targets:
@@ -52,7 +52,7 @@ async def test_the_answers_are_the_targets_own(mode, branching, max_drafts, samp
 
 
 async def test_another_temperature_or_top_p_is_found_out():
-    """Control: the two distributions are far enough apart, and a token that top-p cuts off must never come."""
+    """Negative control: the test separates these distributions, and a token outside top-p gives p = 0."""
     answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, **NUCLEUS)
     assert chi_square_p(answers, sampled_from(np.array(TARGET), temperature=1.0, top_p=0.8)) < 1e-4
     answers, _ = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2, temperature=0.7)
@@ -68,7 +68,7 @@ async def test_without_drafting_ahead():
 @pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
 async def test_a_wrong_q_is_found_out(sampling):
     class Liar(ToyEngine):
-        """Tells of another distribution than it samples from, in work ahead only."""
+        """Reports a q that it did not sample from, when it drafts ahead."""
 
         async def draft_many(self, *args, **options):
             drafted = await super().draft_many(*args, **options)
@@ -82,14 +82,14 @@ async def test_a_wrong_q_is_found_out(sampling):
 
 
 async def test_choosing_by_the_drafts_is_found_out(monkeypatch):
-    """Were a hit refused for what its drafts are, those that are used would no longer be samples of their q."""
-    take = Ahead.take
+    """Negative control: if hits are refused because of their drafts, the remaining drafts are no samples of q."""
+    take = AheadDrafting.take
 
-    async def picky(self, answer, ask):
+    async def biased(self, answer, ask):
         drafted = await take(self, answer, ask)
         return drafted if drafted is not None and drafted.tokens[0] == 0 else None
 
-    monkeypatch.setattr(Ahead, "take", picky)
+    monkeypatch.setattr(AheadDrafting, "take", biased)
     answers, metrics = await sample(ToyEngine(DRAFTER, seed=3), "branches", max_drafts=2)
     assert metrics["ahead_hits"] >= 0.1 * metrics["draft_requests"]
     assert chi_square_p(answers, TARGET) < 1e-4

@@ -1,4 +1,4 @@
-"""Random histories of one request: what the service drafts always continues the target's true answer."""
+"""Random histories of one request: the drafts always continue the target's true answer."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ EVENTS = st.sampled_from(["accept", "accept", "accept", "repeat", "gap", "forget
     st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25),
 )
 def test_drafts_always_continue_the_true_answer(mode, history):
-    """Whatever is accepted, repeated, forgotten or evicted, and whenever: (event, accepted drafts, own token)."""
+    """For every sequence of events. Each event: (name, accepted drafts, the target's own token)."""
     asyncio.run(_live(mode, history))
 
 

@@ -1,4 +1,4 @@
-"""The draft service's sessions: what a target tells, in whatever order, is what drafts continue."""
+"""The draft service's sessions: drafts continue the answer that the target's rows describe, in any order of events."""
 
 import asyncio
 import math
@@ -144,7 +144,7 @@ async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes()
     await settle()
     engine.sessions.discard("a")
     assert (await ask(service, row("a", 2, 7)))[1] == ["a"]
-    # While its prompt is read again, nobody waits for it, and what it tells is kept.
+    # While its prompt is prefilled again, other rows do not wait, and the tokens of its rows are kept.
     drafts, lost = await ask(service, row("a", 4, 1), row("b", 1, 6), restored=[session_state([5, 6, 7, 2], "a")])
     assert (list(drafts), lost) == (["b"], [])
     await settle()
@@ -161,7 +161,7 @@ async def test_a_restored_session_drafts_ahead_as_its_request_asked(asked, mode)
     await settle()
     await ask(service, row("s", 1, 6, max_drafts=2))
     await settle()
-    # Work ahead asks for the next token first; branches then draft for several guesses, a chain for one.
+    # Drafting ahead computes the bonus token first. Then it continues several branches, or one chain.
     assert engine.calls["draft"] == (1 if mode == "off" else 2)
     assert (service.counters.branches_drafted > 0) == (mode == "branches")
     await service.close()
@@ -208,7 +208,7 @@ async def test_idle_sessions_and_too_many_are_evicted():
 
 
 async def test_a_newer_row_stops_the_older_one():
-    """A target that gave up waiting asks again: one call at a time, and only the newest is answered."""
+    """A target that timed out asks again: the engine has one call at a time, and only the newest row is answered."""
     engine = ToyEngine(TABLE, steps=10**9)
     service = opened(engine, "a")
     older = asyncio.create_task(ask(service, row("a", 0, 5)))
@@ -245,7 +245,7 @@ async def test_rounds_are_timed_with_their_own_work_ahead_or_with_none_about(mon
     engine.steps = 10**9
     await settle()
     engine.steps, service.budget.on = 1, False
-    await ask(service, row("b", 0, 5))  # while the work ahead of a goes on
+    await ask(service, row("b", 0, 5))  # session a is still drafted ahead
     await ask(service, row("a", 1, 5))
     await ask(service, row("b", 1, 5))
     await ask(service, row("b", 2, 5, max_drafts=0))

@@ -1,4 +1,4 @@
-"""The number of drafts, against the formula written out, against simulated verification, and by its limits."""
+"""The draft count, compared with the paper's formula and with simulated verification, and its limits."""
 
 import math
 
@@ -71,7 +71,7 @@ def test_acceptance_finds_the_true_rate(rate: float, drafts: int, seed: int) -> 
         acceptance.observe(drafts, int(np.cumprod(rng.random(drafts) < rate).sum()))
         seen.append(acceptance.rate)
         assert 0 <= acceptance.rate <= 1
-    # Single verdicts are averaged, so the bias of stopping at the first rejection is not in it.
+    # Single drafts are averaged, so stopping at the first rejection adds no bias.
     assert abs(np.mean(seen[100:]) - rate) < 0.08
 
 
@@ -106,7 +106,7 @@ def test_costs_are_never_negative(steps: list[tuple[int, float]]) -> None:
 
 
 def test_a_full_batch_makes_drafts_dear() -> None:
-    """Steps that take as long as they have tokens: a draft costs a whole token."""
+    """If a step's time is proportional to its tokens, a draft costs as much as a token."""
     costs = StepCosts()
     for tokens in (64, 128, 256) * 20:
         costs.observe_step(tokens, 1e-4 * tokens)
@@ -121,7 +121,7 @@ def test_a_count_that_fell_to_zero_probes_and_comes_back() -> None:
         asked.append(count.next(cost))
         if asked[-1]:
             count.observe(asked[-1], 0)
-    # Probes come after 8, 16, 32 steps: ever more seldom while they are rejected.
+    # Probes come after 8, 16, 32 steps: less often while they are rejected.
     assert [i for i, k in enumerate(asked) if k] == [7, 23, 55]
     for _ in range(2000):
         drafts = count.next(cost)

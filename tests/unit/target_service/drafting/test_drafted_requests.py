@@ -1,4 +1,4 @@
-"""Who drafts next: the look-ahead tokens first, then the session, and never more than was asked for."""
+"""The source of the next drafts: the look-ahead tokens first, then the session, and never more than requested."""
 
 import numpy as np
 from hypothesis import given
@@ -50,13 +50,13 @@ def test_no_drafts_for_none_and_for_what_cannot_be_verified() -> None:
 def test_look_ahead_first_then_the_session() -> None:
     requests = DraftedRequests(4)
     request = begun(requests, look_ahead=ids(5, 6, 7, 8, 9, 10))
-    free, question = requests.plan(request, ids(5), 99, 0.0)
-    assert (free.tokens.tolist(), question) == ([6, 7, 8, 9], None)
-    free, question = requests.plan(request, ids(5, 6, 7, 8, 9), 99, 0.0)
-    assert (free.tokens.tolist(), question) == ([10], None)
-    free, question = requests.plan(request, ids(5, 6, 7, 8, 9, 10), 99, 0.0)
+    free, proposal_request = requests.plan(request, ids(5), 99, 0.0)
+    assert (free.tokens.tolist(), proposal_request) == ([6, 7, 8, 9], None)
+    free, proposal_request = requests.plan(request, ids(5, 6, 7, 8, 9), 99, 0.0)
+    assert (free.tokens.tolist(), proposal_request) == ([10], None)
+    free, proposal_request = requests.plan(request, ids(5, 6, 7, 8, 9, 10), 99, 0.0)
     assert free is None
-    assert (question.session, question.drafts) == (request.session, 4)
+    assert (proposal_request.session, proposal_request.drafts) == (request.session, 4)
     assert requests.stats()["look_ahead"] == 5
 
 

@@ -1,18 +1,18 @@
-"""One message per drafter and step: what goes out, what each failure is counted as, and that drafting resumes."""
+"""The exchange: one message per drafter and step, the counter of each failure, and drafting that resumes."""
 
 import numpy as np
 import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import KeptPrompt, SessionHandle
-from target_service.drafting.exchange import MOVE_AFTER, DraftExchange, Question
+from target_service.drafting.exchange import MOVE_AFTER, DraftExchange, ProposalRequest
 from target_service.drafting.target_session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
 
 
 class ScriptedClient:
-    """Answers each row with its position as the draft, or fails as it was told to."""
+    """Answers each row with one draft, or fails in the configured way."""
 
     def __init__(self) -> None:
         self.counters = {"timeouts": 0, "broken": 0, "breaker_opened": 0}
@@ -48,12 +48,14 @@ def exchange(clients: dict[str, ScriptedClient]) -> DraftExchange:
     return DraftExchange(clients.__getitem__, 20)
 
 
-def question(address: str = "a:1", id: str = "s") -> Question:
-    return Question(TargetSession(SessionHandle(address, id), lambda: KeptPrompt.dense([1, 2])), ANSWER, 3, 0.0, 0)
+def request(address: str = "a:1", id: str = "s") -> ProposalRequest:
+    return ProposalRequest(
+        TargetSession(SessionHandle(address, id), lambda: KeptPrompt.dense([1, 2])), ANSWER, 3, 0.0, 0
+    )
 
 
 def test_one_message_for_each_drafter(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
-    asked = [question("a:1", "s"), question("b:1", "s"), question("a:1", "t")]
+    asked = [request("a:1", "s"), request("b:1", "s"), request("a:1", "t")]
     proposals = exchange.ask(asked)
     assert [proposals[q.session].tokens.tolist() for q in asked] == [[9]] * 3
     assert [[row.session for row in r.rows] for r in clients["a:1"].requests] == [["s", "t"]]
@@ -74,7 +76,7 @@ def test_nothing_to_ask_is_no_call(exchange: DraftExchange) -> None:
 def test_failures_are_told_apart_and_drafting_resumes(
     exchange: DraftExchange, clients: dict[str, ScriptedClient], fails: str, reason: str
 ) -> None:
-    asked = question()
+    asked = request()
     clients["a:1"].fails = fails
     assert exchange.ask([asked]) == {}
     clients["a:1"].fails = None
@@ -88,7 +90,7 @@ def test_failures_are_told_apart_and_drafting_resumes(
 def test_a_lost_session_is_restored_with_the_next_message(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
-    asked, client = question(), clients["a:1"]
+    asked, client = request(), clients["a:1"]
     client.lost = ["s"]
     assert exchange.ask([asked]) == {}
     client.lost = []
@@ -104,22 +106,24 @@ def test_a_draft_that_cannot_be_verified_is_counted_as_broken(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
     clients["a:1"].token = 20
-    assert exchange.ask([question()]) == {}
+    assert exchange.ask([request()]) == {}
     assert exchange.stats()["fallbacks"]["broken"] == 1
 
 
-def test_ends_are_told_until_they_are_heard(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
+def test_ended_sessions_are_reported_until_the_drafter_answers(
+    exchange: DraftExchange, clients: dict[str, ScriptedClient]
+) -> None:
     client = clients["a:1"]
-    exchange.close(question(id="old").session)
+    exchange.close(request(id="old").session)
     client.fails = ""
-    exchange.ask([question()])
+    exchange.ask([request()])
     client.fails = None
-    exchange.ask([question()])
-    exchange.ask([question()])
+    exchange.ask([request()])
+    exchange.ask([request()])
     assert [r.closed for r in client.requests] == [["old"], ["old"], []]
     exchange.flush()
     assert len(client.requests) == 3
-    exchange.close(question(id="last").session)
+    exchange.close(request(id="last").session)
     exchange.flush()
     assert (client.requests[-1].closed, client.requests[-1].rows) == (["last"], [])
 
@@ -127,7 +131,7 @@ def test_ends_are_told_until_they_are_heard(exchange: DraftExchange, clients: di
 def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
-    orphan, other = question("a:1", "orphan"), question("b:1", "other")
+    orphan, other = request("a:1", "orphan"), request("b:1", "other")
     exchange.ask([orphan])
     clients["a:1"].fails = ""
     for _ in range(MOVE_AFTER):
@@ -142,8 +146,8 @@ def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
 def test_a_session_that_moved_goes_home_when_nobody_answers(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
-    """Its own replica comes back on the same port; the one it moved to is gone for good."""
-    orphan, other = question("a:1", "orphan"), question("b:1", "other")
+    """Its first replica restarts on the same port; the replica it moved to is gone for good."""
+    orphan, other = request("a:1", "orphan"), request("b:1", "other")
     exchange.ask([orphan, other])
     for client in clients.values():
         client.fails = ""
@@ -153,7 +157,7 @@ def test_a_session_that_moved_goes_home_when_nobody_answers(
         exchange.ask([orphan])
         assert orphan.session.address == "b:1"
     clients["a:1"].fails = None
-    # A session that is lost a second time waits for a round before it is restored.
+    # A session that is lost a second time waits for one round before it is restored.
     proposals = [exchange.ask([orphan]) for _ in range(3)]
     assert proposals[-1]
     assert orphan.session.address == "a:1"
@@ -164,8 +168,8 @@ def test_a_session_that_moved_goes_home_when_nobody_answers(
 def test_a_session_stays_with_a_drafter_that_is_only_slow_once(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
-    asked = question("a:1", "s")
-    exchange.ask([asked, question("b:1", "other")])
+    asked = request("a:1", "s")
+    exchange.ask([asked, request("b:1", "other")])
     clients["a:1"].fails = "timeouts"
     exchange.ask([asked])
     clients["a:1"].fails = None
@@ -174,6 +178,6 @@ def test_a_session_stays_with_a_drafter_that_is_only_slow_once(
 
 
 def test_shutdown_closes_the_clients(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
-    exchange.ask([question()])
+    exchange.ask([request()])
     exchange.shutdown()
     assert clients["a:1"].closed

@@ -1,4 +1,4 @@
-"""What is believed of a drafter's answer, and what a session is told after each thing that can happen to it."""
+"""The check of a drafter's reply, and the rows that a session sends after each event."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,12 @@ def ids(*values: int) -> Int32Array:
 
 
 def row(*, top_m: int = 0, drafts: int = 3) -> DraftRow:
-    """Told answer tokens 4 and 5 of six."""
+    """A row with answer tokens 4 and 5 of six."""
     return DraftRow("s", 4, ids(7, 8), drafts, 1.0 if top_m else 0.0, top_m)
 
 
 def draft(**changed: object) -> Draft:
-    """Two drafts at the right place, with the q of each."""
+    """Two drafts at the right position, each with its q."""
     fields = {
         "session": "s",
         "position": 6,
@@ -98,18 +98,18 @@ def session() -> TargetSession:
     return TargetSession(SessionHandle("here:1", "s"), lambda: PROMPT, "branches")
 
 
-def test_each_row_tells_what_is_new() -> None:
+def test_each_row_holds_the_new_tokens() -> None:
     told = session()
     first = told.ask(ids(7, 8), 3, 0.0, 0)
     assert first is not None
     assert (first[0].position, first[0].tokens.tolist(), first[1]) == (0, [7, 8], None)
-    told.heard(first[0])
+    told.acknowledge(first[0])
     second = told.ask(ids(7, 8, 9), 3, 0.0, 0)
     assert second is not None
     assert (second[0].position, second[0].tokens.tolist()) == (2, [9])
 
 
-def test_what_was_not_answered_is_told_again() -> None:
+def test_unacknowledged_tokens_are_sent_again() -> None:
     unheard = session()
     unheard.ask(ids(7, 8), 3, 0.0, 0)
     again = unheard.ask(ids(7, 8, 9), 3, 0.0, 0)
@@ -119,7 +119,7 @@ def test_what_was_not_answered_is_told_again() -> None:
 
 def test_a_lost_session_is_restored_with_all_that_is_known() -> None:
     lost = session()
-    lost.lost()
+    lost.mark_lost()
     asked = lost.ask(ids(7, 8, 9), 3, 0.5, 4)
     assert asked is not None
     asked_row, state = asked
@@ -130,14 +130,14 @@ def test_a_lost_session_is_restored_with_all_that_is_known() -> None:
     assert (asked_row.temperature, asked_row.top_m) == (0.5, 4)
 
 
-def test_a_session_lost_over_and_over_is_restored_ever_more_seldom() -> None:
+def test_a_session_that_is_lost_repeatedly_is_restored_less_and_less_often() -> None:
     lost, restored = session(), []
     for step in range(200):
         asked = lost.ask(ids(7), 3, 0.0, 0)
         if asked is not None and asked[1] is not None:
             restored.append(step)
         if asked is not None:
-            lost.lost()
+            lost.mark_lost()
     gaps = np.diff(restored).tolist()
     assert gaps[:6] == [2, 4, 8, 16, 32, 64]
 
@@ -145,16 +145,16 @@ def test_a_session_lost_over_and_over_is_restored_ever_more_seldom() -> None:
 def test_a_session_that_drafted_again_is_restored_at_once_when_lost_again() -> None:
     lost = session()
     for _ in range(3):
-        lost.lost()
+        lost.mark_lost()
         asked = lost.ask(ids(7), 3, 0.0, 0)
         assert asked is not None
         assert asked[1] is not None
-        lost.drafted()
+        lost.mark_drafted()
 
 
 def test_drafts_resume_once_after_an_interruption() -> None:
     resuming = session()
-    assert not resuming.drafted()
+    assert not resuming.mark_drafted()
     resuming.interrupted = True
-    assert resuming.drafted()
-    assert not resuming.drafted()
+    assert resuming.mark_drafted()
+    assert not resuming.mark_drafted()
