@@ -58,7 +58,7 @@ def render(sample: Sample, tokenizer: Any, options: PrefillOptions, max_tokens: 
     ids = np.asarray(encoded.input_ids, np.int32)
     protected = protected_spans(ids.size, [], sample.messages, text, encoded.offset_mapping)
     droppable = ids.size - int((protected[:, 1] - protected[:, 0]).sum())
-    traits = RequestTraits(prompt_tokens=ids.size, max_tokens=max_tokens, compressible_tokens=droppable)
+    traits = RequestTraits(prompt_tokens=ids.size, compressible_tokens=droppable)
     decision = decide(traits, options)
     if not decision.speculative:
         raise SkimError(

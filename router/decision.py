@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import ModelInfo
 from router.options import PrefillOptions
 
 
@@ -11,11 +9,10 @@ from router.options import PrefillOptions
 class RequestTraits:
     """What about a request, besides its options, decides how it can run.
 
-    prompt_tokens: length M of the rendered prompt. max_tokens: most tokens of the answer.
+    prompt_tokens: length M of the rendered prompt. compressible_tokens: those that no span protects; None for unknown.
     """
 
     prompt_tokens: int
-    max_tokens: int
     prompt_logprobs: bool = False
     echo: bool = False
     beam_search: bool = False
@@ -48,27 +45,3 @@ def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
         if applies:
             return Decision(False, reason)
     return Decision(True, "requested")
-
-
-def check_lengths(traits: RequestTraits, target: ModelInfo) -> None:
-    """Refuse what the target cannot hold. Positions run to M + max_tokens whatever is dropped.
-
-    Raises InvalidRequestError naming both numbers.
-    """
-    total = traits.prompt_tokens + traits.max_tokens
-    for limit, name in ((target.max_position, "max_position_embeddings"), (target.max_model_len, "max_model_len")):
-        if total > limit:
-            raise InvalidRequestError(
-                f"the prompt has {traits.prompt_tokens} tokens and max_tokens is {traits.max_tokens}, "
-                f"together {total}, but the target's {name} is {limit}; shorten the prompt or ask for fewer tokens"
-            )
-
-
-def check_speculator_length(prompt_tokens: int, options: PrefillOptions, speculator: ModelInfo) -> None:
-    """Refuse what the speculator cannot read. Raises InvalidRequestError naming both numbers."""
-    limit = min(speculator.max_model_len, speculator.max_position)
-    if prompt_tokens + options.look_ahead > limit:
-        raise InvalidRequestError(
-            f"the prompt has {prompt_tokens} tokens and look_ahead is {options.look_ahead}, but the speculator reads "
-            f'at most {limit}; shorten the prompt or send "speculative_prefill": false'
-        )

@@ -25,15 +25,19 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from router.context import Outcome, RequestContext
-from router.decision import RequestTraits, check_lengths, check_speculator_length, decide
+from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
 from router.metrics import record_decision, record_first_token
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import protected_spans
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
+from speculator_service.limits import check_length as check_speculator_length
+from target_service.limits import check_length as check_target_length
 
 logger = logging.getLogger(__name__)
+
+_OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,18 +127,18 @@ class Dispatcher:
         )
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
-            max_tokens=prompt.max_tokens,
             prompt_logprobs=prompt.prompt_logprobs,
             echo=context.echo,
             beam_search=context.beam_search,
             multimodal=prompt.multimodal,
             compressible_tokens=len(prompt.token_ids) - int((spans[:, 1] - spans[:, 0]).sum()),
         )
-        check_lengths(traits, self.pools.target)
+        # As a whole prompt: a selection that fails runs dense.
+        check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
         decision = decide(traits, options)
         outcome.reason = decision.reason
         if decision.speculative:
-            check_speculator_length(traits.prompt_tokens, options, self.pools.speculator)
+            check_speculator_length(traits.prompt_tokens, options.look_ahead, self.pools.speculator, _OR_DENSE)
             if selection := await self._select(request_id, prompt, context, spans, outcome):
                 self.selections.add(request_id, explanation(selection, options, spans, outcome.timings))
                 return selection.kept

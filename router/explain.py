@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.spans import spans_of
 from router.options import PrefillOptions
-
-
-def runs(positions: np.ndarray) -> list[list[int]]:
-    """Ascending positions as half-open spans [[start, end], ...]."""
-    breaks = np.flatnonzero(np.diff(positions) != 1)
-    starts = positions[np.concatenate([[0], breaks + 1])]
-    ends = positions[np.concatenate([breaks, [positions.size - 1]])] + 1
-    return np.stack([starts, ends], 1).tolist()
 
 
 def explanation(
@@ -29,12 +22,14 @@ def explanation(
     timings: milliseconds by part, until the selection was back at the router.
     """
     kept: KeptPrompt = selection.kept
+    is_kept = np.zeros(kept.context_length, bool)
+    is_kept[kept.positions] = True
     return {
         "prompt_tokens": kept.context_length,
         "kept_tokens": int(kept.token_ids.size),
         "keep_rate": kept.token_ids.size / kept.context_length,
         "coverage": selection.coverage,
-        "kept_spans": runs(kept.positions),
+        "kept_spans": spans_of(is_kept).tolist(),
         "protected_spans": protected_spans.tolist(),
         "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
         "options": options.selection.model_dump(),

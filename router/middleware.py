@@ -6,7 +6,6 @@ a plain HTTP error, for streams too; one after it ends the stream, in the same f
 """
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,8 +17,7 @@ from kv_transfer.errors import InvalidRequestError
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode
 from router.tracing import TracedRequest, traced_request
-
-RESERVED_XARGS_PREFIX = "skim"
+from target_service.limits import reserved_names
 
 # A body without any of these needs no second JSON parse; \u could spell any of them in disguise, and so could UTF-16 or
 # UTF-32, which have NUL bytes.
@@ -146,11 +144,6 @@ def _refuse_reserved(fields: dict[str, Any]) -> None:
     if reserved:
         name = reserved[0]
         raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
-
-
-def reserved_names(names: Iterable[str]) -> list[str]:
-    """Those of `names` that may not come from a client in sampling `extra_args`."""
-    return [name for name in names if name.startswith(RESERVED_XARGS_PREFIX) or name == "kv_transfer_params"]
 
 
 async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:

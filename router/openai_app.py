@@ -35,7 +35,8 @@ from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher, Prompt
-from router.middleware import SkimMiddleware, reserved_names
+from router.middleware import SkimMiddleware
+from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ definitions and the question stay whole, whatever the template looks like: conte
 what is not found, or could stand in two places, is kept.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array
+from kv_transfer.spans import check_spans, spans_of
 
 SYSTEM_ROLES = ("system", "developer")
 LONG_TURN_CHARS = 2048
@@ -24,7 +24,7 @@ CharSpan = tuple[int, int]
 
 def protected_spans(
     size: int,
-    asked: Iterable[Sequence[int]],
+    asked: Collection[Sequence[int]],
     conversation: Sequence[Mapping[str, Any]] | None,
     text: str | None,
     offsets: Sequence[tuple[int, int]] | None,
@@ -37,11 +37,8 @@ def protected_spans(
     """
     keep = np.zeros(size, bool)
     keep[0] = True  # attention rests on the first token (StreamingLLM, arXiv 2309.17453)
+    check_spans(asked, size)
     for start, end in asked:
-        if not start < end <= size:
-            raise InvalidRequestError(
-                f"speculative_prefill.protected_spans: [{start}, {end}] is no range inside the prompt's {size} tokens"
-            )
         keep[start:end] = True
     if conversation is not None:
         # Where the turns lie is known only from the text: without it, nothing may be dropped.
@@ -66,12 +63,6 @@ def droppable_tokens(
     for first, last in compressible_chars(text, messages):
         droppable |= (start >= first) & (end <= last) & (end > start)
     return droppable
-
-
-def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
-    """The runs of true in a boolean vector as int32 [P, 2], half-open."""
-    edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))
-    return np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], 1).astype(np.int32)
 
 
 def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list[CharSpan]:

@@ -1,27 +1,38 @@
-"""What a speculator refuses before its engine sees it: bad ids, bad spans, too long a prompt."""
+"""What a speculator refuses before its engine sees it: wrong token ids, wrong spans, a prompt that is too long."""
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import ModelInfo, SelectRequest
+from kv_transfer.messages import Int32Array, ModelInfo, SelectRequest
+from kv_transfer.spans import check_spans
 
 
 def check_request(request: SelectRequest, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless the prompt, its spans and its length are ones that the model can take."""
-    ids = request.token_ids
-    if not ids.size:
+    """Raise InvalidRequestError unless the model can take the prompt, its spans and its length."""
+    check_prompt(request.token_ids, request.options.look_ahead, info, info.vocab_size)
+    check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
+
+
+def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:
+    """Raise InvalidRequestError for a prompt [M] that cannot be scored. vocab_size: ids below it are accepted."""
+    if not token_ids.size:
         raise InvalidRequestError("the prompt is empty: a selection needs at least one token")
-    if ids.min() < 0 or ids.max() >= info.vocab_size:
-        wrong = int(ids[(ids < 0) | (ids >= info.vocab_size)][0])
-        raise InvalidRequestError(f"token id {wrong} is outside the speculator's vocabulary [0, {info.vocab_size})")
-    for start, end in request.protected_spans.tolist():
-        if not 0 <= start <= end <= ids.size:
-            raise InvalidRequestError(f"protected span ({start}, {end}) is not inside the prompt of {ids.size} tokens")
-    check_length(int(ids.size), request.options.look_ahead, info)
+    check_ids(token_ids, vocab_size)
+    check_length(int(token_ids.size), look_ahead, info)
 
 
-def check_length(prompt: int, look_ahead: int, info: ModelInfo) -> None:
-    """Raise InvalidRequestError if `prompt` tokens and the look-ahead are more than the model reads."""
-    if prompt + look_ahead > info.max_model_len:
+def check_ids(token_ids: Int32Array, vocab_size: int) -> None:
+    """Raise InvalidRequestError unless all token ids are in [0, vocab_size)."""
+    wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if wrong.size:
+        raise InvalidRequestError(f"token id {wrong[0]} is outside the speculator's vocabulary [0, {vocab_size})")
+
+
+def check_length(
+    prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = "shorten the prompt or lower look_ahead"
+) -> None:
+    """Raise InvalidRequestError if the prompt and the look-ahead exceed what the model reads. advice: what to do."""
+    limit = min(info.max_model_len, info.max_position)
+    if prompt_tokens + look_ahead > limit:
         raise InvalidRequestError(
-            f"the prompt's {prompt} tokens and {look_ahead} look-ahead tokens exceed the speculator's limit of "
-            f"{info.max_model_len}"
+            f"the prompt has {prompt_tokens} tokens and look_ahead is {look_ahead}, but the speculator reads at most "
+            f"{limit}; {advice}"
         )

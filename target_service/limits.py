@@ -4,13 +4,14 @@ An engine does not find these mistakes: vLLM counts the compact prompt, and rota
 `max_position_embeddings` are wrong without an error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest, ModelInfo
 
-RESERVED_PREFIX = "skim_"
+RESERVED_PREFIX = "skim"
+"""Names of Skim's own extra arguments begin with it."""
 
 KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
@@ -33,17 +34,30 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
         max_tokens = max(room, 1)
     if type(max_tokens) is not int or max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
-    if context + max_tokens > info.max_position:
-        raise InvalidRequestError(
-            f"the prompt of {context} tokens and max_tokens {max_tokens} make {context + max_tokens} positions, but"
-            f" {info.path} was made for {info.max_position} (max_position_embeddings); shorten the prompt or max_tokens"
-        )
-    if kept + max_tokens > info.max_model_len:
-        raise InvalidRequestError(
-            f"the {kept} kept tokens and max_tokens {max_tokens} make {kept + max_tokens}, but the target engine takes"
-            f" {info.max_model_len} (max_model_len); keep fewer tokens or lower max_tokens"
-        )
+    check_length(context, kept, max_tokens, info)
     return max_tokens
+
+
+def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: ModelInfo) -> None:
+    """Raise InvalidRequestError unless prompt and answer fit the model, naming all numbers.
+
+    Positions run to prompt_tokens + max_tokens whatever is dropped; the KV cache holds kept_tokens + max_tokens.
+    """
+    held = "prompt" if kept_tokens == prompt_tokens else "kept prompt"
+    for what, tokens, limit, name in (
+        ("prompt", prompt_tokens, info.max_position, "max_position_embeddings"),
+        (held, kept_tokens, info.max_model_len, "max_model_len"),
+    ):
+        if tokens + max_tokens > limit:
+            raise InvalidRequestError(
+                f"the {what} has {tokens} tokens and max_tokens is {max_tokens}, together {tokens + max_tokens}, "
+                f"but the target's {name} is {limit}; shorten the prompt or ask for fewer tokens"
+            )
+
+
+def reserved_names(names: Iterable[str]) -> list[str]:
+    """Those of `names` that a client may not send in sampling `extra_args`: it would choose its own positions."""
+    return [name for name in names if name.startswith(RESERVED_PREFIX) or name == "kv_transfer_params"]
 
 
 def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:
@@ -69,6 +83,5 @@ def _check_extra_args(request: GenerateRequest) -> None:
     extra_args = request.sampling.get("extra_args") or {}
     if not isinstance(extra_args, Mapping):
         raise InvalidRequestError("extra_args must be a mapping from names to values")
-    for name in extra_args:
-        if str(name).startswith(RESERVED_PREFIX):
-            raise InvalidRequestError(f"extra argument {name!r} is reserved: Skim's own begin with {RESERVED_PREFIX}")
+    if reserved := reserved_names(map(str, extra_args)):
+        raise InvalidRequestError(f"extra argument {reserved[0]!r} is reserved for the server; leave it out")

@@ -18,9 +18,9 @@ from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
 from speculator_service.engine import Drafted, DraftsMany, Scores
-from speculator_service.limits import check_length
+from speculator_service.limits import check_ids, check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
-from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable, check_tokens
+from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable
 
 PREFILL_TOKENS = 2048
 """Prompt tokens a forward; between two forwards a cancelled request stops."""
@@ -104,7 +104,7 @@ class TransformersSpeculator(DraftsMany):
         """As `SpeculatorEngine.open_session`. Raises InvalidRequestError if the prompt is longer than the model's."""
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)
-        check_tokens([prompt.token_ids], self._embeddings)
+        check_ids(prompt.token_ids, self._embeddings)
         await self._on_worker(lambda c: self._open(session, prompt, c))
 
     async def draft_many(
@@ -119,7 +119,8 @@ class TransformersSpeculator(DraftsMany):
     ) -> list[Drafted]:
         """As `BranchingEngine.draft_many`; all answers go through the same forwards."""
         await self.check_health()
-        check_tokens(answers, self._embeddings)
+        for answer in answers:
+            check_ids(answer, self._embeddings)
         options = (temperature, top_m, alternatives)
         return await self._on_worker(lambda c: self._draft(session, answers, count, options, c))
 

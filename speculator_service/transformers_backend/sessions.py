@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kv_transfer.errors import InvalidRequestError, SessionLostError
+from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import Int32Array
 from speculator_service.engine import Drafted
 
@@ -185,11 +185,3 @@ class CacheSessionTable:
 
     def __len__(self) -> int:
         return len(self._sessions)
-
-
-def check_tokens(answers: list[Int32Array], vocab_size: int) -> None:
-    """Raises InvalidRequestError for a token that the model has no embedding for."""
-    for answer in answers:
-        wrong = answer[(answer < 0) | (answer >= vocab_size)]
-        if wrong.size:
-            raise InvalidRequestError(f"token id {wrong[0]} is not one of the speculator's {vocab_size}")

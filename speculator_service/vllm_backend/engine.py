@@ -25,6 +25,7 @@ from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, Skim
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
 from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.session_positions import kept_session
@@ -71,7 +72,7 @@ class VllmSpeculator(DraftsMany):
         keep_session: bool = False,
     ) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
-        self._check(token_ids, options)
+        check_prompt(token_ids, options.look_ahead, self.info, self._vocab_size)
         began = time.perf_counter()
         output = await self._generate(request_id, token_ids, self._score_sampling(options), cache_salt)
         payload = output.kv_transfer_params
@@ -86,8 +87,8 @@ class VllmSpeculator(DraftsMany):
 
     async def open_session(self, session: str, prompt: KeptPrompt) -> None:
         """See `SpeculatorEngine.open_session`."""
-        self._check_length(prompt.context_length, 0)
-        self._check_ids(prompt.token_ids)
+        check_length(prompt.context_length, 0, self.info)
+        check_ids(prompt.token_ids, self._vocab_size)
         opened = kept_session(prompt)
         read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
@@ -113,8 +114,7 @@ class VllmSpeculator(DraftsMany):
         return list(await asyncio.gather(*(self._draft(session, kept, answer, options) for answer in answers)))
 
     async def _draft(self, name: str, kept: EngineSession, answer: Int32Array, options: DraftOptions) -> Drafted:
-        if answer.size:
-            self._check_ids(answer)
+        check_ids(answer, self._vocab_size)
         count = min(options.count, self.info.max_model_len - kept.context_length - answer.size)
         if count <= 0:
             await self.check_health()
@@ -154,28 +154,6 @@ class VllmSpeculator(DraftsMany):
     async def worker_stats(self) -> list[dict[str, float]]:
         """Per rank, `SpeculatorWorker.speculator_stats`."""
         return await self._engine.collective_rpc("speculator_stats")
-
-    def _check(self, token_ids: Int32Array, options: SelectionOptions) -> None:
-        """Refuse here what the engine would refuse late or die of."""
-        if not len(token_ids):
-            raise InvalidRequestError("an empty prompt cannot be scored")
-        self._check_length(len(token_ids), options.look_ahead)
-        self._check_ids(token_ids)
-
-    def _check_length(self, length: int, look_ahead: int) -> None:
-        if length + look_ahead > self.info.max_model_len:
-            raise InvalidRequestError(
-                f"a prompt of {length} tokens with {look_ahead} look-ahead tokens is too long for the"
-                f" speculator, which takes {self.info.max_model_len}; shorten it or lower look_ahead"
-            )
-
-    def _check_ids(self, token_ids: Int32Array) -> None:
-        lowest, highest = int(np.min(token_ids)), int(np.max(token_ids))
-        if lowest < 0 or highest >= self._vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidRequestError(
-                f"token id {wrong} is outside the speculator's vocabulary of {self._vocab_size} tokens"
-            )
 
     def _score_sampling(self, options: SelectionOptions) -> SamplingParams:
         return SamplingParams(

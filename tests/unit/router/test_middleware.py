@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.context import CURRENT, HttpError
-from router.middleware import SkimMiddleware, reserved_names
+from router.middleware import SkimMiddleware
 from router.options import PrefillOptions, SpeculationOptions
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
@@ -156,14 +156,6 @@ async def test_reserved_fields_are_refused(body, param):
 async def test_other_extra_arguments_pass(fields):
     _, call = await through(fields)
     assert call.status == 200
-
-
-def test_reserved_names():
-    assert reserved_names(["a", "skim_b", "kv_transfer_params", "skimming", "kv"]) == [
-        "skim_b",
-        "kv_transfer_params",
-        "skimming",
-    ]
 
 
 class Streaming:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from router.protection import LONG_TURN_CHARS, compressible_chars, droppable_tokens, spans_of
+from router.protection import LONG_TURN_CHARS, compressible_chars, droppable_tokens
 from tests.unit.router.conftest import MODELS
 
 LONG = "The dog chased a grey leaf across the bridge. " * (LONG_TURN_CHARS // 40)
@@ -110,22 +110,8 @@ def test_only_whole_tokens_are_dropped():
     assert mask.tolist() == [False, True, True, False, False, False, False]
 
 
-def test_no_tokens_no_spans():
+def test_no_tokens():
     assert droppable_tokens("", [], []).tolist() == []
-    assert spans_of(np.zeros(0, bool)).tolist() == []
-
-
-@given(st.lists(st.booleans()))
-def test_spans_are_the_runs_of_a_mask(mask):
-    spans = spans_of(np.array(mask, bool))
-    assert spans.dtype == np.int32
-    assert spans.shape == (len(spans), 2)
-    rebuilt = np.zeros(len(mask), bool)
-    for start, end in spans.tolist():
-        assert 0 <= start < end <= len(mask)
-        assert not rebuilt[max(0, start - 1) : end].any()
-        rebuilt[start:end] = True
-    assert rebuilt.tolist() == mask
 
 
 # Few letters, so that contents repeat each other, the roles and the tools.

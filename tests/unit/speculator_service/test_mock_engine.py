@@ -57,7 +57,7 @@ async def test_latency_grows_with_the_prompt(demo_speculator, monkeypatch):
 async def test_limits_and_close(demo_speculator):
     engine = mock(demo_speculator, max_model_len=8)
     await engine.score("a", IDS, OPTIONS)
-    with pytest.raises(InvalidRequestError, match="4 tokens and 5 look-ahead"):
+    with pytest.raises(InvalidRequestError, match="4 tokens and look_ahead is 5"):
         await engine.score("a", IDS, SelectionOptions(look_ahead=5))
     engine.close()
     engine.close()

@@ -109,10 +109,10 @@ async def test_the_cache_salt_reaches_the_engine(make_request):
         ([], [], "at least one token"),
         ([3, 1024], [], r"token id 1024 is outside .* \[0, 1024\)"),
         ([-1, 3], [], "token id -1"),
-        ([1, 2, 3], [(2, 4)], r"span \(2, 4\) is not inside the prompt of 3"),
-        ([1, 2, 3], [(-1, 2)], r"span \(-1, 2\)"),
-        ([1, 2, 3], [(2, 1)], r"span \(2, 1\)"),
-        (range(43), [], "43 tokens and 8 look-ahead tokens exceed the speculator's limit of 50"),
+        ([1, 2, 3], [(2, 4)], r"spans: \[2, 4\] is no range inside the prompt's 3"),
+        ([1, 2, 3], [(-1, 2)], r"spans: \[-1, 2\]"),
+        ([1, 2, 3], [(2, 1)], r"spans: \[2, 1\]"),
+        (range(43), [], "43 tokens and look_ahead is 8, but the speculator reads at most 50"),
     ],
 )
 async def test_bad_requests_never_reach_the_engine(make_request, token_ids, spans, message):

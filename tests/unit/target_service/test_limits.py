@@ -1,11 +1,13 @@
 """What is refused before an engine sees it, and that the refusal names the numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest, KeptPrompt, ModelInfo
-from target_service.limits import check_request
+from target_service.limits import check_length, check_request, reserved_names
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 100, "f", max_model_len=40, max_position=64, engine="mock")
 
@@ -49,3 +51,32 @@ def test_taken_up_to_the_limits() -> None:
 def test_no_max_tokens_means_what_there_is_room_for() -> None:
     assert check_request(request(10, 60, {"max_tokens": None}), INFO) == 4
     assert check_request(request(36, 37, {"max_tokens": None}), INFO) == 4
+
+
+WIDE = replace(INFO, max_model_len=500, max_position=800)
+
+
+@pytest.mark.parametrize(
+    ("info", "limit", "name"),
+    [
+        (WIDE, 500, "max_model_len"),
+        (replace(WIDE, max_model_len=800), 800, "max_position_embeddings"),
+        (replace(WIDE, max_model_len=900), 800, "max_position_embeddings"),
+    ],
+)
+def test_prompt_and_answer_must_fit(info: ModelInfo, limit: int, name: str) -> None:
+    check_length(limit - 16, limit - 16, 16, info)
+    for prompt, answer in ((limit - 15, 16), (limit - 16, 17), (limit + 1, 0), (1, limit)):
+        with pytest.raises(InvalidRequestError) as caught:
+            check_length(prompt, prompt, answer, info)
+        message = str(caught.value)
+        assert f"the prompt has {prompt} tokens and max_tokens is {answer}, together {prompt + answer}" in message
+        assert f"{name} is {limit}" in message
+
+
+def test_reserved_names() -> None:
+    assert reserved_names(["a", "skim_b", "kv_transfer_params", "skimming", "kv"]) == [
+        "skim_b",
+        "kv_transfer_params",
+        "skimming",
+    ]

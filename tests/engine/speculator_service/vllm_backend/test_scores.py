@@ -135,7 +135,7 @@ async def test_refusals_before_the_engine(rig):
     limit = rig.engine.info.max_model_len
     longest = random_prompt(limit - 8, seed=10)
     options = SelectionOptions(look_ahead=8)
-    with pytest.raises(InvalidRequestError, match=rf"{limit - 7} tokens.*8 look-ahead.*{limit}"):
+    with pytest.raises(InvalidRequestError, match=rf"{limit - 7} tokens.*look_ahead is 8.*{limit}"):
         await rig.score([*longest, 20], options)
     with pytest.raises(InvalidRequestError, match="empty"):
         await rig.score([], options)

@@ -125,7 +125,7 @@ async def test_closing_ends_what_is_under_way(build, monkeypatch):
 
 async def test_limits_and_close(build):
     engine = create_engine("transformers", build("llama", head_dim=16), options={"max_model_len": 40})
-    with pytest.raises(InvalidRequestError, match="limit of 40"):
+    with pytest.raises(InvalidRequestError, match="reads at most 40"):
         await engine_scores(engine, random_prompt(33), SelectionOptions(look_ahead=8))
     engine.close()
     engine.close()

@@ -1,0 +1,24 @@
+"""Spans: half-open ranges [start, end) of token positions in a prompt."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import Int32Array
+
+
+def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:
+    """Raise InvalidRequestError unless each span holds at least one token and lies inside the prompt."""
+    for start, end in spans:
+        if not 0 <= start < end <= prompt_tokens:
+            raise InvalidRequestError(
+                f"protected_spans: [{start}, {end}] is no range inside the prompt's {prompt_tokens} tokens"
+            )
+
+
+def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
+    """The runs of true values in `mask` [M], int32 [P, 2]: sorted, not empty, and never adjacent."""
+    edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))
+    return np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], 1).astype(np.int32)

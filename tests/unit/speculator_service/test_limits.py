@@ -1,0 +1,19 @@
+"""Which lengths the speculator refuses; `test_service` has all that a request may be refused for."""
+
+from dataclasses import replace
+
+import pytest
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import ModelInfo
+from speculator_service.limits import check_length
+
+INFO = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")
+
+
+@pytest.mark.parametrize("info", [INFO, replace(INFO, max_model_len=900, max_position=500)])
+def test_prompt_and_look_ahead_must_fit(info):
+    check_length(492, 8, info)
+    check_length(500, 0, info)
+    with pytest.raises(InvalidRequestError, match=r"has 493 tokens and look_ahead is 8, .* at most 500; "):
+        check_length(493, 8, info)
