@@ -1,7 +1,7 @@
-"""Simulates two pools in series in discrete time, with the real work meter, the real policy and Serve's delay logic.
+"""Simulates two pools in series in discrete time, with the real meter, the real policy and Serve's delay logic.
 
-A replica reads one prompt after the other. It is ready `STARTUP_S` after the pool has requested it. A replica that stops
-finishes its requests first. A request ends with the target's first token, so its duration is its time to first token.
+A replica reads one prompt after the other. It is ready `STARTUP_S` after the pool has requested it, and finishes its
+requests before it stops. A request ends with the first token of the target, so its duration is its time to first token.
 """
 
 from collections import deque

@@ -96,7 +96,7 @@ def context(reports, **fields):
 
 
 def test_the_load_as_serve_reports_it():
-    """A replica without finished requests reports no costs. If no replica reports any, the last known costs are used."""
+    """A replica without finished requests reports no costs. If none reports any, the last known costs are used."""
     meter = WorkMeter(clock=iter([0.0, 0.0, 2.0, 2.0, 2.0]).__next__)
     with meter.request(1000):
         pass

@@ -137,7 +137,7 @@ def test_what_others_serve_is_let_be(cluster, name):
 
 @pytest.fixture
 def dry_run(cluster, monkeypatch):
-    """`deployed` gives the config and starts no Ray. The fixture's value is the environment in which Ray would start."""
+    """`deployed` gives the config and starts no Ray. The value is the environment in which Ray would start."""
     told = {}
     monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)
