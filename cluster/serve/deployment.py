@@ -53,7 +53,7 @@ def deployed(
         if address is None:
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
-            _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches())})
+            _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches(progress))})
         else:
             _join_ray(address)
             _make_way(config, name)

