@@ -1,4 +1,4 @@
-"""What Skim gives and what it costs, as ratios from interleaved runs on one machine.
+"""Benchmarks of speed and cost. The systems that are compared take turns in one run on one machine.
 
-Lives here: the measurements behind `skim bench`. Each returns a dict that says on what it ran. Not here: tests.
+Lives here: the measurements behind `skim bench`. Each returns a dict that also describes the machine. Not here: tests.
 """

@@ -1,7 +1,7 @@
-"""What one exchange on the draft channel costs, beside an empty gRPC call and as many bytes over bare TCP.
+"""Latency of one exchange on the draft channel, compared with an empty gRPC call and with the same bytes over bare TCP.
 
-No drafts are computed: the server, a process of its own on loopback, has its replies ready. All calls take turns in
-one run, so that whatever else the machine does slows all of them alike.
+The server runs in its own process on loopback and computes no drafts: its replies are ready. All calls take turns in
+one run, so other load on the machine slows all of them alike.
 """
 
 import asyncio
@@ -40,10 +40,11 @@ _VOCABULARY = 150_000
 
 
 def run(*, rounds: int = 1000, warm_up: int = 100, progress: Progress = silent) -> dict[str, Any]:
-    """Medians and 90th percentiles in milliseconds of `rounds` exchanges per batch and width of q.
+    """Measure `rounds` exchanges for each number of requests (BATCHES) and of probabilities per draft (TOP_MS).
 
-    Each of `rows` also holds the bytes of both messages, the time of their four passes through the codec, and the
-    ratios of the medians to an empty unary gRPC call (`ratio_to_unary`) and to bare TCP (`ratio_to_tcp`).
+    `rows` holds for each case the median and the 90th percentile in milliseconds, the bytes of both messages, the time
+    to encode and decode both (`codec_median_ms`), and the ratios of the medians to an empty unary gRPC call
+    (`ratio_to_unary`) and to bare TCP (`ratio_to_tcp`).
     """
     began = machine()
     cases = [(batch, top_m) for batch in BATCHES for top_m in TOP_MS]
@@ -60,27 +61,31 @@ def run(*, rounds: int = 1000, warm_up: int = 100, progress: Progress = silent) 
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, in a sentence."""
-    return f"{result['rounds']} exchanges per case on loopback, K = {result['max_drafts']}, no drafts computed."
+    """The conditions of the measurement, in sentences."""
+    return (
+        f"{result['rounds']} exchanges per case over loopback, with K = {result['max_drafts']} drafts per request. "
+        "The server computes no drafts: its replies are ready."
+    )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows."""
-    columns = ["batch", "pairs of q", "median ms", "p90 ms", "x empty gRPC call", "x bare TCP"]
+    """Columns and rows, one row per case."""
+    columns = ["requests", "probabilities per draft", "median ms", "p90 ms"]
+    columns += ["ratio to an empty gRPC call", "ratio to bare TCP"]
     numbers = ("median_ms", "p90_ms", "ratio_to_unary", "ratio_to_tcp")
     rows = [[str(row["batch"]), str(row["q_top"]), *(f"{row[n]:.2f}" for n in numbers)] for row in result["rows"]]
     return columns, rows
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Milliseconds by batch: the exchange with and without q, beside an empty gRPC call and bare TCP."""
+    """Latency by number of requests: exchanges with and without probabilities, an empty gRPC call and bare TCP."""
     by_width = {width: [row for row in result["rows"] if row["q_top"] == width] for width in TOP_MS}
     widest = by_width[max(TOP_MS)]
     with plots.figure(path, result, height=3.6) as [axes]:
         for width, rows in by_width.items():
-            label = f"exchange with {width} pairs of q" if width else "exchange of certain drafts"
+            label = f"exchange, {width} probabilities per draft" if width else "exchange without probabilities"
             axes.plot([row["batch"] for row in rows], [row["median_ms"] for row in rows], label=label)
-        for name, label in (("unary_median_ms", "empty gRPC call"), ("tcp_median_ms", "as many bytes over bare TCP")):
+        for name, label in (("unary_median_ms", "empty gRPC call"), ("tcp_median_ms", "the same bytes over bare TCP")):
             axes.plot([row["batch"] for row in widest], [row[name] for row in widest], "--", label=label)
         axes.set(xlabel="requests in one exchange", ylabel="median ms", xscale="log", ylim=(0, None))
         axes.set_xticks(BATCHES, labels=map(str, BATCHES), minor=False)
@@ -91,6 +96,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def _calls(
     batch: int, top_m: int, client: DraftClient, channel: grpc.Channel, tcp: socket.socket
 ) -> dict[str, Callable[[], object]]:
+    """The calls of one case, by the name of what they measure."""
     request, reply = _request(batch, top_m), _reply(batch, top_m)
     sent, received = encode(request), len(encode(reply))
     unary = channel.unary_unary(_UNARY)
@@ -153,7 +159,7 @@ def _request(batch: int, top_m: int) -> DraftRequest:
 
 
 def _reply(batch: int, top_m: int) -> DraftReply:
-    """Replies to `_request`, with random q over the vocabulary."""
+    """The reply to `_request`, with random token ids and random probabilities."""
     rng = np.random.default_rng(0)
     drafts = []
     for row in _request(batch, top_m).rows:
@@ -166,7 +172,7 @@ def _reply(batch: int, top_m: int) -> DraftReply:
 
 @contextmanager
 def _server() -> Iterator[dict[str, int]]:
-    """The three servers in one process of their own; their ports."""
+    """Run the three servers in their own process; gives their ports by name."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -204,7 +210,7 @@ async def _serve_all(ports: Connection) -> None:
 
 
 def _serve_tcp() -> int:
-    """Answer each message of one connection with as many bytes as it asks for; the port."""
+    """Answer each message of one connection with the number of bytes that it asks for. Returns the port."""
     listener = socket.create_server((_HOST, 0))
 
     def serve() -> None:
@@ -220,7 +226,7 @@ def _serve_tcp() -> int:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """`size` bytes, or nothing at the end of the connection."""
+    """`size` bytes, or no bytes once the connection has ended."""
     parts = []
     while size:
         part = connection.recv(size)

@@ -1,14 +1,14 @@
-"""Tokens per second of the target's decode: plain, with the speculator drafting remotely, with vLLM's draft_model.
+"""Decoding speed of the target: without drafts, with drafts from the speculator, with vLLM's draft_model.
 
-One core is pinned to each pool. All engines live through the whole run and take turns, prompt set by prompt set, so
-that whatever else the machine does slows all modes alike. The drafting modes verify on the same target engine and
-differ by what each request asks for. Speeds are from an answer's first token to its last: a drafting round before the
-first token is not in them, neither of the speculator nor of vLLM's draft_model.
+Each pool runs on one core. All engines stay up during the whole run and take turns after each set of prompts, so other
+load on the machine slows all modes alike. All modes with remote drafts use the same target engine; they differ in the
+request's options. Speed is measured from the first token of an answer to its last, so a drafting round before the first
+token does not count, neither the speculator's nor that of vLLM's draft_model.
 
-The demo pair's answers are short, so the drafts that came with the selection cover most of them: without `look_ahead`,
-every draft needs a round; `ignore_eos` makes the models talk on past their end token, where they were never trained to
-agree, unless the target's own folder is the speculator's too. The demo target is small as well: `target_layers` makes
-its steps cost what a deeper model's cost (benchmarks/padded_target.py).
+The demo pair has two limits. Its answers are short, so the drafts that come with the selection cover most of them: with
+`look_ahead=0` every draft needs a drafting round, and with `ignore_eos` the models continue after their end token. They
+were not trained to agree there, unless target and speculator are the same model. And its target is small:
+`target_layers` gives its steps the cost of a deeper model (benchmarks/padded_target.py).
 """
 
 import asyncio
@@ -26,12 +26,33 @@ from benchmarks.machine import machine
 from benchmarks.padded_target import pad_target
 from benchmarks.progress import Progress, silent
 
+TITLES = {
+    "plain": "plain",
+    "remote": "remote",
+    "remote_chain": "remote, chain ahead",
+    "remote_branches": "remote, branches ahead",
+    "remote_kept": "remote, kept prompt",
+    "remote_adaptive": "remote, adaptive K",
+    "draft_model": "vLLM's draft_model",
+}
+"""What tables and plots call the modes (`benchmarks.decode_engines.MODES`)."""
+
+MEANINGS = {
+    "plain": "no drafts",
+    "remote": "the speculator drafts when the target asks",
+    "remote_chain": "while the target verifies, the speculator drafts the tokens after its last drafts",
+    "remote_branches": "as before, and also for the case that the target rejects one of the drafts",
+    "remote_kept": "as *remote*, but the speculator reads only the kept prompt",
+    "remote_adaptive": "as *remote, chain ahead*, with K chosen by the measured acceptance and cost",
+    "draft_model": "the speculator runs inside the target's engine, over the kept prompt",
+}
+
 
 def run(settings: DecodeSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure: `machine`, `settings`, and `modes` (see `_summary`) and `speculator_counts`.
+    """Measure; returns `machine`, `settings`, `modes` (see `_summary`) and `speculator_counts`.
 
-    The latter two are under `by_prompt_tokens` where there are several lengths. Raises SkimError if an engine does not
-    start or the target cannot be padded.
+    With several prompt lengths, `modes` and `speculator_counts` are given for each length under `by_prompt_tokens`.
+    Raises SkimError if an engine does not start or the target cannot be padded.
     """
     with tempfile.TemporaryDirectory(prefix="skim-target-") as folder:
         padded: dict[str, Any] = {}
@@ -64,7 +85,7 @@ async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[s
 
 
 async def _measure(engines: Engines, prompt_tokens: int, progress: Progress) -> dict[str, Any]:
-    """All modes in turns, with prompts of one length."""
+    """Measure all modes in turns, with prompts of one length."""
     settings = engines.settings
     asked = {name: mode for name, mode in modes(settings.drafts).items() if name in {"plain", *settings.modes}}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
@@ -84,35 +105,44 @@ async def _measure(engines: Engines, prompt_tokens: int, progress: Progress) -> 
 
 
 def _by_length(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The modes of each length of prompts."""
+    """The modes, by prompt length."""
     several = {length: block["modes"] for length, block in result.get("by_prompt_tokens", {}).items()}
     return several or {str(result["settings"]["prompt_tokens"]): result["modes"]}
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, in a sentence or two."""
+    """The conditions of the measurement, in sentences, and what each mode is."""
     settings, by_length = result["settings"], _by_length(result)
     what = (
-        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['prompts']} prompts of "
-        f"{' or '.join(by_length)} tokens per round, {settings['rounds']} rounds, {settings['batch']} at a time, "
-        f"keep rate {settings['keep_rate']}, {settings['look_ahead']} look-ahead tokens, K = {settings['drafts']}, "
-        "one core per pool, " + ("decoding on past the answers' end." if settings["ignore_eos"] else "whole answers.")
+        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, one core per pool. "
+        f"{settings['prompts']} prompts of {' or '.join(by_length)} tokens per round, {settings['batch']} at a time, "
+        f"{settings['rounds']} rounds. Keep rate {settings['keep_rate']}, {settings['look_ahead']} look-ahead tokens, "
+        f"up to K = {settings['drafts']} drafts per verification. "
+        + ("Decoding continues after an end token." if settings["ignore_eos"] else "Decoding stops at an end token.")
     )
     if settings.get("target_is_padded"):
         what += (
             f" The target is padded to {settings['target_layers']} layers ({settings['target_parameters'] / 1e6:.0f} "
-            "million parameters) that add nothing: its answers are the same and its steps cost more."
+            "million parameters). The added layers change no answer; they make each step cost more."
         )
     if all(mode["ms_per_round"] is None for modes in by_length.values() for mode in modes.values()):
         what += " No drafting round was needed: the drafts that came with the selection covered the answers."
     else:
-        what += " A round is the speculator's work on one request's drafts; `ready ahead` were made before it came."
-    return what
+        what += (
+            " A drafting round is the speculator's work for one request of the target. *Ready ahead*: share of the"
+            " rounds whose drafts were finished before the request came."
+        )
+    what += (
+        " *KV*: size of the speculator's KV cache for one prompt. *Accepted*: share of the drafts that were accepted at"
+        " each position."
+    )
+    names = dict.fromkeys(name for modes in by_length.values() for name in modes)
+    return "\n".join([what, "", *(f"- *{TITLES[name]}*: {MEANINGS[name]}." for name in names)])
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, a mode each, for each length of prompts where there are several; empty columns are left out."""
-    shown = [{"mode": name, **_cells(mode)} for name, mode in _named_modes(result).items()]
+    """Columns and rows, one row per mode and prompt length. Columns that are empty in all rows are left out."""
+    shown = [{"mode": title, **_cells(mode)} for _, title, mode in _titled_modes(result)]
     columns = [column for column in shown[0] if any(row[column] for row in shown)]
     return columns, [[row[column] for column in columns] for row in shown]
 
@@ -120,10 +150,10 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def _cells(mode: dict[str, Any]) -> dict[str, str]:
     ratio = mode["ratio_to_plain"]
     return {
-        "x plain": f"{ratio['median']:.2f}",
+        "speed / plain": f"{ratio['median']:.2f}",
         "range": f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}",
         "ms per token": f"{mode['ms_per_token']:.2f}",
-        "tokens per verify": f"{mode['tokens_per_verify']:.2f}",
+        "tokens per step": f"{mode['tokens_per_verify']:.2f}",
         "ms per round": _or_none(mode["ms_per_round"], "{:.1f}"),
         "ready ahead": _or_none(mode["ahead_hit_rate"], "{:.0%}"),
         "KV kB": _or_none(mode["kv_bytes_per_session"], "{:.0f}", 1e3),
@@ -131,12 +161,14 @@ def _cells(mode: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _named_modes(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The modes, named with their prompts' length where there are several."""
+def _titled_modes(result: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Name, title and figures of each mode. With several prompt lengths the title ends with the length."""
     by_length = _by_length(result)
-    if len(by_length) == 1:
-        return dict(*by_length.values())
-    return {f"{name}, {length} tokens": mode for length, modes in by_length.items() for name, mode in modes.items()}
+    return [
+        (name, TITLES[name] if len(by_length) == 1 else f"{TITLES[name]}, {length} tokens", mode)
+        for length, modes in by_length.items()
+        for name, mode in modes.items()
+    ]
 
 
 def _or_none(value: float | None, form: str, unit: float = 1.0) -> str:
@@ -144,25 +176,24 @@ def _or_none(value: float | None, form: str, unit: float = 1.0) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Speed of each mode as a multiple of plain decoding, with its extremes over the rounds."""
-    shown = _named_modes(result)
-    names = list(shown)[::-1]
-    ratios = [shown[name]["ratio_to_plain"] for name in names]
+    """Speed of each mode as a multiple of plain decoding, with its range over the rounds."""
+    shown = _titled_modes(result)[::-1]
+    ratios = [mode["ratio_to_plain"] for _, _, mode in shown]
     medians = [ratio["median"] for ratio in ratios]
     below = [ratio["median"] - ratio["lowest"] for ratio in ratios]
     above = [ratio["highest"] - ratio["median"] for ratio in ratios]
-    with plots.figure(path, result, height=0.8 + 0.4 * len(names)) as [axes]:
-        colours = [
-            plots.COLOURS[-1 if name.startswith("plain") else 1 if name.startswith("draft_model") else 0]
-            for name in names
-        ]
-        axes.barh(names, medians, xerr=[below, above], color=colours, capsize=3)
+    with plots.figure(path, result, height=0.8 + 0.4 * len(shown)) as [axes]:
+        colours = [plots.COLOURS[{"plain": -1, "draft_model": 1}.get(name, 0)] for name, _, _ in shown]
+        axes.barh([title for _, title, _ in shown], medians, xerr=[below, above], color=colours, capsize=3)
         axes.axvline(1, color="black", linewidth=1)
         axes.set(xlabel="tokens per second, as a multiple of plain decoding")
 
 
 def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds; `ratio_to_plain` is the median of the rounds' own ratios, with its extremes."""
+    """One mode's medians over the rounds. Ratios are formed within a round; `ratio_to_plain` also has their range.
+
+    plain: the runs of plain decoding in the same rounds.
+    """
     ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in zip(runs, plain, strict=True)]
     rounds, accepted = (sum(run[name] for run in runs) for name in ("rounds", "accepted"))
     tokens = sum(run["tokens"] for run in runs)

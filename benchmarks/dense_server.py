@@ -1,4 +1,4 @@
-"""The peer: a stock vLLM server over the target alone, a process of its own."""
+"""The system that Skim is compared with: a stock vLLM server of the target, in its own process."""
 
 import os
 import signal
@@ -21,9 +21,10 @@ _START_LIMIT_S = 300
 
 @contextmanager
 def dense_server(model: Path, name: str, options: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Run `python -m vllm.entrypoints.openai.api_server` while the context lasts; gives its base URL once it answers.
+    """Run `python -m vllm.entrypoints.openai.api_server` inside the context; gives its base URL once it answers.
 
-    options: of `vllm serve`, by their names with underscores; true is a flag. Raises SkimError if it does not start.
+    options: those of `vllm serve`, named with underscores; the value true makes a flag. Raises SkimError if the server
+    does not start.
     """
     port = free_port()
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
@@ -31,7 +32,7 @@ def dense_server(model: Path, name: str, options: Mapping[str, Any], environment
     for option, value in options.items():
         words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     with tempfile.TemporaryFile("w+") as log:
-        # A session of its own, so that its engine's processes end with it.
+        # In its own process group, so that the engine's processes can be ended with it.
         process = subprocess.Popen(
             words, stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True
         )
@@ -51,7 +52,7 @@ def _await_health(process: subprocess.Popen[bytes], url: str, log: Any) -> None:
         except httpx.TransportError:
             time.sleep(0.5)
     log.seek(0)
-    lines = [line for line in log.read().splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in log.read().splitlines() if line.strip()] or ["it printed nothing"]
     raise SkimError(f"the vLLM server to compare with did not start: {lines[-1].strip():.300}")
 
 

@@ -1,18 +1,18 @@
-"""Requests per second that meet an objective for the time to first token: Skim beside a stock vLLM server.
+"""Requests per second that meet an objective for the time to first token: Skim and a stock vLLM server.
 
-Both serve the same target on the same cores and live through the whole run; while one is asked, the other is idle. The
-objective is a multiple of what an idle dense server takes for one prompt. Arrivals are Poisson, from vLLM's own load
-generator, and of one pattern that each rate stretches or squeezes, so that rates and servers are compared on equal
-luck. Turn by turn, each server is tried at the next rate of its own search (`benchmarks.knee`).
+Both serve the same target on the same cores and stay up during the whole run; while one gets requests, the other is
+idle. The objective is a multiple of the time that an idle dense server takes for one prompt. Arrivals are Poisson and
+come from vLLM's load generator. Every rate uses the same random arrival pattern, stretched in time, so chance favours
+no rate and no server. The servers take turns; each is tried at the next rate of its own search (`benchmarks.knee`).
 
-*Knee*: the largest rate tried at which at least 90 % of the requests got their first token within the objective; a
-request without an answer did not. `breaks_at` is the smallest larger rate tried: the true knee lies between the two.
-*Goodput* of a point: requests within the objective per second, until the last answer has come, so that a backlog left
-at the end counts. The servers' goodputs are those at their knees. A point lasts several objectives, or an overload
-would not show; still, with a few dozen requests the knee is that of this pattern.
+*Knee*: the largest rate tried at which at least 90 % of the requests got their first token within the objective. A
+request without an answer counts as late. `breaks_at` is the smallest larger rate tried; the true knee lies between.
+*Goodput* of a rate: requests within the objective, divided by the seconds until the last answer, so a backlog at the
+end counts. A server's goodput is the one at its knee. A rate is tried for the time of several objectives, because an
+overload needs time to show. With a few dozen requests, the knee still depends on the arrival pattern.
 
-Skim drafts nothing here: the weights are random, so no draft could be right. Prompts share nothing, and each point has
-a cache salt of its own, so that no prefix cache helps.
+Skim drafts no tokens here: the weights are random, so no draft could be right. Prompts share no prefix and each rate
+has its own cache salt, so no prefix cache helps.
 """
 
 import time
@@ -35,20 +35,21 @@ from kv_transfer.errors import SkimError
 
 SERVERS = ("dense", "skim")
 
-# Prompts that each KV cache holds: more than may wait within the objective.
+# Number of prompts that each KV cache holds: more than can wait within the objective.
 _PROMPTS_HELD = 8
-# Where the search begins, in requests per idle time to first token: near what a queue of one server bears.
+# First rate of the search, in requests per idle time to first token: near the capacity of one server with a queue.
 _FIRST_LOAD = {"dense": 0.45, "skim": 0.9}
-# How long requests arrive, in objectives: an overload of one part in so many still shows.
+# Time during which requests arrive, in objectives: long enough to show an overload of 1/8.
 _WINDOW = 8
 
 
 @dataclass(frozen=True)
 class GoodputSettings:
-    """requests: per point, at least. points: rates tried per server. objective: x the idle dense time to first token.
+    """requests: smallest number per rate. points: rates to try per server. minutes: a rate is not tried if it would
+    probably end later than this; counted from when the servers are warm.
 
-    minutes: no point begins that would likely end later than this after the servers were ready and warm. shapes: of
-    the models, in words.
+    objective: limit for the time to first token, as a multiple of that of an idle dense server. shapes: what the models
+    are, for models of random weights.
     """
 
     target: str
@@ -65,9 +66,9 @@ class GoodputSettings:
 
 
 def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `points`: by server and in their order; `knees`: by server, see `summary`. Raises SkimError."""
+    """Measure. `points`: the tried rates by server, in order; `knees`: by server, see `summary`. Raises SkimError."""
     began = machine()
-    # Prompts travel as text, and may come out a little longer.
+    # Prompts are sent as text. Tokenized again, they can be a little longer.
     longest = settings.prompt_tokens + settings.prompt_tokens // 8 + 128
     with ExitStack() as stack:
         progress("starting the dense server", 0.0)
@@ -82,20 +83,22 @@ def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, and both knees."""
+    """The conditions of the measurement, both knees and the ratio of the goodputs."""
     settings, idle = result["settings"], result["idle_ms"]
+    # The folders of models of random weights are named by a digest, which tells a reader nothing.
+    models = settings["shapes"] or f" `{settings['target']}` and `{settings['speculator']}`"
     knees = [f"{server} {_in_words(result['knees'][server])}" for server in SERVERS]
     return (
-        f"Target `{settings['target']}`, speculator `{settings['speculator']}`{settings['shapes']}, prompts of "
-        f"{settings['prompt_tokens']} tokens, keep rate {settings['keep_rate']}, Poisson arrivals, "
-        f"{settings['requests']} requests or more per point. Idle, the first token takes {idle['dense']:.0f} ms dense "
-        f"and {idle['skim']:.0f} ms with Skim; the objective is {result['objective_ms']:.0f} ms. Knees in requests/s: "
-        f"{'; '.join(knees)}.{_compared(result)}"
+        f"Target and speculator{models}, prompts of {settings['prompt_tokens']} tokens, keep rate "
+        f"{settings['keep_rate']}, Poisson arrivals, at least {settings['requests']} requests per rate. When idle, "
+        f"dense vLLM takes {idle['dense']:.0f} ms to the first token and Skim {idle['skim']:.0f} ms. The objective for "
+        f"the first token is {result['objective_ms']:.0f} ms. Largest rate at which {SHARE:.0%} of the requests meet "
+        f"it, in requests/s: {'; '.join(knees)}.{_compared(result)}"
     )
 
 
 def _compared(result: Mapping[str, Any]) -> str:
-    """Skim's goodput beside dense; where every rate was too much for dense, it has less than the smallest of them."""
+    """Skim's goodput relative to dense. If dense met no rate, its goodput is below the smallest rate tried."""
     if result["ratio"]:
         return f" Skim's goodput is {result['ratio']:.1f} x dense."
     ours, most = result["knees"]["skim"]["goodput"], result["knees"]["dense"]["breaks_at"]
@@ -106,12 +109,13 @@ def _in_words(knee: Mapping[str, float | None]) -> str:
     rate, breaks = knee["rate"], knee["breaks_at"]
     if rate is None:
         return f"under {breaks:.3f}" if breaks else "not tried"
-    return f"{rate:.3f} (not {breaks:.3f})" if breaks else f"at least {rate:.3f}"
+    return f"{rate:.3f} ({breaks:.3f} is too high)" if breaks else f"at least {rate:.3f}"
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one per server and rate."""
-    columns = ["server", "requests/s", "in time", "goodput/s", "first token ms", "p90 ms", "failed"]
+    """Columns and rows, one row per server and rate."""
+    columns = ["server", "requests/s", "within objective", "goodput, requests/s"]
+    columns += ["median first token ms", "p90 first token ms", "failed"]
     rows = [
         [
             server,
@@ -129,7 +133,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """By the rate offered: the share of requests within the objective, and the time to first token."""
+    """Left: share of requests within the objective, by request rate. Right: time to first token, by request rate."""
     with plots.figure(path, result, panels=2, height=3.8) as [shares, times]:
         for server in SERVERS:
             points = sorted(result["points"][server], key=lambda point: point["rate"])
@@ -137,7 +141,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
             shares.plot(rates, [100 * point["share"] for point in points], label=server)
             times.plot(rates, [point["ttft_p90_ms"] / 1e3 for point in points], label=server)
         shares.axhline(100 * SHARE, color="#555555", linestyle="--", linewidth=1, marker="")
-        shares.set(ylabel="% within the objective", ylim=(0, 105), title="Requests that keep the objective")
+        shares.set(ylabel="% within the objective", ylim=(0, 105), title="Requests within the objective")
         times.axhline(result["objective_ms"] / 1e3, color="#555555", linestyle="--", linewidth=1, marker="")
         times.set(ylabel="seconds", ylim=(0, None), title="Time to first token, 90th percentile")
         for axes in (shares, times):
@@ -146,7 +150,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 class _Search:
-    """The turns of both servers. urls: by server."""
+    """The search for both servers' knees, in turns. urls: base URLs by server."""
 
     def __init__(self, settings: GoodputSettings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
@@ -170,7 +174,7 @@ class _Search:
             points[server].append(self._point(server, rate, requests, objective_ms))
         if not all(points.values()):
             raise SkimError(
-                f"no rate could be tried within {self._settings.minutes:g} minutes: give it more (--minutes)"
+                f"no rate could be tried within {self._settings.minutes:g} minutes: allow more time (--minutes)"
             )
         knees = {server: summary(points[server]) for server in SERVERS}
         ours, theirs = (knees[server]["goodput"] for server in ("skim", "dense"))
@@ -178,13 +182,13 @@ class _Search:
         return {"idle_ms": idle, "objective_ms": objective_ms, "points": points, "knees": knees, "ratio": ratio}
 
     def _fill_caches(self) -> None:
-        """Write every KV cache once; dense prompts fill that of Skim's target."""
+        """Fill every KV cache once (see `benchmarks.servers`); prompts with keep rate 1 fill that of Skim's target."""
         for server, keep_rate in (("dense", None), ("skim", 1.0), ("skim", self._settings.keep_rate)):
             self._progress(f"{server}: filling KV caches", 0.1)
             self._send(server, _PROMPTS_HELD + 1, keep_rate=keep_rate)
 
     def _idle(self, server: str) -> float:
-        """Median time to first token of prompts that come alone, in milliseconds."""
+        """Median time to first token of single prompts on the idle server, in milliseconds."""
         self._progress(f"{server}: one request at a time", 0.15)
         return 1e3 * float(np.median(self._send(server, 3)["ttfts"]))
 
@@ -203,7 +207,7 @@ class _Search:
         }
 
     def _send(self, server: str, requests: int, *, keep_rate: float | None = None, **how: float) -> dict[str, Any]:
-        """keep_rate: None for that of the settings."""
+        """Send the requests with a new cache salt. keep_rate: None takes the one in the settings."""
         self._salts += 1
         body: dict[str, Any] = {"cache_salt": f"{server}-{self._salts}"}
         if server == "skim":
@@ -214,7 +218,10 @@ class _Search:
 
 
 def summary(points: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The knee of one server's points, where it breaks, and the goodput at the knee; None for what was not found."""
+    """One server's knee (`rate`), the smallest larger rate tried (`breaks_at`) and the goodput at the knee.
+
+    None stands for what was not found.
+    """
     tried = [Point(point["rate"], point["share"]) for point in points]
     rate = knee(tried)
     goodputs = {point["rate"]: point["request_goodput"] for point in points}

@@ -1,18 +1,18 @@
-"""Where a server stops keeping its promise: the search over request rates, without the server."""
+"""The search for a server's knee: the largest request rate at which it still meets its objective. No server here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHARE = 0.9
-"""Of the requests, that must meet the objective."""
+"""Share of the requests that must meet the objective."""
 
 STEP = 1.6
-"""By how much the rate changes until one rate holds and a larger one does not."""
+"""Factor between rates until one rate holds and a larger one does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One rate that was tried. rate: requests per second offered. share: of them within the objective, 0 to 1."""
+    """One rate that was tried. rate: requests per second. share: part of them within the objective, 0 to 1."""
 
     rate: float
     share: float
@@ -28,15 +28,15 @@ def knee(points: Sequence[Point]) -> float | None:
 
 
 def breaks_at(points: Sequence[Point]) -> float | None:
-    """The smallest tried rate above the knee, which does not hold; None if the knee is the largest rate tried."""
+    """The smallest tried rate above the knee; it does not hold. None if the knee is the largest rate tried."""
     edge = knee(points) or 0.0
     return min((point.rate for point in points if point.rate > edge), default=None)
 
 
 def next_rate(points: Sequence[Point], first: float) -> float:
-    """What to try next: `first`, then up or down by STEP until the knee is between two rates, then their middle.
+    """The rate to try next: first `first`, then up or down by STEP until the knee is between two rates.
 
-    The middle is the geometric one: rates are compared by their ratios.
+    From then on it is the geometric mean of those two, because rates are compared by their ratios.
     """
     if not points:
         return first

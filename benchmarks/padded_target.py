@@ -1,11 +1,12 @@
-"""A target that answers as another one does and costs what a larger one costs: layers that add exactly nothing.
+"""A padded target: it gives the same answers as the original target, at the cost of a deeper model.
 
-The bundled target is so small that a draft costs a third of its step; of real pairs it costs a few percent. The added
-layers are copies of the model's own, with the projections that write to the residual stream (o_proj, down_proj) set to
-zero: they read their weights, attend over a KV cache of their own and multiply like any layer, and then add 0.0, which
-changes no bit of the logits. So acceptance is that of the original pair, and the time of a step that of a deeper model.
+The bundled target is so small that one draft costs a third of a target step; in real pairs it costs a few percent. The
+added layers are copies of the model's own layers, with the projections that write to the residual stream (o_proj,
+down_proj) set to zero. Such a layer reads its weights, attends over its own KV cache and multiplies like any other
+layer, and then adds 0.0, which changes no bit of the logits. So the acceptance is that of the original pair, and the
+time of a step is that of a deeper model.
 
-What it is not: a larger model. It answers no better, and a better target might agree less with the same speculator.
+A padded target is not a larger model: it answers no better. A better target might accept fewer of the same drafts.
 """
 
 import copy
@@ -22,10 +23,10 @@ _COPIED = ("tokenizer*.json", "chat_template.jinja", "generation_config.json")
 
 
 def pad_target(source: Path, folder: Path, layers: int) -> int:
-    """Write the model of `source`, padded to `layers` decoder layers, into `folder`; its number of parameters.
+    """Write the model in `source`, padded to `layers` decoder layers, into `folder`. Returns its number of parameters.
 
-    For models whose decoder layers have self_attn.o_proj and mlp.down_proj (Llama, Mistral, Qwen). Raises SkimError for
-    others, and for one that has more layers already.
+    The decoder layers must have self_attn.o_proj and mlp.down_proj (Llama, Mistral, Qwen). Raises SkimError for other
+    models, and for a model that already has more layers.
     """
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     own = getattr(model.get_decoder(), "layers", None)

@@ -1,7 +1,7 @@
-"""One look for all plots: on white, readable at the width of a README, and told apart without colour vision.
+"""The style of all plots: white background, readable at the width of a README, suitable for colour-blind readers.
 
-A benchmark's `plot(result, path)` draws into the axes that `figure` gives and nothing else: matplotlib's global state
-is never touched. Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/); series also differ by marker.
+The `plot(result, path)` of a benchmark draws into the axes that `figure` gives; matplotlib's global state is never
+changed. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/); series also differ by marker.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from kv_transfer.errors import SkimError
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SOURCE = "Source"
-"""Name of the PNG text chunk with the digest of the result that was drawn."""
+"""Name of the PNG text chunk that holds the digest of the drawn result."""
 
-_STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
+_STYLE: dict[Any, Any] = {  # matplotlib's type for the keys lists every setting
     "font.size": 11,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -37,11 +37,11 @@ _STYLE: dict[Any, Any] = {  # matplotlib types the keys one by one
 def figure(
     path: Path, result: Mapping[str, Any], *, panels: int = 1, rows: int = 1, height: float = 4.0
 ) -> Iterator[list[Any]]:
-    """`panels` matplotlib Axes side by side; what was drawn is saved at `path` (PNG, 1600 pixels wide) at the end.
+    """Give matplotlib Axes to draw into, and save the figure at `path` afterwards (PNG, 1600 pixels wide).
 
-    result: what is drawn; its digest goes into the file (`source_of`). rows: of so many panels, one after the other in
-    the list. height: in inches, of a width of 10.
-    Raises SkimError without matplotlib, or if the file cannot be written.
+    result: the drawn result; its digest is stored in the file (`source_of`). panels: Axes side by side. rows: rows of
+    Axes; the list holds them row by row. height: in inches, at a width of 10 inches.
+    Raises SkimError if matplotlib is missing or the file cannot be written.
     """
     require()
     from matplotlib import rc_context
@@ -60,20 +60,20 @@ def figure(
 
 
 def require() -> None:
-    """Raise SkimError if matplotlib is not installed: asked before a measurement, not after it."""
+    """Raise SkimError if matplotlib is not installed. Called before a measurement, so that its result is not lost."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise SkimError("plots need matplotlib: pip install '.[bench]', or leave --plot out") from None
+        raise SkimError("plots need matplotlib: pip install '.[bench]', or omit --plot") from None
 
 
 def digest(result: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of a result's JSON."""
+    """The SHA-256 of a result's JSON, in hexadecimal."""
     return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
 
 
 def source_of(path: Path) -> str | None:
-    """The digest of the result that the plot at `path` was drawn from."""
+    """The digest of the result that the plot at `path` shows, or None if the file has none."""
     from PIL import Image
 
     with Image.open(path) as image:

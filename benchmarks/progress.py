@@ -1,10 +1,10 @@
-"""How a running measurement tells where it is."""
+"""How a running measurement reports its progress."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Called with what begins now and the share of the whole run that is done, from 0 to 1."""
+"""Called with the name of the step that begins and the finished share of the whole run, from 0 to 1."""
 
 
 def silent(_what: str, _done: float) -> None:
-    """For runs that nobody watches."""
+    """A Progress that reports nothing."""

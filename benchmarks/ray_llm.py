@@ -1,4 +1,4 @@
-"""The second baseline of the overhead: the target alone behind `ray.serve.llm`, on a Ray Serve that runs already."""
+"""The second baseline of the overhead benchmark: the target behind `ray.serve.llm`, on the running Ray Serve."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ START_LIMIT_S = 180
 
 @contextmanager
 def ray_llm(model: str, engine_options: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Serve the model folder `model` while the context lasts; gives the path of its OpenAI endpoint's root.
+    """Serve the model folder `model` inside the context; gives the URL path of its OpenAI endpoint.
 
-    engine_options: as in vLLM. environment: of the replica. Raises SkimError if it does not start within
-    START_LIMIT_S, and what Ray raises.
+    engine_options: vLLM's. environment: variables of the replica. Raises SkimError if it does not start within
+    START_LIMIT_S, and Ray's own errors.
     """
     from ray.serve.llm import LLMConfig, build_openai_app
 
@@ -28,7 +28,7 @@ def ray_llm(model: str, engine_options: Mapping[str, Any], environment: Mapping[
         model_loading_config={"model_id": APP_NAME, "model_source": model},
         engine_kwargs=dict(engine_options),
         deployment_config={"num_replicas": 1, "max_ongoing_requests": 64},
-        # Without a GPU in the bundle it is a CPU deployment; the share of a core is only what Ray sets aside.
+        # Without a GPU in the bundle this is a CPU deployment. The CPU share is only Ray's reservation.
         placement_group_config={"bundles": [{"CPU": 0.1}]},
         runtime_env={"env_vars": dict(environment)},
     )
@@ -36,7 +36,7 @@ def ray_llm(model: str, engine_options: Mapping[str, Any], environment: Mapping[
         {"llm_configs": [config], "ingress_deployment_config": {"ray_actor_options": {"num_cpus": 0.1}}}
     )
     try:
-        # Serve tries again and again to start what fails: to wait for it would be to wait forever.
+        # Serve restarts a failing replica without limit, so waiting for it could take forever.
         serve.run_many(
             [serve.RunTarget(app, APP_NAME, ROUTE)],
             wait_for_ingress_deployment_creation=False,
@@ -45,7 +45,7 @@ def ray_llm(model: str, engine_options: Mapping[str, Any], environment: Mapping[
         _await_running()
         yield ROUTE
     finally:
-        # It takes its time to stop, and a failed one forever; Ray itself ends soon.
+        # A failed application never finishes stopping, and Ray is shut down soon after.
         serve.delete(APP_NAME, _blocking=False)
 
 

@@ -1,13 +1,14 @@
-"""Pools that follow a step of the load: replicas, requests that wait, and the time to first token, over time.
+"""Autoscaling under a step of the load: replicas, waiting requests and time to first token, over time.
 
-Real deployments through router, Serve and its autoscaler, on engines without a model whose costs are set: a replica of
-either pool works on `SLOTS` requests at a time, and each takes what the settings say, so that a machine without GPUs
-shows what a pool does. The load is light, then `rate` requests a second, then light again, with Poisson arrivals from
-vLLM's own load generator; a phase ends when its last request is answered.
+Runs a real deployment with router, Ray Serve and its autoscaler. The engines run no model; the time of a request in
+each pool is a setting, and a replica works on `SLOTS` requests at a time. So a machine without GPUs shows how the pools
+scale. The load is light, then `rate` requests per second, then light again, with Poisson arrivals from vLLM's load
+generator. A phase ends when its last request is answered.
 
 *Waiting*: requests that were sent and have no first token yet. *Asked*: replicas that run or start. *Changes of
-direction*: of a pool's size, from the step on; one is the end of the load, or of a backlog. *Objective*: idle, plus
-`drain_s` in each of the two pools. It is *met again* when the first request was sent of those from which on all met it.
+direction*: how often a pool changed between growing and shrinking after the step began; one is expected, when the load
+or a backlog ends. *Objective*: time to first token of an idle deployment plus `drain_s` in each of the two pools. It is
+*met again* when the first of those requests is sent from which on every request meets it.
 """
 
 import threading
@@ -30,7 +31,7 @@ from cluster.serve.preflight import free_port
 
 SLOTS = 2
 MAX_REPLICAS = {"speculator": 4, "target": 3}
-"""Replicas that a pool may have."""
+"""Largest number of replicas of each pool."""
 
 _NAME = "bench"
 _PROMPT_TOKENS = 1536
@@ -41,9 +42,10 @@ _INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """target, speculator: folders, of which config and tokenizer are read. *_s: what a request takes in each pool.
+    """target, speculator: model folders; only their config and tokenizer are read. rate: requests per second during
+    the step. step_s: length of the step in seconds. speculator_s, target_s: seconds that a request takes in each pool.
 
-    rate: requests per second of the step. step_s: how long it lasts. policy, drain_s: of `autoscaling`.
+    policy, drain_s: those of the section `autoscaling`.
     """
 
     target: str
@@ -58,16 +60,16 @@ class ScaleSettings:
 
 
 def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; takes `step_s` and a bit over two minutes. Raises SkimError.
+    """Measure; takes `step_s` plus a little more than two minutes. Raises SkimError.
 
-    `requests`: when each was sent, its time to first token and whether it failed; `samples`: replicas of each pool, one
-    a second. All times in seconds from the first request.
+    `requests`: for each request when it was sent, its time to first token and whether it failed. `samples`: replicas of
+    each pool, once per second. All times are seconds since the first request.
     """
     began = machine()
     load = Load(Path(settings.target), _NAME, _PROMPT_TOKENS, 1, settings.seed)
     progress("starting", 0.0)
     with deployed(_deployment(settings), progress=lambda line: None) as url:
-        send(load, url, 1, {})  # what is slow the first time
+        send(load, url, 1, {})  # warm-up
         phases = {"before": (_LIGHT, _BEFORE_S), "step": (settings.rate, settings.step_s), "after": (_LIGHT, _AFTER_S)}
         total = sum(seconds for _, seconds in phases.values())
         zero, done = time.perf_counter(), 0.0
@@ -90,7 +92,7 @@ def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
 
 
 def requests_of(sent: Mapping[str, Any], zero: float) -> list[dict[str, Any]]:
-    """The requests of one phase. zero: the clock (time.perf_counter) at the first request."""
+    """The requests of one phase. sent: the load generator's result. zero: time.perf_counter() at the first request."""
     rows = zip(sent["start_times"], sent["ttfts"], sent["errors"], strict=True)
     return [
         {"s": start - zero, "ttft_s": None if error else ttft, "failed": bool(error)} for start, ttft, error in rows
@@ -98,20 +100,23 @@ def requests_of(sent: Mapping[str, Any], zero: float) -> list[dict[str, Any]]:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, which pool grew first, when the objective was met again, and whether it was calm."""
+    """The conditions, which pool grew first, when the objective was met again, and whether a pool oscillated."""
     settings, met = result["settings"], result["objective_met_again_after_s"]
     first = "grew first" if result["short_pool_grew_first"] else "did not grow first"
-    back = "was not met again" if met is None else f"was met by all requests from {met:.0f} s after the step's begin on"
+    back = "was not met again" if met is None else f"was met again by all requests sent after {met:.0f} s"
     return (
-        f"Policy `{settings['policy']}`: from {_LIGHT:g} to {settings['rate']:g} requests/s for "
-        f"{settings['step_s']:.0f} s and back, on engines without a model: {settings['speculator_s']:g} s per request "
-        f"in the speculator pool, {settings['target_s']:g} s in the target pool, {SLOTS} at a time per replica; from 1 "
-        f"to {MAX_REPLICAS['speculator']} and {MAX_REPLICAS['target']} replicas. The pool that was short, "
-        f"the {result['short_pool']}, {first}: {', '.join(_growth(result, pool) for pool in POOLS)}. "
-        "The objective for the first token, "
-        f"{result['objective_s']:g} s, {back}. Changes of direction from the step on: "
+        f"Autoscaling policy `{settings['policy']}`. The load rises from {_LIGHT:g} to {settings['rate']:g} requests/s "
+        f"for {settings['step_s']:.0f} s and falls back. The engines run no model: each request takes "
+        f"{settings['speculator_s']:g} s on a speculator and {settings['target_s']:g} s on a target, and a replica "
+        f"works on {SLOTS} requests at a time. The pools start with 1 replica and may grow to "
+        f"{MAX_REPLICAS['speculator']} speculators and {MAX_REPLICAS['target']} targets; the table shows the replicas "
+        "at the end of each part. Times count from the start of the step. The pool with less capacity, the "
+        f"{result['short_pool']}, {first}: "
+        f"{', '.join(_growth(result, pool) for pool in POOLS)}. "
+        f"The objective for the first token, {result['objective_s']:g} s, {back}. "
+        "Changes of direction from the step on: "
         + " and ".join(f"{result['direction_changes'][pool]} ({pool})" for pool in POOLS)
-        + (", so nothing oscillated." if result["calm"] else ".")
+        + (", so no pool oscillated." if result["calm"] else ".")
     )
 
 
@@ -121,8 +126,9 @@ def _growth(result: Mapping[str, Any], pool: str) -> str:
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one per part of the run."""
-    columns = ["part", "requests", "failed", "first token s", "p90 s", "most waiting", "speculators", "targets"]
+    """Columns and rows, one row per part of the run."""
+    columns = ["part", "requests", "failed", "median first token s", "p90 first token s", "most waiting"]
+    columns += ["speculators", "targets"]
     rows = [
         [
             row["part"],
@@ -144,14 +150,16 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Replicas, waiting requests and times to first token, over time."""
+    """Replicas, waiting requests and time to first token, over time."""
     samples, requests = result["samples"], result["requests"]
     times = [sample["s"] for sample in samples]
     with plots.figure(path, result, rows=3, height=7.5) as [replicas, queue, first]:
         for pool, colour in zip(POOLS, plots.COLOURS, strict=False):
             running, asked = ([sample[key] for sample in samples] for key in (pool, f"{pool}_asked"))
             replicas.step(times, running, where="post", color=colour, marker="", label=f"{pool}, running")
-            replicas.step(times, asked, where="post", color=colour, marker="", ls=":", label=f"{pool}, asked")
+            replicas.step(
+                times, asked, where="post", color=colour, marker="", ls=":", label=f"{pool}, running or starting"
+            )
         replicas.set(ylabel="replicas", ylim=(0, None), title=f"Policy {result['settings']['policy']}")
         replicas.legend(ncols=2, fontsize=9)
         queue.step(times, [waiting(requests, at) for at in times], where="post", marker="")
@@ -159,7 +167,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         answered = [request for request in requests if request["ttft_s"] is not None]
         first.plot([request["s"] for request in answered], [request["ttft_s"] for request in answered], ls="", ms=3)
         first.axhline(result["objective_s"], color="#555555", linestyle="--", linewidth=1, marker="")
-        first.set(ylabel="first token, s", ylim=(0, None), xlabel="seconds; requests by when they were sent")
+        first.set(ylabel="first token, s", ylim=(0, None), xlabel="seconds; requests at the time they were sent")
         for axes in (replicas, queue, first):
             for phase in ("step", "after"):
                 axes.axvline(result["begins"][phase], color="#555555", linewidth=1, marker="")
@@ -168,7 +176,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 @contextmanager
 def _replicas(zero: float) -> Iterator[list[dict[str, float]]]:
-    """The replicas of each pool, looked at in the background; the list grows while the context lasts."""
+    """Sample the replicas of each pool in the background. Gives a list that grows inside the context."""
     samples: list[dict[str, float]] = []
     over = threading.Event()
 
@@ -187,7 +195,7 @@ def _replicas(zero: float) -> Iterator[list[dict[str, float]]]:
 
 
 def _look() -> dict[str, int] | None:
-    """None when the controller does not answer in time: one point less."""
+    """Replicas of each pool now; None if Serve's controller does not answer, which costs one sample."""
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
@@ -232,7 +240,7 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
         }
         for name in POOLS
     }
-    # A wait is what is measured: nothing is given up.
+    # Waiting is what is measured, so no request times out.
     router = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
     return DeploymentConfig.model_validate(
         {"served_model_name": _NAME, "decode": {"method": "none"}, "router": router, **pools}

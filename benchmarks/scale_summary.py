@@ -1,7 +1,7 @@
-"""What a run of `benchmarks.scale` shows: who waited when, which pool grew first, and how often each turned.
+"""The summary of a run of `benchmarks.scale`: waiting requests, which pool grew first, changes of direction.
 
-Pure functions of what was recorded: `requests` (s: sent, ttft_s: time to first token or None, failed) and `samples`
-(s, and by pool the replicas that run, `POOL`, and those that run or start, `POOL_asked`).
+Pure functions of the recorded `requests` (s: when sent; ttft_s: time to first token or None; failed) and `samples` (s;
+for each pool, `POOL` is the number of running replicas and `POOL_asked` of those that run or start).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ def summary(
     begins: Mapping[str, float],
     ends: float,
 ) -> dict[str, Any]:
-    """What is claimed of a run, and `rows` by part of it. settings: of `benchmarks.scale`. Times: seconds.
+    """The figures of a run, and `rows` with those of each part. settings: `ScaleSettings` as a dict. Times: seconds.
 
-    short_pool: that with more work per replica during the step; short_pool_grew_first: whether it asked for a replica
-    before the other did. calm: no pool changed its direction more than once. From the step's begin on:
-    first_growth_s by pool, and objective_met_again_after_s (None: the last request did not meet it).
+    short_pool: the pool with more work per request. short_pool_grew_first: whether it asked for a replica before the
+    other pool. calm: no pool changed its direction more than once. Counted from the start of the step: first_growth_s
+    by pool, and objective_met_again_after_s (None: the last request did not meet it).
     """
     step, after = begins["step"], begins["after"]
     middle = step + (after - step) / 2
@@ -70,14 +70,14 @@ def _met_from(requests: Sequence[Mapping[str, Any]], step: float, objective: flo
 
 
 def direction_changes(sizes: Sequence[int]) -> int:
-    """How often growth became shrinking or the other way round."""
+    """How often the size changed from growing to shrinking, or from shrinking to growing."""
     moves = np.diff(np.asarray(sizes))
     signs = np.sign(moves[moves != 0])
     return int((signs[1:] != signs[:-1]).sum())
 
 
 def waiting(requests: Sequence[Mapping[str, Any]], at: float) -> int:
-    """Requests that had been sent at this time and had no first token; failed ones do not count."""
+    """Number of requests that were sent by the time `at` and had no first token yet. Failed ones do not count."""
     return sum(
         request["s"] <= at < request["s"] + request["ttft_s"] for request in requests if request["ttft_s"] is not None
     )

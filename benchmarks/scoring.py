@@ -1,9 +1,9 @@
-"""What scoring costs: beside one reading of the keys, and as a share of the speculator's prefill.
+"""Cost of scoring, compared with one read of the keys and as a share of the speculator's prefill.
 
-Runs in the speculator engine's own worker process, on its paged cache and its cores. Alone: the worker's scoring of a
-prompt of M tokens whose keys are random, taking turns with reading a large buffer, which gives the memory bandwidth; so
-lengths whose prefill would take minutes cost nothing. In requests: whole prompts through the engine, whose own counters
-tell how much of it was scoring.
+Runs in the worker process of the speculator engine, on its paged cache and its cores. *Alone*: the worker scores a
+prompt of M tokens with random keys. That takes turns with reading a large buffer, which gives the memory bandwidth. No
+prefill is needed, so prompts can be long. *In requests*: the engine gets whole prompts, and its counters tell how much
+of the time was scoring.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ _EXTENSION = "benchmarks.scoring_worker.ScoringBench"
 
 @dataclass(frozen=True)
 class ScoringSettings:
-    """lengths are scored alone, `repeats` times each; prefill_lengths are whole requests, `rounds` times each."""
+    """lengths: prompt lengths that are scored alone, `repeats` times each. prefill_lengths: those of whole requests,
+    `rounds` times each.
+    """
 
     lengths: tuple[int, ...] = LENGTHS
     prefill_lengths: tuple[int, ...] = PREFILL_LENGTHS
@@ -40,7 +42,10 @@ class ScoringSettings:
 
 
 def run(settings: ScoringSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; `rows` by length: what `ScoringBench.bench_scoring` tells and `prefill`, where it was measured."""
+    """Measure. `rows`: one per prompt length, with `alone` (see `ScoringBench.bench_scoring`) and `prefill`.
+
+    Each of the two is None for a length where it was not measured.
+    """
     return asyncio.run(_run(settings, progress))
 
 
@@ -66,7 +71,7 @@ async def _run(settings: ScoringSettings, progress: Progress) -> dict[str, Any]:
 
 
 async def _alone(engine: Any, settings: ScoringSettings, progress: Progress) -> dict[int, dict[str, Any]]:
-    """By length, in ascending order: peaks of memory are told apart only while they grow."""
+    """Figures by length. Lengths are measured in ascending order, because only a higher memory peak can be seen."""
     lengths = sorted(settings.lengths)
     await engine._engine.collective_rpc("bench_fill", args=(lengths[-1],))
     found = {}
@@ -79,7 +84,9 @@ async def _alone(engine: Any, settings: ScoringSettings, progress: Progress) -> 
 
 
 async def _share(engine: Any, length: int, settings: ScoringSettings, progress: Progress) -> dict[str, Any]:
-    """Scoring's share of reading prompts of this length; each round one prompt with look-ahead and one without."""
+    """Scoring as a share of the prefill, for prompts of this length. Each round has a prompt with and one without
+    look-ahead.
+    """
     prefills, scorings = [], []
     for index in range(settings.rounds + 1):
         progress(f"prompts of {length} tokens", 0.5 * index / (settings.rounds + 1))
@@ -91,7 +98,7 @@ async def _share(engine: Any, length: int, settings: ScoringSettings, progress: 
 
 
 def share_of(prefills_ms: list[float], scorings_ms: list[float]) -> dict[str, Any]:
-    """Medians, and the median of the rounds' own shares with its extremes."""
+    """Medians. Shares are formed within a round; `share` also has their range."""
     shares = [scoring / prefill for scoring, prefill in zip(scorings_ms, prefills_ms, strict=True)]
     return {
         "prefill_ms": statistics.median(prefills_ms),
@@ -101,7 +108,7 @@ def share_of(prefills_ms: list[float], scorings_ms: list[float]) -> dict[str, An
 
 
 async def _request(engine: Any, length: int, look_ahead: int, seed: tuple[int, ...]) -> tuple[float, float]:
-    """Milliseconds of one prompt without its scoring, and of its scoring."""
+    """Milliseconds of one request without its scoring, and of its scoring."""
     ids = random_prompt(length, *seed)
     [before] = await engine.worker_stats()
     began = time.perf_counter()
@@ -113,7 +120,7 @@ async def _request(engine: Any, length: int, look_ahead: int, seed: tuple[int, .
 
 
 def row_of(length: int, alone: dict[str, Any] | None, share: dict[str, Any] | None) -> dict[str, Any]:
-    """A length's row. Reading the keys once (`keys_ms`) follows from their bytes and the bandwidth."""
+    """The row of one length. The time of one read of the keys (`keys_ms`) is their bytes over the bandwidth."""
     if alone:
         keys_ms = alone["key_bytes"] / alone["read_gb_s"] / 1e6
         alone = {**alone, "keys_ms": keys_ms, "scoring_over_keys": alone["scoring_ms"] / keys_ms}
@@ -121,21 +128,21 @@ def row_of(length: int, alone: dict[str, Any] | None, share: dict[str, Any] | No
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, in a few sentences."""
+    """The conditions of the measurement, in sentences."""
     settings = result["settings"]
     return (
-        f"Speculator {result['models']['speculator']}, random weights, float32, {settings['look_ahead']} look-ahead "
-        f"tokens, in the engine's own worker with all cores. Alone: medians of {settings['repeats']} on a cache filled "
-        "at random, beside reading the keys once at the bandwidth measured in between; peak memory is what the "
-        f"process grew by. In requests: medians of {settings['rounds']} rounds, scoring as a share of the prefill "
-        "(range)."
+        f"Speculator with random weights, {result['models']['speculator']}, float32, {settings['look_ahead']} "
+        f"look-ahead tokens, in the worker process of the engine, on all cores. Alone: medians of "
+        f"{settings['repeats']} runs on a cache filled with random values. The time to read the keys once follows from "
+        "their size and the memory bandwidth, which is measured in between. Peak memory is the growth of the process. "
+        f"In requests: medians of {settings['rounds']} rounds; scoring as a share of the prefill, with its range."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows; a length that was measured in one way only leaves the other's cells empty."""
+    """Columns and rows, one row per length. Cells of what was not measured are empty."""
     columns = ["prompt", "scoring ms", "reading keys ms", "scoring / reading", "GB/s read", "peak MiB", "keys MiB"]
-    columns += ["prefill ms", "scoring in a request ms", "share of prefill"]
+    columns += ["prefill ms", "scoring in request ms", "share of prefill"]
     return columns, [
         [f"{row['prompt_tokens']:,}", *_alone_cells(row["alone"]), *_share_cells(row["prefill"])]
         for row in result["rows"]
@@ -164,14 +171,14 @@ def _share_cells(prefill: dict[str, Any] | None) -> list[str]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Left: scoring and reading the keys once, by prompt length. Right: the most memory that scoring took."""
+    """Left: time of scoring and of one read of the keys, by prompt length. Right: peak memory of scoring."""
     rows = [(row["prompt_tokens"], row["alone"]) for row in result["rows"] if row["alone"]]
     lengths = [length for length, _ in rows]
     with plots.figure(path, result, panels=2) as [times, memory]:
         times.plot(lengths, [alone["scoring_ms"] for _, alone in rows], label="scoring")
         times.plot(lengths, [alone["keys_ms"] for _, alone in rows], label="reading the keys once")
         times.set(xlabel="prompt tokens", ylabel="ms", yscale="log")
-        memory.plot(lengths, [alone["peak_bytes"] / 2**20 for _, alone in rows], label="most memory of scoring")
+        memory.plot(lengths, [alone["peak_bytes"] / 2**20 for _, alone in rows], label="peak memory of scoring")
         memory.plot(lengths, [alone["key_bytes"] / 2**20 for _, alone in rows], label="the keys themselves")
         memory.set(xlabel="prompt tokens", ylabel="MiB", ylim=(0, None))
         for axes in (times, memory):

@@ -1,4 +1,4 @@
-"""What `benchmarks.scoring` runs inside the speculator's worker: its own scoring, on a cache filled at random."""
+"""The part of `benchmarks.scoring` that runs inside the speculator's worker: scoring on a cache of random values."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ from speculator_service.scoring.importance import Aggregate
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest
 
 READ_BYTES = 2**28
-"""Size of the buffer whose reading gives the bandwidth: far beyond any cache."""
+"""Size of the buffer that is read to measure the bandwidth; much larger than any CPU cache."""
 
 
 class ScoringBench:
@@ -26,18 +26,19 @@ class ScoringBench:
     _score: Callable[[ScoredRequest], Aggregate]
 
     def bench_fill(self, tokens: int) -> None:
-        """Fill the cache blocks of a sequence of `tokens`: unwritten pages would all be the same zeros."""
-        # Before any scoring: what the process holds without it.
-        self._bench_baseline = _resident("VmRSS")
+        """Fill the cache blocks of a sequence of `tokens` with random values.
+
+        Pages that were never written share one page of zeros, which would be read from the CPU's cache.
+        """
         for layer in self._layers:
-            layer.kv_cache[: self._bench_blocks(tokens)[-1] + 1].normal_()
+            layer.kv_cache[: max(self._bench_blocks(tokens)) + 1].normal_()
         self._bench_baseline = _resident("VmRSS")
 
     def bench_scoring(self, tokens: int, look_ahead: int, repeats: int) -> dict[str, Any]:
-        """Score a prompt of `tokens` again and again, reading the bandwidth buffer in between.
+        """Score a prompt of `tokens` several times and read the bandwidth buffer in between.
 
-        scoring_ms and read_gb_s are medians, peak_bytes the most that scoring added to this process's memory since
-        `bench_fill` (all of it: what the allocator keeps for itself is memory too), key_bytes what has to be read.
+        scoring_ms and read_gb_s are medians. peak_bytes: largest growth of this process's memory since `bench_fill`,
+        with the memory that the allocator keeps. key_bytes: size of the prompt's keys.
         """
         layers, heads, size = len(self._layers), self._layers[0].num_heads, self._layers[0].head_size
         blocks = self._bench_blocks(tokens)
@@ -59,7 +60,7 @@ class ScoringBench:
         }
 
     def _bench_blocks(self, tokens: int) -> list[int]:
-        """The cache's blocks of the sequence that is scored, in no order: block 0 is vLLM's own."""
+        """The cache blocks of the scored sequence, in random order. Block 0 is reserved by vLLM."""
         count = -(-tokens // self._ledger._block_size)
         return (1 + torch.randperm(count, generator=torch.Generator().manual_seed(0))).tolist()
 
@@ -72,12 +73,12 @@ def _milliseconds(work: Callable[[], object]) -> float:
 
 @contextmanager
 def _peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function for the most bytes that this process held since here. Linux."""
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+    """Gives a function that returns the largest memory of this process since now, in bytes. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     yield lambda: _resident("VmHWM")
 
 
 def _resident(name: str) -> int:
-    """Bytes that /proc/self/status tells under `name`."""
+    """The bytes in the line `name` of /proc/self/status."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
     return 1024 * int(line.split()[1])

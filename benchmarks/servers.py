@@ -1,15 +1,17 @@
-"""What the two systems that are compared have in common: a stock vLLM server and Skim's own deployment, on equal terms.
+"""The two systems that are compared, with equal options: a stock vLLM server and a Skim deployment.
 
-Both run the same vLLM with the same engine options on the same cores, and all cores go to whoever has work: the
-engines take turns within a request. By itself vLLM keeps one core free of each engine's threads (for its scheduler, in
-`vllm.utils.ompmultiprocessing`), which on two cores is half the machine; so both systems are told to use all of them.
-Skim has its engines keep the memory that they free; a stock server is told to do the same.
+Both run the same vLLM with the same engine options on all cores; within a request the engines take turns. By default
+vLLM reserves one core of each engine for its scheduler (`vllm.utils.ompmultiprocessing`). On two cores that is half the
+machine, so both systems are told to use all cores. Skim's engines keep the memory that they free, and the stock server
+is told to do the same.
 
-Two things would make a server look slower than it is alone. A prefix cache hands out the least recently used blocks, so
-that every prompt is written to memory that was never touched until the whole cache was used once: caches are small
-(`kv_tokens`), and whoever measures fills them first. And on CPU a stock server's engine and its worker, processes of
-their own, poll for each other for a second after each message (`SpinCondition` in
-vllm.distributed.device_communicators.shm_broadcast): whoever is asked next waits `SETTLE_S`.
+Two effects would make a server look slower than it is alone:
+
+- A prefix cache hands out the least recently used blocks, so every prompt is written to untouched memory until the
+  whole cache was used once. Therefore caches are small (`kv_tokens`), and every benchmark fills them first.
+- On CPU, the engine of a stock server and its worker are two processes that poll for each other for one second after
+  each message (`SpinCondition` in vllm.distributed.device_communicators.shm_broadcast). Therefore every benchmark waits
+  `SETTLE_S` before it uses another system.
 """
 
 import os
@@ -23,19 +25,22 @@ from cluster.serve.preflight import free_port
 from kv_transfer.environment import CORES, KEPT_HEAP
 
 MODEL = "bench"
-"""The model's name in requests to either system."""
+"""Model name in requests to both systems."""
 
 SETTLE_S = 1.2
-"""How long a stock server is left alone before another one is measured."""
+"""Seconds to wait after a request to a stock server, before another system is measured."""
 
-# The defaults of vLLM on CPU and of Skim's speculator.
+# Tokens per block: the defaults of vLLM on CPU and of Skim's speculator.
 BLOCK_SIZES = {"target": 128, "speculator": 32}
 
 
 def engine_options(
     max_model_len: int, kv_tokens: int | None = None, *, block_size: int = BLOCK_SIZES["target"]
 ) -> dict[str, Any]:
-    """vLLM's options for the engines of all systems. kv_tokens: that a KV cache holds; None for all its memory."""
+    """vLLM's engine options, the same for all systems.
+
+    kv_tokens: tokens that the KV cache holds; None lets it use all its memory.
+    """
     options = {"max_model_len": max_model_len, "dtype": "float32", "enforce_eager": True}
     options["max_num_batched_tokens"] = 2048
     if kv_tokens is None:
@@ -45,19 +50,22 @@ def engine_options(
 
 
 def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
-    """What the engines of all systems find in their environment on CPU."""
+    """Environment variables of the engines on CPU, the same for all systems."""
     return {CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
 
 
 def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
     options = {**engine_options(max_model_len, kv_tokens), "disable_uvicorn_access_log": True}
-    # Without plug-ins: stock means stock.
+    # Without plug-ins, so that nothing of Skim is loaded.
     return dense_server(model, MODEL, options, {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""})
 
 
 def skim_config(target: Path, speculator: Path, max_model_len: int, kv_tokens: int, **decode: Any) -> DeploymentConfig:
-    """The deployment of both models, all else as `skim serve` has it by default. decode: fields of that section."""
+    """The deployment of both models; all other fields have the defaults of `skim serve`.
+
+    decode: fields of the section `decode`.
+    """
     pool = {"env": engine_environment(), "cpus_per_replica": 0.5}
     of_speculator = engine_options(max_model_len, kv_tokens, block_size=BLOCK_SIZES["speculator"])
     return DeploymentConfig.model_validate(

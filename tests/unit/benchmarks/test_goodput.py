@@ -40,7 +40,7 @@ def test_the_table_rises_with_the_rate() -> None:
 
 def test_both_knees_are_told_with_where_they_break() -> None:
     text = describe(RESULT)
-    assert "dense 0.500 (not 0.800); skim 2.500 (not 4.000). Skim's goodput is 5.0 x dense." in text
+    assert "dense 0.500 (0.800 is too high); skim 2.500 (4.000 is too high). Skim's goodput is 5.0 x dense." in text
 
 
 def test_a_knee_that_was_not_found_is_no_number() -> None:

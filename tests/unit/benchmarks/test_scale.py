@@ -1,4 +1,4 @@
-"""What the scaling benchmark tells of a run: who waited when, which pool grew, and how often it turned."""
+"""The scaling benchmark's summary of a run: waiting requests, growth of the pools, changes of direction."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from cluster.serve.app import build_app
 
 SETTINGS = scale.ScaleSettings(target="/t", speculator="/s", drain_s=3.0)
 BEGINS = {"before": 0.0, "step": 10.0, "after": 50.0}
-# One waits 1 s before the step; in it 4 s, then 20 s, then 2 s; one fails after it.
+# Before the step one request waits 1 s. During the step three wait 4 s, 20 s and 2 s. After it one fails.
 REQUESTS = [
     {"s": at, "ttft_s": ttft, "failed": ttft is None}
     for at, ttft in [(1.0, 1.0), (12.0, 4.0), (15.0, 20.0), (40.0, 2.0), (52.0, None)]
@@ -21,7 +21,7 @@ REQUESTS = [
 
 
 def grown(sizes: dict) -> list[dict]:
-    """Samples every 10 s from 5 s on, where the pools' sizes are those given."""
+    """Samples every 10 s, starting at 5 s, with the given pool sizes."""
     return [
         {"s": 5.0 + 10 * i, **{key: sizes[pool][i] for pool in POOLS for key in (pool, f"{pool}_asked")}}
         for i in range(len(sizes["target"]))
@@ -69,8 +69,8 @@ def test_growth_and_changes_of_direction_are_counted_from_the_step_on(result: di
         ([1, 1, 2, 2, 1], [1, 1, 1, 2, 1], True, True),
         ([1, 1, 2, 2, 2], [1, 1, 1, 1, 1], True, True),
         ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1], False, True),
-        ([1, 1, 1, 2, 1], [1, 1, 2, 2, 2], False, True),  # the other one did
-        ([1, 1, 2, 2, 2], [1, 1, 2, 2, 2], False, True),  # both at once
+        ([1, 1, 1, 2, 1], [1, 1, 2, 2, 2], False, True),  # the other pool grew first
+        ([1, 1, 2, 2, 2], [1, 1, 2, 2, 2], False, True),  # both grew at once
         ([1, 1, 3, 2, 3], [1, 1, 1, 1, 1], True, False),
     ],
 )
@@ -109,7 +109,7 @@ def test_the_deployment_scales_by_the_policy(policy: str) -> None:
 
 
 def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three phases at their rates, on a cluster and a load generator that are none."""
+    """Three phases at their rates; the deployment and the load generator are replaced."""
     sent = []
 
     def send(load: scale.Load, url: str, requests: int, extra_body: dict, *, rate: float | None = None) -> dict:
