@@ -8,7 +8,7 @@ import ray
 from actors.failures import reply_to_failure
 from actors.observability.draft_spans import DraftSpans
 from actors.observability.logs import log_through_serve
-from actors.observability.metrics import PoolMetrics, request_counts
+from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
@@ -99,10 +99,7 @@ class SpeculatorActor:
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests and of drafting."""
-        counts = request_counts(self._engine)
-        if session_stats := getattr(self._engine, "session_stats", None):
-            sessions = session_stats()
-            counts |= {name: sessions[name] for name in ("rollbacks", "rebuilt")}
+        counts = await self._engine.stats()
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

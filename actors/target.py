@@ -10,19 +10,16 @@ import ray
 
 from actors.failures import reply_to_failure
 from actors.observability.logs import log_through_serve
-from actors.observability.metrics import PoolMetrics, request_counts
+from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import GenerateRequest
+from kv_transfer.messages import ACCEPTED, GenerateRequest
 from target_service.factory import create_engine
 
 logger = logging.getLogger(__name__)
-
-ACCEPTED = b""
-"""First item of every stream: the replica has the request."""
 
 
 class TargetActor:
@@ -74,12 +71,7 @@ class TargetActor:
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, of speculation and of KV transfers, where the engine has them (vLLM's does)."""
-        counts = request_counts(self._engine)
-        if decode_stats := getattr(self._engine, "decode_stats", None):
-            counts |= await decode_stats()
-        if transfer_stats := getattr(self._engine, "transfer_stats", None):
-            counts |= transfer_stats()
-        return counts
+        return await self._engine.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook, called every few seconds in a pool that scales."""

@@ -19,6 +19,9 @@ DraftAhead = Literal["off", "chain", "branches"]
 
 MAX_LOOK_AHEAD = 64
 
+ACCEPTED = b""
+"""The first item of every stream of GenerateOutputs: the target replica has the request."""
+
 
 def _odd(value: int) -> int:
     if value % 2 == 0:

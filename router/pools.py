@@ -20,10 +20,17 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from actors.target import ACCEPTED
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import (
+    ACCEPTED,
+    GenerateOutput,
+    GenerateRequest,
+    ModelInfo,
+    Selection,
+    SelectRequest,
+    SessionHandle,
+)
 
 logger = logging.getLogger(__name__)
 

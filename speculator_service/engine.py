@@ -1,9 +1,9 @@
 """The small interface that every speculator engine implements: vLLM, transformers (the oracle) and a mock."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class SpeculatorEngine(Protocol):
     """
 
     info: ModelInfo
+    supports_branches: bool
 
     async def score(
         self,
@@ -95,6 +96,10 @@ class SpeculatorEngine(Protocol):
         """Free the session's KV; does nothing for a session that is not there."""
         ...
 
+    async def stats(self) -> dict[str, Any]:
+        """Counts since the start, by the names of the speculator's metrics; {} for an engine that keeps none."""
+        return {}
+
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine cannot serve."""
         ...
@@ -105,9 +110,9 @@ class SpeculatorEngine(Protocol):
 
 
 class BranchingEngine(SpeculatorEngine, Protocol):
-    """What `draft_ahead: branches` asks of an engine beyond the rest; such an engine sets supports_branches to True."""
+    """What `draft_ahead: branches` needs: an engine that drafts for several answers of one session at once."""
 
-    supports_branches: bool
+    supports_branches: bool = True
 
     async def draft(
         self,
@@ -119,9 +124,13 @@ class BranchingEngine(SpeculatorEngine, Protocol):
         top_m: int = 0,
         alternatives: int = 0,
     ) -> Drafted:
-        """As `SpeculatorEngine.draft`. alternatives: how many likeliest tokens to tell of in each draft's place, b."""
-        ...
+        """As `SpeculatorEngine.draft`. alternatives: how many of the likeliest tokens come with each draft, b."""
+        [drafted] = await self.draft_many(
+            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
+        )
+        return drafted
 
+    @abstractmethod
     async def draft_many(
         self,
         session: str,
@@ -139,41 +148,6 @@ class BranchingEngine(SpeculatorEngine, Protocol):
         ...
 
 
-class DraftsMany(ABC):
-    """The `BranchingEngine` part of an engine whose `draft` is a `draft_many` of one answer."""
-
-    supports_branches = True
-
-    async def draft(
-        self,
-        session: str,
-        answer: Int32Array,
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> Drafted:
-        """See `BranchingEngine.draft`."""
-        [drafted] = await self.draft_many(
-            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
-        )
-        return drafted
-
-    @abstractmethod
-    async def draft_many(
-        self,
-        session: str,
-        answers: list[Int32Array],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> list[Drafted]:
-        """See `BranchingEngine.draft_many`."""
-
-
 def supports_branches(engine: SpeculatorEngine) -> TypeGuard[BranchingEngine]:
     """Whether the engine drafts several continuations of one session at once."""
-    return getattr(engine, "supports_branches", False)
+    return engine.supports_branches

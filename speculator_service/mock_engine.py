@@ -9,13 +9,13 @@ import torch
 from kv_transfer.errors import EngineUnavailableError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import inspect_model
-from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_length
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
 
-class MockSpeculator(DraftsMany):
+class MockSpeculator(BranchingEngine):
     """Scores a token by a hash of its id, and another hash names the next one. Reads config and tokenizer only.
 
     started, aborted, running: calls of `score` begun, cancelled, and under way. sessions: by id, the context length
@@ -129,6 +129,9 @@ class MockSpeculator(DraftsMany):
 
     async def close_session(self, session: str) -> None:
         self.sessions.pop(session, None)
+
+    async def stats(self) -> dict[str, int]:
+        return {"started": self.started, "running": self.running, "aborted": self.aborted}
 
     async def check_health(self) -> None:
         if self._closed:

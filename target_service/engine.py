@@ -1,7 +1,7 @@
 """The small interface that every target engine implements: vLLM, transformers (the oracle) and a mock."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Any, Protocol
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo
 
@@ -18,6 +18,10 @@ class TargetEngine(Protocol):
         (never a dead engine), EngineUnavailableError if the engine is dead.
         """
         ...
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts since the start, by the names of the target's metrics; {} for an engine that keeps none."""
+        return {}
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine cannot serve."""

@@ -14,11 +14,12 @@ from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.model_info import inspect_model
 from target_service.answer import Answers, NewToken
+from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_leg, check_request
 from target_service.sampling import Sampling, read_sampling
 
 
-class MockTarget:
+class MockTarget(TargetEngine):
     """TargetEngine whose answers are a hash of the kept prompt; each decoded token is certain (logprob 0).
 
     model: a folder whose config and tokenizer are read. prefill_ms, prefill_ms_per_token, decode_ms: how long it takes
@@ -94,6 +95,9 @@ class MockTarget:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(Path(self.info.path), local_files_only=True)
+
+    async def stats(self) -> dict[str, int]:
+        return {"started": self.started, "running": self.running, "aborted": self.aborted}
 
     async def check_health(self) -> None:
         """A mock is always well."""

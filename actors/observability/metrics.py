@@ -79,11 +79,6 @@ class PoolCounts:
             self._meter.record(metric.name, value, **tags)
 
 
-def request_counts(engine: Any) -> dict[str, Any]:
-    """The engine's own counts of requests, where it keeps them (the mock does)."""
-    return {name: getattr(engine, name) for name in ("started", "running", "aborted") if hasattr(engine, name)}
-
-
 def samples(pool: str, stats: Mapping[str, Any]) -> Iterator[tuple[Metric, dict[str, str], float]]:
     """Each number in `stats` with its metric and tags. A mapping's keys, or a list's places, are the metric's tag."""
     for count, value in stats.items():

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
-from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
 from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable
@@ -46,7 +46,7 @@ AttentionInterface.register(_ATTENTION, _attend)
 AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
-class TransformersSpeculator(DraftsMany):
+class TransformersSpeculator(BranchingEngine):
     """Takes each step's queries from inside attention and the keys from the KV cache."""
 
     def __init__(

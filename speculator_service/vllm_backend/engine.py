@@ -24,7 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
-from speculator_service.engine import Drafted, DraftsMany, Scores
+from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
@@ -33,7 +33,7 @@ from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession
 from speculator_service.vllm_backend.start import start_engine
 
 
-class VllmSpeculator(DraftsMany):
+class VllmSpeculator(BranchingEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
     `info.max_model_len` is M + look_ahead at most. The engine needs one position more, because the last look-ahead
@@ -135,6 +135,11 @@ class VllmSpeculator(DraftsMany):
     def session_stats(self) -> dict[str, int]:
         """`sessions.EngineSessionTable.stats`."""
         return self._sessions.stats()
+
+    async def stats(self) -> dict[str, int]:
+        """See `SpeculatorEngine.stats`: rounds after a rejected draft, and those that read tokens again."""
+        sessions = self._sessions.stats()
+        return {name: sessions[name] for name in ("rollbacks", "rebuilt")}
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine is closed or dead."""

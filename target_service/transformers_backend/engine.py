@@ -9,12 +9,13 @@ from kv_transfer.errors import EngineUnavailableError, ModelError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.model_info import inspect_model
 from target_service.answer import Answers
+from target_service.engine import TargetEngine
 from target_service.limits import check_request
 from target_service.sampling import read_sampling
 from target_service.transformers_backend.decoding import Decoding
 
 
-class TransformersTarget:
+class TransformersTarget(TargetEngine):
     """TargetEngine over AutoModelForCausalLM with a KV cache and explicit position ids.
 
     device: a torch device. dtype: as in from_pretrained, "auto" for the checkpoint's own.

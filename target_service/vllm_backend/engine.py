@@ -18,6 +18,7 @@ from kv_transfer.model_info import inspect_model
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
 from target_service.drafting.settings import DRAFTING, encode_settings
+from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
@@ -29,7 +30,7 @@ ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """What `GenerateRequest.engine_args` may hold: keywords of AsyncLLM.generate that need no more than this request."""
 
 
-class VllmTarget:
+class VllmTarget(TargetEngine):
     """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
 
     decode: fields of DecodeOptions, how decoding is speculated for requests that do not say none; None never does.
@@ -149,6 +150,10 @@ class VllmTarget:
     def transfer_stats(self) -> dict[str, int]:
         """`vllm_blocks.TransferCounts` of a decoding half; {} for any other engine."""
         return self._transfer_counts.counts() if self._kv_role == "decode" else {}
+
+    async def stats(self) -> dict[str, Any]:
+        """See `TargetEngine.stats`: `decode_stats` and `transfer_stats`."""
+        return {**await self.decode_stats(), **self.transfer_stats()}
 
     async def check_health(self) -> None:
         try:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from actors.speculator import SpeculatorActor
-from actors.target import ACCEPTED, TargetActor
+from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
 from kv_transfer.messages import (
+    ACCEPTED,
     DecodeOptions,
     GenerateOutput,
     GenerateRequest,

@@ -12,10 +12,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, 
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from actors.target import ACCEPTED
 from kv_transfer.codec import decode, encode, encode_error
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, WireError
 from kv_transfer.messages import (
+    ACCEPTED,
     Completion,
     GenerateOutput,
     GenerateRequest,

@@ -9,10 +9,10 @@ import pytest_asyncio
 import actors.speculator
 import actors.target
 from actors.speculator import SpeculatorActor
-from actors.target import ACCEPTED, TargetActor
+from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError
-from kv_transfer.messages import GenerateOutput, ModelInfo, Selection
+from kv_transfer.messages import ACCEPTED, GenerateOutput, ModelInfo, Selection
 from router.context import CURRENT
 from router.middleware import SkimMiddleware
 from router.options import PrefillOptions, SpeculationOptions
