@@ -1,5 +1,5 @@
-"""`skim batch`: a file of requests in OpenAI's Batch format, asked of an endpoint through Ray Data, resumable.
+"""`skim batch`: sends a file of requests in OpenAI's Batch format to an endpoint, through Ray Data, resumable.
 
-Here: the file's format, the journal beside the output, the workers and the job. Not here: how rows are answered, which
-is the endpoint's business, and scheduling, which is Ray's.
+Lives here: the file's format, the journal beside the output, the workers and the job. Not here: answering rows (the
+endpoint does it) and scheduling (Ray does it).
 """

@@ -1,7 +1,7 @@
-"""One request, asked until there is an answer or no more hope: OpenAI's own client, for its retries.
+"""Sends one request with retries, through OpenAI's own client.
 
-It tries again after a lost connection and after 408, 409, 429 and 5xx, waits as long as `Retry-After` says (up to two
-minutes), and else 0.5 s and up to 8 s with jitter.
+The client retries after a lost connection and after 408, 409, 429 and 5xx. It waits as long as `Retry-After` says (up
+to two minutes), otherwise 0.5 s growing to 8 s with jitter.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from kv_transfer.errors import EngineUnavailableError, SkimError
 
 CONNECT_TIMEOUT_S = 10.0
 GONE = frozenset({429, 502, 503, 504})
-"""What an endpoint, or a gateway before one, answers when it may do better later."""
+"""Status codes of an endpoint, or of a gateway before it, that may be temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask, and how stubbornly. timeout_s: of one try."""
+    """Where requests go, and how often they are retried. timeout_s: of one try."""
 
     url: str
     api_key: SecretStr
@@ -33,22 +33,22 @@ class Endpoint:
 
 
 class BatchClient:
-    """Asks one endpoint, up to `concurrency` rows at a time; to be used in one event loop."""
+    """Sends requests to one endpoint, at most `concurrency` at a time. Must be used in one event loop."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
         self._turn = asyncio.Semaphore(concurrency)
 
     async def ask(self, request: BatchRequest) -> Response | RowFault:
-        """The endpoint's answer, an HTTP error included, or why there is none. Raises EngineUnavailableError.
+        """The endpoint's answer (also an HTTP error), or the reason why there is none.
 
-        That is raised when not the row but the endpoint is the trouble: it no longer answers anything.
+        Raises EngineUnavailableError if the endpoint no longer answers any request: then the row is not at fault.
         """
         async with self._turn:
             try:
                 return await self._post(request)
             except APITimeoutError:
-                fault = RowFault("timeout", "the endpoint took longer than --timeout, at every try")
+                fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
             except APIConnectionError as error:
                 reason = str(error.__cause__ or error)
                 fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
@@ -80,18 +80,18 @@ class BatchClient:
 
 
 async def check_endpoint(endpoint: Endpoint) -> None:
-    """Raise SkimError unless the endpoint answers and takes the key. To be called before any row is asked."""
+    """Raise SkimError unless the endpoint answers and accepts the key. Called before any row is sent."""
     try:
         async with _client(endpoint) as http:
             await http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 3, "timeout": 60.0})
     except APIConnectionError:
         raise SkimError(
-            f"nothing answers at {endpoint.url}: start `skim serve`, name a running --endpoint, or give a --config for "
-            "pools of the batch's own"
+            f"nothing answers at {endpoint.url}: start `skim serve`, give a running --endpoint, or give a --config, "
+            "which starts pools for the batch"
         ) from None
     except APIStatusError as error:
         code = error.response.status_code
-        hint = "set OPENAI_API_KEY to a key that it takes" if code in (401, 403) else "is it an OpenAI endpoint?"
+        hint = "set OPENAI_API_KEY to a key that it accepts" if code in (401, 403) else "is it an OpenAI endpoint?"
         raise SkimError(f"{endpoint.url} answered {code} for its /v1/models: {hint}") from None
 
 

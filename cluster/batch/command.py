@@ -1,4 +1,4 @@
-"""The options of `skim batch`, the same as of `python -m cluster.batch`."""
+"""The options of `skim batch`. `python -m cluster.batch` takes the same."""
 
 import os
 from importlib.util import find_spec
@@ -18,24 +18,27 @@ console = Console(stderr=True, highlight=False)
 
 def batch(
     input: Annotated[str, typer.Option("--input", metavar="FILE", help="Rows in OpenAI's Batch format: path or URL.")],
-    output: Annotated[str, typer.Option("--output", metavar="FILE", help="Where the answers go: path or URL.")] = "",
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="File for the answers: path or URL.")] = "",
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help=f"Running endpoint to ask.  [default: {ENDPOINT}]")
+        str | None, typer.Option(metavar="URL", help=f"Running endpoint that answers the rows.  [default: {ENDPOINT}]")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="CONFIG.yaml", help="Deployment to start for the batch, instead.")
+        Path | None,
+        typer.Option(metavar="CONFIG.yaml", help="Deployment to start for the batch, instead of --endpoint."),
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at a time.")] = 32,
-    max_retries: Annotated[int, typer.Option(min=0, help="Further tries of a row, with growing waits.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests sent at the same time.")] = 32,
+    max_retries: Annotated[int, typer.Option(min=0, help="Retries of a row, with growing waits.")] = 8,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that one try may take.")] = 3600.0,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="Ray cluster to join. Default: a new one.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the input; exit code 1 for bad rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the input; exit code 1 if a row is unusable.")
+    ] = False,
 ) -> None:
-    """Answer a file of requests; after a kill, the same command goes on where it stopped.
+    """Answer a file of requests. After a kill, the same command continues where it stopped.
 
-    The API key, if the endpoint wants one, comes from OPENAI_API_KEY.
+    If the endpoint needs an API key, set OPENAI_API_KEY.
     """
     if missing := [name for name in EXTRA if find_spec(name) is None]:
         raise SkimError(f"batch jobs need {', '.join(missing)}: install Skim with its extra `batch`")
@@ -49,7 +52,7 @@ def batch(
             raise typer.Exit(1)
         return
     if not output:
-        raise SkimError("--output is missing: where should the answers go?")
+        raise SkimError("--output is missing: give a file for the answers")
     if endpoint and config:
         raise SkimError("give either --endpoint or --config: a running endpoint, or a deployment to start")
     if config is None:

@@ -1,4 +1,4 @@
-"""The batch job: read the input, start or find the endpoint, have what is not done yet answered, join the parts."""
+"""The batch job: read the input, start or find the endpoint, answer the missing parts, join all parts."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What the command line asks for. endpoint, config: where to ask, or the deployment to start for it; one is None.
+    """The options of the command line. endpoint: a running endpoint; config: a deployment to start; one is None.
 
     address: the Ray cluster to join; None starts one on this machine.
     """
@@ -44,45 +44,47 @@ class BatchOptions:
 
 
 def check_input(url: str, say: Say) -> InputPlan:
-    """Read through the input and say what is in it. Raises SkimError."""
+    """Read the whole input and print a summary of it. Raises SkimError."""
     plan = read_plan(absolute(url, Path.cwd()))
     kinds = ", ".join(f"{count} x {url}" for url, count in plan.urls.most_common())
     say(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
     for problem in plan.problems:
         say(f"  {problem}")
     if plan.unusable:
-        say(f"  {plan.unusable} rows cannot be asked and will be errors in the output")
+        say(f"  {plan.unusable} rows cannot be sent and will be errors in the output")
     return plan
 
 
 def run_batch(options: BatchOptions, say: Say) -> Totals | None:
-    """Run the batch to its end; None if the output was finished before. Raises SkimError, and can then be run again."""
+    """Run the whole batch; None if the output was already finished. After a SkimError it can be run again."""
     plan = check_input(options.input, say)
     output = absolute(options.output, output_folder())
     journal = Journal(output)
     if journal.open(plan):
-        say(f"{output} is finished already")
+        say(f"{output} is already finished")
         return None
     done = journal.done()
     left = [part for part in plan.parts if part.index not in done]
     before = plan.rows - sum(part.rows for part in left)
-    say(f"Writing {output}" + (f": {before} rows were done before" if before else ""))
+    say(f"Writing {output}" + (f": {before} rows are already done" if before else ""))
     progress = Progress(plan.rows, before, say)
     try:
         if left:
             _answer(options, plan, output, left, progress, say)
     except (SystemExit, KeyboardInterrupt):
-        say(f"Stopped with {progress.done} of {plan.rows} rows done: the same command goes on from there")
+        say(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
         raise
     except SkimError as error:
-        raise SkimError(f"{error}; {progress.done} of {plan.rows} rows are done: the same command goes on") from error
+        raise SkimError(
+            f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
+        ) from error
     totals = journal.finish(plan.parts)
     say(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
     return totals
 
 
 def output_folder() -> Path:
-    """Where relative outputs go: here, or in a Ray job, whose directory is a copy that does not last, a fixed place."""
+    """Folder for relative outputs: the working directory. In a Ray job that is a temporary copy, so a fixed folder."""
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         return Path(os.environ.get(FOLDER_VARIABLE, "~/skim-batch")).expanduser()
     return Path.cwd()
@@ -117,12 +119,12 @@ def _answer(
 
 @contextmanager
 def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
-    """Base URL of the endpoint to ask, with Ray joined: a running one, or one of the batch's own for its time."""
+    """Join Ray and give the base URL of the endpoint: a running one, or one that is started for the batch."""
     if options.config is not None:
         from cluster.serve.deployment import deployed
 
-        say("Starting pools of the batch's own")
-        # Named after the input: a resubmitted batch finds and replaces what a killed one left, and nobody else's.
+        say("Starting pools for the batch")
+        # The name depends on the input: a resubmitted batch replaces only what its own killed run left.
         with deployed(
             load_config(options.config), address=options.address, progress=say, name=f"skim-batch-{batch_id}"
         ) as url:

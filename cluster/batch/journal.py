@@ -1,9 +1,9 @@
-"""What is done of a batch, beside its output: `out.jsonl.batch/` while it runs, and after it what it was made from.
+"""The progress of a batch, in the folder `out.jsonl.batch/` beside its output.
 
-`plan.json` says which input the output is of. `parts/00000012.jsonl` is the answer to part 12: it appears whole or not
-at all, so that its presence is the record that its rows are done, and a row that is asked twice (because a kill came
-between answer and record, or two jobs ran at once) is still written once. The last step joins the parts in input order.
-Nothing is ever appended to: object stores cannot.
+`plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
+not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
+and its part's file, or if two jobs run at once), but it is written once. The last step joins the parts in input order
+and removes them. No file is ever appended to, because object stores cannot append.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from kv_transfer.errors import SkimError
 
 VERSION = 1
 READ_AHEAD = 16
-"""Parts that are read at once while they are joined: an object store answers many as fast as one."""
+"""Parts that are read at once while they are joined: an object store serves many parts as fast as one."""
 GLOB = frozenset("*?[]")
 
 _ANSWER = msgspec.json.Decoder(BatchAnswer)
 
 
 class _Plan(msgspec.Struct):
-    """plan.json. rows, parts: how the input was cut."""
+    """The content of plan.json. rows, parts: their numbers in the input."""
 
     version: int
     fingerprint: str
@@ -37,7 +37,7 @@ class _Plan(msgspec.Struct):
 
 @dataclass(slots=True)
 class Totals:
-    """Of the whole output. failed: rows without an answer, or with an HTTP error for one."""
+    """Counts over the whole output. failed: rows without an answer or with an HTTP error."""
 
     rows: int = 0
     failed: int = 0
@@ -50,32 +50,32 @@ class Journal:
         self._url = url
         self._fs, self._output = locate(url)
         if GLOB & set(self._output):
-            # fsspec would take it for a pattern, and remove the files of others.
-            raise SkimError(f"--output {url} must do without the characters {' '.join(sorted(GLOB))}")
+            # fsspec would take such a name for a pattern and could remove files of others.
+            raise SkimError(f"--output {url} must not contain the characters {' '.join(sorted(GLOB))}")
         self._folder = f"{self._output}.batch"
         self._plan_file, self._parts = f"{self._folder}/plan.json", f"{self._folder}/parts"
         self._plan: _Plan | None = None
 
     def open(self, plan: InputPlan) -> bool:
-        """Begin the output of this input, or go on with it; whether it is finished already. Raises SkimError."""
+        """Begin or continue the output of this input. Returns whether it is already finished. Raises SkimError."""
         with storage_errors(self._url):
             self._fs.invalidate_cache()
             begun, exists = self._read_plan(), self._fs.exists(self._output)
             if begun is None and exists:
-                raise SkimError(f"{self._url} exists already: remove it, or name another --output")
+                raise SkimError(f"{self._url} already exists: remove it, or give another --output")
             if begun is None or (begun.finished and not exists):
                 self._begin(plan)
                 return False
             if begun.fingerprint != plan.fingerprint:
                 old = f"{self._url} and {self._url}.batch" if exists else f"{self._url}.batch"
                 raise SkimError(
-                    f"{self._url} was begun with another input, or the input was changed since: go on with that one, "
-                    f"name another --output, or remove {old} to start anew"
+                    f"{self._url} was begun with another input, or the input has changed since: use that input, "
+                    f"give another --output, or remove {old} to start again"
                 )
             if begun.parts != len(plan.parts):
                 raise SkimError(
-                    f"{self._url} was begun by a version of Skim that cuts the input differently: finish it with that "
-                    f"one, or remove {self._url}.batch to start anew"
+                    f"{self._url} was begun by a version of Skim that splits the input differently: finish it with "
+                    f"that version, or remove {self._url}.batch to start again"
                 )
             self._plan = begun
             if begun.finished:
@@ -93,9 +93,9 @@ class Journal:
         try:
             plan = msgspec.json.decode(self._fs.cat_file(self._plan_file), type=_Plan)
         except msgspec.MsgspecError as error:
-            raise SkimError(f"{self._url}.batch is no journal that can be read ({error}): remove it") from None
+            raise SkimError(f"{self._url}.batch is not a readable journal ({error}): remove it") from None
         if plan.version != VERSION:
-            raise SkimError(f"{self._url} was begun by another version of Skim: finish it with that one")
+            raise SkimError(f"{self._url} was begun by another version of Skim: finish it with that version")
         return plan
 
     def _write_plan(self, plan: _Plan) -> None:
@@ -103,7 +103,7 @@ class Journal:
         self._plan = plan
 
     def done(self) -> set[int]:
-        """Indices of the parts that are written down."""
+        """Indices of the finished parts."""
         with storage_errors(self._url):
             self._fs.invalidate_cache()
             # An object store has no empty folders.
@@ -112,13 +112,13 @@ class Journal:
             return {int(name.removesuffix(".jsonl")) for name in names if name.endswith(".jsonl")}
 
     def commit(self, part: Part, answers: Sequence[BatchAnswer]) -> None:
-        """Write down the answers to `part`, in its order: all of them or, if killed meanwhile, none."""
+        """Write the answers to `part`, in its order: all of them or, after a kill, none."""
         with storage_errors(self._url):
             write(self._fs, self._path(part), (msgspec.json.encode(answer) + b"\n" for answer in answers))
 
     def finish(self, parts: Sequence[Part]) -> Totals:
-        """Join all parts to the output and drop them. Raises SkimError for a part that is not whole, and drops it."""
-        assert self._plan is not None, "open() comes first"
+        """Join all parts into the output and remove them. An incomplete part is removed and raises SkimError."""
+        assert self._plan is not None, "call open() first"
         totals = Totals()
         with storage_errors(self._url):
             write(self._fs, self._output, self._joined(parts, totals), scratch=self._folder)
@@ -135,8 +135,8 @@ class Journal:
                 if len(answers) != part.rows:
                     self._fs.rm(self._path(part))
                     raise SkimError(
-                        f"{self._path(part)} held {len(answers)} of its {part.rows} rows (a full disk, or a machine "
-                        "that went down) and was dropped: submit the batch again to have them asked again"
+                        f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
+                        "crash) and was removed: submit the batch again to send these rows again"
                     )
                 totals.rows += part.rows
                 totals.failed += sum(answer.failed for answer in answers)
@@ -151,7 +151,7 @@ class Journal:
 
 
 def _answers(data: bytes) -> list[BatchAnswer]:
-    """The whole rows of a part, up to the first that is cut off or garbled."""
+    """The rows of a part, up to the first one that is cut off or invalid."""
     answers: list[BatchAnswer] = []
     with suppress(msgspec.DecodeError):
         for line in data.splitlines(keepends=True):

@@ -1,7 +1,7 @@
-"""The input, read through once before anything starts: what is wrong with it, and where its parts begin and end.
+"""Reads the whole input once before the job starts: finds unusable rows, and splits the input into parts.
 
-A part is a run of consecutive rows that is asked, answered and written down as one. Parts depend on nothing but the
-input, so that every run of the same file cuts it alike.
+A part is a run of consecutive rows that are sent, answered and written as a unit. Parts depend on the input alone, so
+every run of the same file has the same parts.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from cluster.batch.storage import locate, storage_errors
 from kv_transfer.errors import SkimError
 
 PARTS = 200
-"""Parts that a file is cut into, as far as the bounds on their size allow."""
+"""Number of parts, as far as the bounds on their size allow."""
 MIN_ROWS, MAX_ROWS = 8, 256
 MAX_BYTES = 8 * 2**20
-"""Of a part's input, unless a single row is longer: it is held in memory while it is asked."""
+"""Largest input of a part, which stays in memory while the part is answered. A single row may be larger."""
 
 SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of the input from byte `offset` on. line: number of the first row's line, from 1. digest: of the rows."""
+    """Rows of the input from byte `offset`. line: line number of the first row, from 1. digest: of the rows."""
 
     index: int
     offset: int
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(slots=True)
 class InputPlan:
-    """What one reading of the input found. fingerprint: SHA-256 of its bytes. problems: the first unusable lines."""
+    """The result of reading the input. fingerprint: SHA-256 of its bytes. problems: the first unusable lines."""
 
     fingerprint: str = ""
     rows: int = 0
@@ -50,9 +50,9 @@ class InputPlan:
 
 
 def read_plan(url: str) -> InputPlan:
-    """Read through the input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice.
+    """Read the whole input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice.
 
-    Memory: some 150 bytes a row, for the custom_ids seen.
+    Memory: about 150 bytes per row, for the custom_ids.
     """
     plan, sha = InputPlan(), hashlib.sha256()
     rows, lines_of, repeated = _Rows(), dict[bytes, int](), list[str]()
@@ -72,7 +72,7 @@ def read_plan(url: str) -> InputPlan:
     if repeated:
         more = f" and {len(repeated) - SHOWN} more" if len(repeated) > SHOWN else ""
         shown = ", ".join(repeated[:SHOWN])
-        raise SkimError(f"{url} uses a custom_id twice: {shown}{more}; give every row one of its own")
+        raise SkimError(f"{url} uses a custom_id twice: {shown}{more}; give every row its own custom_id")
     plan.fingerprint, plan.rows, plan.parts = sha.hexdigest(), len(rows.offsets), list(rows.parts())
     if not plan.rows:
         raise SkimError(f"{url} has no rows: it must hold one JSON object per line")
@@ -80,7 +80,7 @@ def read_plan(url: str) -> InputPlan:
 
 
 def _examine(plan: InputPlan, number: int, line: bytes) -> str | None:
-    """Count the row; its custom_id, if that can be read."""
+    """Count the row. Returns its custom_id if that can be read."""
     try:
         request = parse(line)
     except UnusableRowError as row:
@@ -93,7 +93,7 @@ def _examine(plan: InputPlan, number: int, line: bytes) -> str | None:
 
 
 class _Rows:
-    """Where the rows lie, in 16 bytes each. Blank lines belong to the row before them."""
+    """Offsets, line numbers and checksums of the rows, 16 bytes per row. Blank lines belong to the row before them."""
 
     def __init__(self) -> None:
         self.offsets, self._numbers, self._checks = array("Q"), array("I"), array("I")
@@ -122,12 +122,14 @@ class _Rows:
 
 
 def read_part(url: str, part: Part) -> list[tuple[int, bytes]]:
-    """(line number, line) of the part's rows. Raises SkimError if they are not those that were planned."""
+    """(line number, line) of each row of the part. Raises SkimError if the rows have changed since `read_plan`."""
     fs, path = locate(url)
     with storage_errors(url):
         data = fs.cat_file(path, start=part.offset, end=part.offset + part.size)
     lines = enumerate(io.BytesIO(data), part.line)
     rows = [(number, line) for number, line in lines if line.strip()]
     if zlib.crc32(array("I", [zlib.crc32(line) for _, line in rows]).tobytes()) != part.digest:
-        raise SkimError(f"{url} changed while it was read (part {part.index}): submit again once it stays as it is")
+        raise SkimError(
+            f"{url} changed during the job (part {part.index}): submit again when the file no longer changes"
+        )
     return rows

@@ -1,4 +1,4 @@
-"""One line of progress now and then, for a terminal and for a job's log alike."""
+"""Progress lines at intervals, for a terminal and for the log of a job."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Counts reports and says so. before: rows that earlier runs have done."""
+    """Counts the rows of reports and prints progress. before: rows that earlier runs have done."""
 
     def __init__(self, rows: int, before: int, say: Callable[[str], None]) -> None:
         self._rows, self.done, self._before, self._say = rows, before, before, say
@@ -17,11 +17,11 @@ class Progress:
         self.start()
 
     def start(self) -> None:
-        """Rates count from now on: earlier was starting up."""
+        """Start to measure rates; the time before was start-up."""
         self._start = self._last = time.monotonic()
 
     def add(self, report: PartReport) -> None:
-        """Count one part, and say where things stand unless that was just said."""
+        """Count one part. Prints a progress line at most every EVERY_S seconds, and one at the end."""
         self.done += report.rows
         self.failed += report.failed
         self._prompt_tokens += report.prompt_tokens
@@ -32,7 +32,7 @@ class Progress:
             self._say(self._line(max(now - self._start, 1e-3)))
 
     def _line(self, seconds: float) -> str:
-        """Errors and rates are those of this run: earlier ones keep theirs in their parts."""
+        """Errors and rates are those of this run alone."""
         rate = (self.done - self._before) / seconds
         read, written = self._prompt_tokens / seconds, self._answer_tokens / seconds
         return (

@@ -1,9 +1,11 @@
-"""One row in and one row out, in the file format of OpenAI's Batch API.
+"""A row of the input and a row of the output, in the file format of OpenAI's Batch API.
 
-In: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. Out: `{"id", "custom_id",
-"response": {"status_code", "request_id", "body"}, "error"}`. `error` is null whenever the endpoint answered, be it with
-an HTTP error, and else `{"code", "message"}` with a null response. OpenAI puts the two kinds into two files; here all
-rows stand in one, in input order. https://platform.openai.com/docs/guides/batch
+Input: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`.
+Output: `{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`.
+
+If the endpoint answered, also with an HTTP error, `error` is null. Otherwise `response` is null and `error` is
+`{"code", "message"}`. OpenAI writes answers and errors to two files; here all rows are in one file, in input order.
+https://platform.openai.com/docs/guides/batch
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """A row of the input. body: as the client would have sent it, Skim's options included."""
+    """A row of the input. body: the body of the HTTP request, with Skim's options."""
 
     custom_id: str
     method: str
@@ -25,7 +27,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What the endpoint answered. body: a JSON object, or whatever else the endpoint sent as a string."""
+    """The endpoint's answer. body: decoded JSON, or the text if it is not JSON."""
 
     status_code: int
     request_id: str
@@ -33,7 +35,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class RowFault(msgspec.Struct, frozen=True):
-    """Why a row has no response. code: a word for programs, OpenAI's where it has one."""
+    """Why a row has no response. code: machine-readable, OpenAI's code if it has one."""
 
     code: str
     message: str
@@ -49,12 +51,12 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether the row has no answer: it could not be asked, or the endpoint said an HTTP error."""
+        """Whether the row has no answer: it could not be sent, or the endpoint answered with an HTTP error."""
         return self.response is None or self.response.status_code >= 400
 
 
 class UnusableRowError(Exception):
-    """A line that cannot be asked. custom_id: if at least that could be read."""
+    """A line that cannot be sent. custom_id: None if it could not be read."""
 
     def __init__(self, fault: RowFault, custom_id: str | None) -> None:
         super().__init__(fault.message)
@@ -91,7 +93,7 @@ def _custom_id(row: Any) -> str | None:
 
 
 def usage_of(body: Any) -> tuple[int, int]:
-    """Tokens of prompt and answer in a response body of any of the endpoints; 0 where it says nothing."""
+    """Tokens of prompt and answer in a response body of any endpoint; 0 if it does not say."""
     usage = body.get("usage") if isinstance(body, dict) else None
     if not isinstance(usage, dict):
         return 0, 0

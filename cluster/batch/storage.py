@@ -1,4 +1,4 @@
-"""Files and objects by path or fsspec URL: whole ones appear at once, so that a kill leaves either all or nothing."""
+"""Files and objects by path or fsspec URL. A written file appears complete or, after a kill, not at all."""
 
 import os
 import uuid
@@ -14,23 +14,23 @@ from kv_transfer.errors import SkimError
 
 
 def locate(url: str) -> tuple[Any, str]:
-    """File system and path in it of `url`: a path, or an fsspec URL such as s3://bucket/key. Raises SkimError."""
+    """The file system of `url` and the path in it. url: a path, or a URL such as s3://bucket/key. Raises SkimError."""
     try:
         fs, path = fsspec.core.url_to_fs(os.path.expanduser(url))
     except ImportError as error:
         raise SkimError(f"{url} cannot be reached: {error}") from None
     except ValueError as error:
-        raise SkimError(f"{url} is no path and no URL that fsspec knows: {error}") from None
+        raise SkimError(f"{url} is neither a path nor a URL that fsspec knows: {error}") from None
     return fs, path
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` names a file that other machines need not see."""
+    """Whether `url` is on a local disk, which other machines may not see."""
     return isinstance(locate(url)[0], LocalFileSystem)
 
 
 def absolute(url: str, folder: Path) -> str:
-    """`url` with a relative local path taken from `folder`; URLs stay as they are."""
+    """`url`, with a relative local path resolved from `folder`. URLs are unchanged."""
     if "://" in url or "::" in url:
         return url
     return str(folder / Path(url).expanduser())
@@ -38,7 +38,7 @@ def absolute(url: str, folder: Path) -> str:
 
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
-    """What goes wrong with `url` inside becomes a SkimError of one sentence."""
+    """Turn errors of the storage at `url` into a SkimError of one sentence."""
     try:
         yield
     except FileNotFoundError as error:
@@ -46,17 +46,17 @@ def storage_errors(url: str) -> Iterator[None]:
     except OSError as error:
         raise SkimError(f"{url}: {error.strerror or error}") from error
     except Exception as error:
-        # A driver's own kind, such as botocore's for absent credentials; Python's own would be a fault of ours.
+        # An exception of a driver, such as botocore's for missing credentials. A built-in one would be our bug.
         if isinstance(error, SkimError) or type(error).__module__ == "builtins":
             raise
         raise SkimError(f"{url}: {error}") from error
 
 
 def write(fs: Any, path: str, chunks: Iterable[bytes], *, scratch: str | None = None) -> None:
-    """Make `path` hold `chunks`, all at once: they go to another name first, which then takes the place of `path`.
+    """Replace the content of `path` by `chunks` in one step: write a temporary file, then move it to `path`.
 
-    scratch: folder for the other name, on the same file system; by default that of `path`. The move replaces in one
-    step on local disks and object stores (rename, server-side copy). A kill before it leaves a `*.tmp`.
+    scratch: folder of the temporary file, on the same file system; default: that of `path`. The move is atomic on local
+    disks (rename) and on object stores (server-side copy). A kill before the move leaves a `*.tmp` file.
     """
     folder, _, name = path.rpartition("/")
     temporary = f"{folder if scratch is None else scratch}/{name}.{uuid.uuid4().hex}.tmp"
@@ -64,7 +64,7 @@ def write(fs: Any, path: str, chunks: Iterable[bytes], *, scratch: str | None = 
         for chunk in chunks:
             file.write(chunk)
         if isinstance(fs, LocalFileSystem):
-            # A machine that goes down may keep the new name and lose what was under it.
+            # Without fsync, a crash of the machine may keep the new name and lose the content.
             file.flush()
             os.fsync(file.fileno())
     fs.mv(temporary, path)

@@ -1,4 +1,4 @@
-"""Parts asked and written down, in Ray Data's actors: the input streams through, a few parts at a time."""
+"""Answers parts in Ray Data's actors, a few parts at a time, and writes them to the journal."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, u
 from kv_transfer.errors import SkimError
 
 REQUESTS_PER_WORKER = 64
-"""More concurrency than that is spread over more actors: JSON of long prompts costs CPU."""
+"""Concurrent requests of one actor. More are spread over more actors: JSON of long prompts costs CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every worker needs to know. concurrency: requests of all workers together that are under way."""
+    """The settings of all workers. concurrency: requests that all workers in total send at a time."""
 
     input: str
     output: str
@@ -32,7 +32,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """What became of one part. failure: why the whole job must stop, instead of numbers."""
+    """The result of one part. failure: the reason why the whole job must stop; the numbers are then 0."""
 
     rows: int = 0
     failed: int = 0
@@ -42,7 +42,7 @@ class PartReport:
 
 
 class PartWorker:
-    """Ray Data's callable: parts in, reports out. Several parts are under way, so that none waits for a slow row."""
+    """Ray Data's callable: takes parts, returns reports. Several parts run at once, so none waits for a slow row."""
 
     def __init__(self, work: Work, concurrency: int) -> None:
         self._work = work
@@ -50,7 +50,7 @@ class PartWorker:
         self._journal = Journal(work.output)
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """A batch of one part, as columns of Part's fields; the report as columns."""
+        """batch: one part, as columns of Part's fields. Returns its report, as columns."""
         part = Part(**{name: int(column[0]) for name, column in batch.items()})
         try:
             report = await self.answer(part)
@@ -59,7 +59,7 @@ class PartWorker:
         return {name: [value] for name, value in asdict(report).items()}
 
     async def answer(self, part: Part) -> PartReport:
-        """Ask all rows of `part` and commit the answers. Raises SkimError if the job cannot go on."""
+        """Send all rows of `part` and commit the answers. Raises SkimError if the job cannot continue."""
         rows = await asyncio.to_thread(read_part, self._work.input, part)
         answers = await asyncio.gather(*(self._answer(number, line) for number, line in rows))
         await asyncio.to_thread(self._journal.commit, part, answers)
@@ -81,15 +81,15 @@ class PartWorker:
 
 
 def answer_parts(work: Work, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
-    """Have Ray Data answer `parts`, and yield their reports as they come.
+    """Let Ray Data answer `parts`, and yield their reports as they come.
 
-    node_id: the node that all workers must share, if the files lie or the endpoint listens there alone. Back-pressure:
-    a part is read when an actor has room for it, so that no more of the input is in memory than twice what is asked.
+    node_id: the node for all workers, if the files or the endpoint are local to that node. Back-pressure: an actor
+    reads a part when it has room for it, so at most twice the concurrent requests are in memory.
     """
     import ray.data
     from ray.data import ActorPoolStrategy, DataContext
 
-    # Importing it has set its levels; its lines on every run are for the file, ours for the reader.
+    # Importing ray.data sets its log levels. Its lines of each run go to its log file; the terminal shows our own.
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False

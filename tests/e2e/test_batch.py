@@ -163,7 +163,7 @@ def test_a_killed_job_goes_on(jobs: dict[str, str], batch: list[str], tmp_path: 
     log = job("again", jobs, "/logs")["logs"]
     assert job("again", jobs)["status"] == "SUCCEEDED", log
     assert not rewritten
-    before = re.search(r"(\d+) rows were done before", log)
+    before = re.search(r"(\d+) rows are already done", log)
     assert before is not None, log
     assert int(before[1]) >= 8 * len(committed) - 8
     assert f"{ROWS} rows, 3 of them errors" in log

@@ -1,4 +1,4 @@
-"""Inputs, and an endpoint without a network: a function from request to response behind OpenAI's real client."""
+"""Inputs, and a fake endpoint: a function from request to response behind OpenAI's real client."""
 
 import itertools
 import json
@@ -18,12 +18,12 @@ _count = itertools.count()
 
 
 def row(custom_id: str, **body: Any) -> dict[str, Any]:
-    """A row of the input whose body is given."""
+    """A row of the input with the given body."""
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def write_rows(path: Path, rows: int) -> str:
-    """An input of rows r0, r1, ... with their number as `seed`."""
+    """Write an input with rows r0, r1, ... whose `seed` is their number."""
     path.write_text("".join(json.dumps(row(f"r{i}", seed=i)) + "\n" for i in range(rows)))
     return str(path)
 
@@ -36,7 +36,7 @@ def memory_url() -> str:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[float]]:
-    """`waits = serve(answer)`: every request goes to `answer`; waits between tries are noted, not waited."""
+    """`waits = serve(answer)`: every request goes to `answer`. Waits between tries are recorded, without waiting."""
 
     def serve(answer: Answer) -> list[float]:
         waits: list[float] = []

@@ -1,4 +1,4 @@
-"""A file system that dies: at its n-th step, before it is taken, in the midst of it, or right after it."""
+"""A file system that dies at its n-th step: before it, in the middle of it, or right after it."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ STAGES = ("before", "midst", "after")
 
 
 class Killed(BaseException):
-    """SIGKILL, as far as one process can do it to itself: nothing catches it."""
+    """Stands for SIGKILL: no code catches it."""
 
 
 class MortalStorage:
-    """Passes all on to `storage`. A step changes something there; `life` steps are survived, and `left` counts them.
+    """Passes all calls to `storage` and dies after `life` steps. A step changes something; `left` counts those left.
 
-    What "midst" leaves: half of the bytes of a write, both names of a move, half of the files of a removal.
+    The stage "midst" leaves half of the bytes of a write, both names of a move, or half of the files of a removal.
     """
 
     def __init__(self, storage: Any, life: int, stage: str) -> None:
@@ -47,7 +47,7 @@ class MortalStorage:
 
 
 class _MortalFile:
-    """A file being written; what was written when its process dies may well be on the disk."""
+    """A file being written. Bytes that were written before the process dies stay on the disk."""
 
     def __init__(self, file: Any, step: Any) -> None:
         self._file, self._step = file, step

@@ -1,4 +1,4 @@
-"""What is tried again, how long it is waited, and when the endpoint rather than the row is given up."""
+"""Which errors are retried, how long the client waits, and when it gives up the endpoint instead of the row."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def endpoint(max_retries: int = 3) -> Endpoint:
 
 
 def script(*steps: Any, models: int | Exception = 200) -> Callable[[httpx2.Request], httpx2.Response]:
-    """Answers to POSTs in turn (a response or an exception), the last one for ever; `models` answers /v1/models."""
+    """Answers POSTs with `steps` in order and then repeats the last one; `models` answers /v1/models."""
     left: Iterator[Any] = iter(steps)
     last: list[Any] = []
 
@@ -98,7 +98,7 @@ async def test_a_row_that_alone_fails_is_an_error(serve: Any) -> None:
 @pytest.mark.parametrize("models", [lost(), 503], ids=["lost", "503"])
 @pytest.mark.parametrize("post", [lost(), httpx2.Response(503, json={})], ids=["lost", "503"])
 async def test_an_endpoint_that_is_gone_stops_the_job(serve: Any, post: Any, models: Any) -> None:
-    """Its rows are not at fault: they stay open for the next run instead of becoming errors."""
+    """Its rows do not become errors: the next run sends them again."""
     serve(script(post, models=models))
     with pytest.raises(EngineUnavailableError, match="http://endpoint/v1 stopped answering"):
         await BatchClient(endpoint(), 1).ask(REQUEST)

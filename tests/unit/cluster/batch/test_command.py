@@ -1,4 +1,4 @@
-"""`skim batch` as a user would run it, up to where Ray starts."""
+"""`skim batch` as a user runs it, up to the start of Ray."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def test_a_dry_run_names_bad_rows_and_writes_nothing(skim, tmp_path: Path) -> No
     ran = skim("batch", "--dry-run", "--input", file, "--output", tmp_path / "out.jsonl")
     assert ran.code == 1
     assert "line 2: the line is not valid JSON" in ran.error
-    assert "1 rows cannot be asked" in ran.error
+    assert "1 rows cannot be sent" in ran.error
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -33,8 +33,8 @@ def test_a_dry_run_names_bad_rows_and_writes_nothing(skim, tmp_path: Path) -> No
     [
         ([], "--output is missing"),
         (["--output", "o", "--endpoint", "http://x", "--config", "c"], "give either --endpoint or --config"),
-        (["--output", "in.jsonl"], "in.jsonl exists already"),
-        (["--output", "nosuch://x/y"], "no URL that fsspec knows"),
+        (["--output", "in.jsonl"], "in.jsonl already exists"),
+        (["--output", "nosuch://x/y"], "neither a path nor a URL that fsspec knows"),
     ],
 )
 def test_mistakes_are_one_sentence(skim, tmp_path: Path, monkeypatch, words: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The job without Ray: the same workers one after the other, over an endpoint without a network."""
+"""The job without Ray: the same workers run one after the other, and the endpoint is a function."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.unit.cluster.batch.conftest import row, write_rows
 
 @pytest.fixture
 def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Seeds of the rows in the order in which the endpoint got them; Ray Data's place is taken by a loop."""
+    """Seeds of the rows in the order in which the endpoint received them. A loop replaces Ray Data."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
@@ -47,7 +47,7 @@ def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """`run()` gives what the job said; its files are in.jsonl and out.jsonl in tmp_path."""
+    """`run()` runs the job and gives its printed lines; its files are in.jsonl and out.jsonl in tmp_path."""
     monkeypatch.chdir(tmp_path)
 
     def run(output: str = "out.jsonl") -> list[str]:
@@ -96,10 +96,10 @@ def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monke
         first.setattr(job, "answer_parts", stopped)
         with pytest.raises(SystemExit):
             run()
-    assert "Writing " + str(tmp_path / "out.jsonl") + ": 16 rows were done before" in run()
+    assert "Writing " + str(tmp_path / "out.jsonl") + ": 16 rows are already done" in run()
     assert sorted(asked) == list(range(40))
     assert len(output_rows(tmp_path / "out.jsonl")) == 40
-    assert run()[-1] == f"{tmp_path}/out.jsonl is finished already"
+    assert run()[-1] == f"{tmp_path}/out.jsonl is already finished"
     assert len(asked) == 40
 
 
@@ -118,7 +118,7 @@ def test_a_lost_endpoint_stops_the_job_with_what_is_done(
         raise httpx2.ConnectError("refused")
 
     serve(gone_after_a_while)
-    with pytest.raises(SkimError, match=r"stopped answering; 8 of 20 rows are done: the same command goes on"):
+    with pytest.raises(SkimError, match=r"stopped answering; 8 of 20 rows are done: run the same command to continue"):
         run()
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -1,4 +1,4 @@
-"""No row is lost or doubled and no written part is asked again, at whichever step a run is killed."""
+"""A run may be killed at any step: no row is lost or doubled, and no finished part is sent again."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def plan(source: str) -> InputPlan:
 
 
 def answers_to(source: str, part: Part) -> list[BatchAnswer]:
-    """Every fifth row is an error, the rest say their own line."""
+    """Every fifth row is an error; the others answer with their line number."""
     names = [(n, json.loads(line)["custom_id"]) for n, line in read_part(source, part)]
     fault = RowFault("timeout", "too long")
     return [
@@ -46,7 +46,7 @@ def answers_to(source: str, part: Part) -> list[BatchAnswer]:
 
 
 class Batch:
-    """Runs of one batch over a storage of its own. asked: how often each part was asked, over all runs."""
+    """Runs of one batch over its own storage. asked: how often each part was sent, over all runs."""
 
     def __init__(self, source: str, plan: InputPlan) -> None:
         self._source, self._plan = source, plan
@@ -55,7 +55,7 @@ class Batch:
         self.steps = 0
 
     def run(self, life: int = 10**6, stage: str = "before", seed: int = 0) -> bool:
-        """Whether the run came to its end: it dies after `life` steps. seed: of the order in which parts are done."""
+        """One run that dies after `life` steps. Returns whether it finished. seed: of the order of the parts."""
         journal = Journal(self.url)
         journal._fs = storage = MortalStorage(MEMORY, life, stage)
         try:
@@ -78,7 +78,7 @@ class Batch:
         assert (totals.rows, totals.failed) == (ROWS, ROWS // 5)
 
     def check(self, runs: int) -> None:
-        """The output is whole and in order, nothing else is left, and each kill cost one part at most."""
+        """The output is complete and in order, nothing else is left, and each kill cost at most one part."""
         rows = [json.loads(line) for line in MEMORY.cat_file(self.url).splitlines()]
         assert [row["custom_id"] for row in rows] == [f"r{i}" for i in range(ROWS)]
         files = {name.rpartition("/")[2] for name in MEMORY.find(self.url.rpartition("/")[0])}
@@ -111,7 +111,7 @@ def test_killed_again_and_again(source: str, plan: InputPlan, kills: list[tuple[
 def test_without_the_journal_rows_are_asked_again(
     source: str, plan: InputPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: what `done` remembers is what saves the work of a killed run."""
+    """Negative control: without `done`, the work of a killed run is repeated."""
     batch = Batch(source, plan)
     batch.run(life=30)
     assert sum(batch.asked.values()) > 2
@@ -124,7 +124,7 @@ def test_without_the_journal_rows_are_asked_again(
 def test_parts_that_do_not_appear_at_once_are_found_out(
     source: str, plan: InputPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other control: written in place, a part can be cut off; it is then dropped, never joined as it is."""
+    """Negative control: a part that is written in place can be cut off. It is then removed and never joined."""
 
     def in_place(fs: Any, path: str, chunks: Any, *, scratch: str | None = None) -> None:
         with fs.open(path, "wb") as file:
@@ -148,31 +148,31 @@ def test_a_finished_batch_stays_finished(source: str, plan: InputPlan) -> None:
     assert batch.run()
     assert batch.asked == asked
     MEMORY.rm(batch.url)
-    assert batch.run(), "without its output it starts anew"
+    assert batch.run(), "without its output the batch starts again"
     assert sum(batch.asked.values()) == 2 * len(plan.parts)
 
 
 def test_another_input_is_refused(source: str, plan: InputPlan, tmp_path: Path, memory_url: str) -> None:
     assert not Journal(memory_url).open(plan)
     other = read_plan(write_rows(tmp_path / "other.jsonl", ROWS + 1))
-    with pytest.raises(SkimError, match="was begun with another input, or the input was changed since"):
+    with pytest.raises(SkimError, match="was begun with another input, or the input has changed since"):
         Journal(memory_url).open(other)
     assert not Journal(memory_url).open(plan)
 
 
 def test_the_output_of_others_is_left_alone(plan: InputPlan, memory_url: str) -> None:
     MEMORY.pipe(memory_url, b"precious")
-    with pytest.raises(SkimError, match="exists already: remove it, or name another --output"):
+    with pytest.raises(SkimError, match="already exists: remove it, or give another --output"):
         Journal(memory_url).open(plan)
     assert MEMORY.cat_file(memory_url) == b"precious"
-    with pytest.raises(SkimError, match="must do without the characters"):
+    with pytest.raises(SkimError, match="must not contain the characters"):
         Journal("memory://bucket/out*.jsonl")
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b'{"version": 2, "fingerprint": "", "rows": 1, "parts": 1}'])
 def test_a_journal_that_cannot_be_read_is_one_sentence(plan: InputPlan, memory_url: str, content: bytes) -> None:
     MEMORY.pipe(f"{memory_url}.batch/plan.json", content)
-    with pytest.raises(SkimError, match=r"no journal that can be read|another version of Skim"):
+    with pytest.raises(SkimError, match=r"is not a readable journal|another version of Skim"):
         Journal(memory_url).open(plan)
 
 

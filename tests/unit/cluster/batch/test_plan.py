@@ -1,4 +1,4 @@
-"""The input is read once and cut into parts that cover each row once, whatever lies between the rows."""
+"""The input is read once and split into parts that cover each row once, with any blank lines between rows."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def test_repeated_custom_ids_are_refused_with_their_lines(tmp_path: Path) -> Non
     with pytest.raises(SkimError, match=r"uses a custom_id twice: 'a' in lines 1 and 3, 'b' in lines 2 and 5; give"):
         read_plan(str(file))
     file.write_text("\n".join(json.dumps(row("a")) for _ in range(20)))
-    with pytest.raises(SkimError, match="and 14 more; give every row one of its own"):
+    with pytest.raises(SkimError, match="and 14 more; give every row its own custom_id"):
         read_plan(str(file))
 
 
@@ -73,7 +73,7 @@ def test_unusable_rows_are_counted_and_named(tmp_path: Path) -> None:
     [
         ("nowhere.jsonl", "nowhere.jsonl does not exist"),
         ("memory://nowhere/in.jsonl", "does not exist"),
-        ("nosuch://bucket/in.jsonl", "no URL that fsspec knows"),
+        ("nosuch://bucket/in.jsonl", "neither a path nor a URL that fsspec knows"),
         (".", "Is a directory"),
     ],
 )
@@ -92,6 +92,6 @@ def test_an_input_that_changes_under_the_job_is_noticed(tmp_path: Path) -> None:
     file = Path(write_rows(tmp_path / "in.jsonl", 20))
     plan = read_plan(str(file))
     file.write_text(file.read_text().replace("r3", "x3"))
-    with pytest.raises(SkimError, match=r"changed while it was read \(part 0\)"):
+    with pytest.raises(SkimError, match=r"changed during the job \(part 0\)"):
         read_part(str(file), plan.parts[0])
     read_part(str(file), plan.parts[1])

@@ -1,4 +1,4 @@
-"""What makes a row usable, and what is said of one that is not."""
+"""Which rows are usable, and the error of those that are not."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Paths and URLs, files that appear at once, and what a storage's own errors become."""
+"""Paths and URLs, atomic writes, and errors of a storage."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from kv_transfer.errors import SkimError
 
 
 class CredentialsError(Exception):
-    """As a storage's driver would define its own."""
+    """An exception class of a storage driver."""
 
 
 def test_only_relative_paths_are_taken_from_a_folder() -> None:
