@@ -1,4 +1,4 @@
-"""The Ray Serve deployment classes of the two pools, thin: start an engine, pass bytes, report health.
+"""The Ray Serve deployment classes of the two pools. They start an engine, pass bytes and report health.
 
-Lives here: lifecycle. Not here: algorithms, HTTP, placement (that is data, in cluster/).
+Lives here: the lifecycle of a replica. Not here: algorithms, HTTP, placement (cluster/ describes it as data).
 """

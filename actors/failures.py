@@ -1,4 +1,4 @@
-"""How an actor answers a request that failed: an error message on the wire, the trace in its own log."""
+"""How an actor answers a failed request: an error message to the caller, and the traceback in its own log."""
 
 import logging
 
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def reply_to_failure(error: Exception, pool: str) -> bytes:
-    """The encoded error that the caller raises again. What was not raised on purpose keeps its inside here."""
+    """Encode the error for the caller, who raises it again. The details of an unexpected error stay in this log."""
     if isinstance(error, SkimError):
         return encode_error(error)
     logger.error("the %s engine failed on a request", pool, exc_info=error)

@@ -1,4 +1,4 @@
-"""The speculator pool's Ray Serve deployment class: one engine, bytes in, bytes out, and the draft channel."""
+"""The speculator pool's Ray Serve deployment class: an engine behind encoded messages, and the draft channel."""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -24,10 +24,10 @@ from speculator_service.service import SpeculatorService
 
 
 class SpeculatorActor:
-    """One replica: one engine, the selection on top of it, and its draft server.
+    """One replica: an engine, the selection service and the draft server.
 
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
-    its DraftService; None serves no drafts. batch: of its WorkMeter. traces: of `create_tracer`.
+    the DraftService; with None the replica drafts nothing. batch: see WorkMeter. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -56,7 +56,7 @@ class SpeculatorActor:
         self._metrics = PoolMetrics("speculator", self.stats)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
-        """Start the draft server on this node's address; where targets reach it."""
+        """Start the draft server on this node's address. Returns host:port."""
         assert self._drafts is not None
         host = ray.util.get_node_ip_address()
         tls = Tls(**channel["tls"]) if channel.get("tls") else None
@@ -70,10 +70,10 @@ class SpeculatorActor:
         return encode(self._engine.info)
 
     async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """SelectRequest in, one Selection or error out, all encoded. Cancelling the call aborts it in the engine.
+        """Takes a SelectRequest and yields one Selection or error, all encoded. Cancelling aborts it in the engine.
 
-        A stream, so that Serve learns at its start that the replica has the request, and how many others: over gRPC it
-        would learn it with the answer, and choose replicas by what was (ray.serve._private.replica_result).
+        This is a stream because Serve then learns the replica's queue length when the request starts. For a unary call
+        over gRPC it learns it with the reply, and chooses replicas by old numbers (ray.serve._private.replica_result).
         """
         yield await self._select(payload)
 
@@ -93,7 +93,7 @@ class SpeculatorActor:
             return reply_to_failure(error, "speculator")
 
     async def end_session(self, session: str) -> None:
-        """Nobody will ask this session for drafts. The router asks every replica: not to know it is no error."""
+        """Close a session that needs no more drafts. The router calls every replica; an unknown session is no error."""
         if self._drafts is not None:
             await self._drafts.handle(DraftRequest(0, closed=[session]))
 
@@ -103,11 +103,11 @@ class SpeculatorActor:
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook, called every few seconds in a pool that scales."""
+        """Serve's hook; it calls this every few seconds if the pool has autoscaling."""
         return self._work.stats()
 
     async def check_health(self) -> None:
-        """Serve asks every few seconds; idle sessions go then, also where no request comes any more."""
+        """Serve calls this every few seconds. It also evicts idle sessions, even if no more requests come."""
         await self._engine.check_health()
         if self._drafts is not None:
             self._drafts.evict()

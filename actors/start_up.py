@@ -1,4 +1,4 @@
-"""What a replica makes at its start stays to its end."""
+"""Garbage collection while a replica starts."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile, and leave what was made out of every later collection.
+    """Switch garbage collection off inside the block, and exclude the objects made there from later collections.
 
-    Importing vLLM makes very many objects: looking through them again and again is a good part of the import, and once
-    it serves, a look through them all would stop a replica for as long.
+    The import of vLLM creates very many objects. Collections during the import take a large part of its time, and a
+    full collection while the replica serves would stop it for as long.
     """
     gc.disable()
     try:

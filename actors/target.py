@@ -1,4 +1,4 @@
-"""The target pool's Ray Serve deployment class: one engine, bytes in, a stream of bytes out."""
+"""The target pool's Ray Serve deployment class: an engine behind encoded messages."""
 
 import logging
 from collections.abc import AsyncGenerator, Mapping
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class TargetActor:
-    """One replica: one engine, over one or several GPUs of its node (tensor parallel).
+    """One replica: one engine, on one or several GPUs of its node (tensor parallel).
 
-    A half of a split target (option `kv_role`) hands its KV blocks out at this node's address. batch: of its WorkMeter.
-    traces: of `create_tracer`.
+    A half of a split target (option `kv_role`) offers its KV blocks at this node's address. batch: see WorkMeter.
+    traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -45,7 +45,7 @@ class TargetActor:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         with uncollected():
             self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
-        self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans, below ours
+        self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)
 
@@ -54,7 +54,7 @@ class TargetActor:
         return encode(self._engine.info)
 
     async def generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """`ACCEPTED`, then encoded GenerateOutputs; an error is one last encoded message."""
+        """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message."""
         yield ACCEPTED
         try:
             request = decode(payload, GenerateRequest)
@@ -70,11 +70,11 @@ class TargetActor:
             yield reply_to_failure(error, "target")
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests, of speculation and of KV transfers, where the engine has them (vLLM's does)."""
+        """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""
         return await self._engine.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook, called every few seconds in a pool that scales."""
+        """Serve's hook; it calls this every few seconds if the pool has autoscaling."""
         return self._work.stats()
 
     async def check_health(self) -> None:

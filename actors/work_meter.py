@@ -1,9 +1,9 @@
-"""How much work a replica has and what its requests cost: counted where they begin and end, without the engine's help.
+"""Measures a replica's load and the cost of its requests, from their begin and end only.
 
-Costs are in *replica-seconds*: the time that a request had the replica for itself, or its share where several ran at
-once. A replica takes `batch` requests at no cost to each other, so a request never counts for less than 1 / batch of
-the time it takes (the virtual time of fair queueing, Parekh and Gallager 1993). The costs of all requests sum up to the
-time that the replica was busy, whatever their number: unlike latencies, they do not grow with the queue.
+Costs are in *replica-seconds*: the time of the replica, divided by the number of requests that run at once. The replica
+runs `batch` requests at once without slowing them down, so the divisor is at least `batch` (the virtual time of fair
+queueing, Parekh and Gallager 1993). All costs add up to the replica's busy time. Unlike latencies, they do not include
+waiting.
 """
 
 import time
@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NEWEST = 0.1
-"""Weight of the newest request in the means."""
+"""Weight of the newest request in the moving means."""
 
 
 class WorkMeter:
-    """batch: requests that the replica works on at once without slowing them down. clock: seconds."""
+    """batch: number of requests that the replica runs at once without slowing them down. clock: seconds."""
 
     def __init__(self, batch: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self._batch, self._clock = batch, clock
         self._now = self._read_at = clock()
         self._running = self._tokens = self._finished = 0
-        # What one request that has been here all the time would have cost, and the replica's busy seconds.
+        # _share: the cost of a request that ran all the time (virtual time). _busy: the replica's busy seconds.
         self._share = self._busy = self._busy_when_read = 0.0
         self._mean_seconds = self._mean_tokens = 0.0
 
     @contextmanager
     def request(self, tokens: int) -> Iterator[None]:
-        """Around one request of so many tokens to read. One that fails or is aborted teaches nothing about costs."""
+        """Enclose one request with `tokens` prompt tokens. Failed and aborted requests do not change the mean costs."""
         self._advance()
         begin = self._share
         self._running += 1
@@ -42,11 +42,11 @@ class WorkMeter:
             self._tokens -= tokens
 
     def stats(self) -> dict[str, float]:
-        """What `cluster.serve.autoscaling` reads.
+        """The numbers for `cluster.serve.autoscaling`.
 
-        tokens_in_flight: to read, of the requests that run. busy: share of the time since the last call, 0 to 1.
-        seconds_per_request, seconds_per_token: means over about the last ten requests; left out before the first, as
-        Serve averages over time: a new replica's zeros would make its pool look cheap for a while.
+        tokens_in_flight: prompt tokens of the running requests. busy: busy share of the time since the last call, 0 to
+        1. seconds_per_request, seconds_per_token: means over about the last ten requests. They are missing before the
+        first request has ended, because Serve averages over replicas and time and would average in their zeros.
         """
         self._advance()
         elapsed, busy = self._now - self._read_at, self._busy - self._busy_when_read

@@ -1,4 +1,4 @@
-"""What the two actors tell of themselves: metrics, trace spans and log records.
+"""Metrics, trace spans and log records of the two actors.
 
-Lives here: names, units and exporters. Not here: what is measured, which the engines count.
+Lives here: names, units and exporters. Not here: the counting, which the engines do.
 """

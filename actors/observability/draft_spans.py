@@ -1,4 +1,4 @@
-"""Spans of drafting on a speculator replica: one for each session, from its selection until it ends."""
+"""Trace spans of drafting on a speculator replica: one per session, from its selection to its end."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ DRAFT = "skim.speculator.draft"
 
 
 class DraftSpans:
-    """Those that are open, by session; one that came from elsewhere (restored) has none: its trace is not known."""
+    """The open spans, by session. A restored session has none, because its trace is unknown here."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -21,11 +21,11 @@ class DraftSpans:
         entered = self._tracer.span(DRAFT, trace)
         span = entered.__enter__()
         if span.recording:
-            self._leave(session)  # clients choose ids, and may choose one twice
+            self._leave(session)  # clients choose the ids and may use one twice
             self._open[session] = entered, span
 
     def end(self, session: DrafterSession) -> None:
-        """The session is closed: say what it drafted. What the target made of its last drafts nobody told."""
+        """The session is closed: record what it drafted. Whether the last drafts were accepted is unknown here."""
         if found := self._open.get(session.id):
             counts = {"draft_rounds": session.rounds, "drafts": session.drafts, "accepted_drafts": session.accepted}
             named = {f"skim.{name}": count for name, count in counts.items()}
@@ -33,7 +33,7 @@ class DraftSpans:
             self._leave(session.id)
 
     def close(self) -> None:
-        """End what is open: the replica stops."""
+        """End all open spans, because the replica stops."""
         for session in list(self._open):
             self._leave(session)
 

@@ -1,7 +1,7 @@
-"""Our own log records go where Ray Serve's go: into its files, in the format of `observability.log_format`.
+"""Send Skim's log records to Ray Serve's log files, in the format of `observability.log_format`.
 
-Serve sets up its own logger alone (ray.serve._private.logging_utils). Through it a record carries what Serve knows: the
-deployment, the replica, and the request's id, which it passes from the router on to the pools.
+Serve configures only its own logger (ray.serve._private.logging_utils). Records that pass through it carry the
+deployment, the replica and the request's id, which Serve forwards from the router to the pools.
 """
 
 import logging
@@ -13,14 +13,14 @@ PACKAGES = ("actors", "kv_transfer", "router", "speculator_service", "target_ser
 
 
 class _ToServe(logging.Handler):
-    """Hands on to whatever handlers Serve's logger has by then."""
+    """Passes each record to the handlers that Serve's logger has at that time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger("ray.serve").handle(record)
 
 
 def log_through_serve() -> None:
-    """For a replica's process, at its start; elsewhere nothing changes. An engine's own processes are not reached."""
+    """Call this when a replica's process starts; elsewhere it does nothing. Processes of engines are not affected."""
     try:
         serve.get_replica_context()
     except RayServeException:

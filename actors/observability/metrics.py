@@ -1,4 +1,4 @@
-"""Records the metrics of `metric_table` through Ray, which exports them on every node for Prometheus."""
+"""Records the metrics of `metric_table` through Ray, which exports them to Prometheus on every node."""
 
 import asyncio
 import logging
@@ -15,15 +15,15 @@ INTERVAL_S = 5.0
 
 
 class Meter(Protocol):
-    """What records; tests give one that remembers."""
+    """Records metrics. Tests use one that stores them."""
 
     def record(self, name: str, value: float, **tags: str) -> None:
-        """Add `value` to a counter, set a gauge to it, or count it in a histogram, as METRICS says of `name`."""
+        """Add `value` to a counter, set a gauge to it, or observe it in a histogram, by the kind of METRICS[name]."""
         ...
 
 
 class RayMeter:
-    """Meter over ray.serve.metrics. An instrument is made when it is first needed, and there is one of each."""
+    """Meter over ray.serve.metrics. It creates each instrument once, at its first use."""
 
     def __init__(self) -> None:
         self._record: dict[str, Callable[..., None]] = {}
@@ -37,7 +37,7 @@ class RayMeter:
 def _instrument(metric: Metric) -> Callable[..., None]:
     if metric.kind == "counter":
         increase = Counter(metric.name, metric.text, metric.tags).inc
-        # Ray takes no increment of nothing.
+        # Ray refuses an increment of 0.
         return lambda value, tags: increase(value, tags) if value > 0 else None
     if metric.kind == "gauge":
         return Gauge(metric.name, metric.text, metric.tags).set
@@ -45,7 +45,7 @@ def _instrument(metric: Metric) -> Callable[..., None]:
 
 
 class PoolMetrics:
-    """Publishes what `stats` gives, again and again; pool: `speculator` or `target`."""
+    """Publishes the result of `stats` every INTERVAL_S seconds. pool: `speculator` or `target`."""
 
     def __init__(self, pool: str, stats: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         self._stats, self._counts = stats, PoolCounts(pool, RayMeter())
@@ -57,14 +57,14 @@ class PoolMetrics:
             await asyncio.sleep(INTERVAL_S)
             try:
                 self._counts.record(await self._stats())
-            except Exception as error:  # a metric is never worth an engine
+            except Exception as error:  # a failed metric must not stop an engine
                 logger.warning("no %s metrics this time: %s", self._pool, error)
 
 
 class PoolCounts:
-    """Records a pool's counts since its start: of those that only rise, what they rose by since the last time.
+    """Records a pool's counts since its start. For a counter it records the increase since the last call.
 
-    A count that is no metric is left out.
+    A count without a metric is ignored.
     """
 
     def __init__(self, pool: str, meter: Meter) -> None:
@@ -80,7 +80,7 @@ class PoolCounts:
 
 
 def samples(pool: str, stats: Mapping[str, Any]) -> Iterator[tuple[Metric, dict[str, str], float]]:
-    """Each number in `stats` with its metric and tags. A mapping's keys, or a list's places, are the metric's tag."""
+    """Each number in `stats` with its metric and tags. The tag is the key in a mapping, or the index in a list."""
     for count, value in stats.items():
         if (metric := pool_metric(pool, count)) is None:
             continue

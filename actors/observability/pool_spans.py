@@ -1,4 +1,4 @@
-"""What the spans of the two pools say: how much was read and kept, how long the answer is, never what they are."""
+"""The attributes of the two pools' spans: numbers of tokens and times, never text."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ SELECT = "skim.speculator.select"
 FIRST_TOKEN = "skim.first_token"
 
 DELTA = 1
-"""SamplingParams.output_kind (vLLM's RequestOutputKind) where outputs hold what is new alone; the engines' default."""
+"""SamplingParams.output_kind (vLLM's RequestOutputKind) for outputs with new tokens only; the engines' default."""
 
 
 def note_selection(span: Span, request_id: str, selection: Selection) -> None:
-    """What a selection kept. request_id: as the engines have it."""
+    """Record what a selection kept. request_id: the engine's id of the request."""
     if not span.recording:
         return
     kept = selection.kept
@@ -33,7 +33,7 @@ def note_selection(span: Span, request_id: str, selection: Selection) -> None:
 
 
 def note_select_parts(span: Span, selection: Selection, info: ModelInfo) -> None:
-    """Its parts, as the engine timed them, one after the other: queue, speculate, select."""
+    """Add a span for each part of a selection, from the engine's times: queue, speculate, select."""
     if not span.recording:
         return
     span.set(_model(info))
@@ -45,7 +45,7 @@ def note_select_parts(span: Span, selection: Selection, info: ModelInfo) -> None
 
 
 class AnswerTally:
-    """Counts the outputs of one request if its span records. sampling: as in GenerateRequest."""
+    """Counts the output tokens of one request, if its span is recorded. sampling: as in GenerateRequest."""
 
     def __init__(self, span: Span, sampling: Mapping[str, Any]) -> None:
         self._counts = span.recording
@@ -64,7 +64,7 @@ class AnswerTally:
 
     @property
     def tokens(self) -> int:
-        """Of all `n` answers together."""
+        """Output tokens of all `n` answers together."""
         return sum(self._tokens.values())
 
     def attributes(self) -> Attributes:
@@ -88,7 +88,7 @@ class AnswerSpan:
             self._note_first(output)
 
     def _note_first(self, output: GenerateOutput) -> None:
-        """The engine's own times, where it tells some: an output may come long after its first token (FINAL_ONLY)."""
+        """Use the engine's own times if it has them: with FINAL_ONLY the output comes long after the first token."""
         queue = output.timings.get("queue", 0.0)
         self._first_at = queue + output.timings["prefill"] if "prefill" in output.timings else self.span.now()
         self.span.part("skim.target.queue", 0.0, queue)
@@ -104,7 +104,7 @@ class AnswerSpan:
 
 @contextmanager
 def answer_span(tracer: Tracer, request: GenerateRequest, info: ModelInfo) -> Iterator[AnswerSpan]:
-    """Around a target's work on `request`: skim.target.generate, or a split target's prefill_leg and decode_leg."""
+    """A span around a target's work on `request`: skim.target.generate, or prefill_leg and decode_leg if split."""
     whole = "decode_leg" if request.kv_blocks is not None else "generate"
     with tracer.span(f"skim.target.{'prefill_leg' if request.prefill_only else whole}", request.trace) as span:
         if span.recording:

@@ -1,7 +1,7 @@
-"""Spans of a request, as the router and the pools call them; where traces are off they are nothing at all.
+"""The interface for trace spans, and its no-op implementation for deployments without traces.
 
-`tracing_otlp` beside this file makes the real ones. It alone imports OpenTelemetry, and it is imported only where a
-deployment asks for traces.
+The real implementation is `tracing_otlp`. Only that file imports OpenTelemetry, and it is imported only if the
+deployment file asks for traces.
 """
 
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ Kind = Literal["internal", "client", "server"]
 
 REQUEST_ID = "x-request-id"
 TRACE_HEADERS = ("traceparent", "tracestate", REQUEST_ID)
-"""What continues a trace elsewhere: the two headers of W3C Trace Context, and the id that log records have."""
+"""Headers that continue a trace in another process: W3C Trace Context, and the request id of the log records."""
 
 
 class Span(Protocol):
-    """One part of a request's way. It ends with its `with` block: an exception marks it as failed, by its class alone,
-    and a cancelled one as cancelled. Nobody puts text of a prompt or an answer into it.
+    """One timed part of a request. It ends with its `with` block. An exception marks it as failed, with the exception's
+    class only; a cancellation marks it as cancelled. It must never contain text of a prompt or an answer.
 
-    recording: false where traces are off or this request is not sampled. Times are milliseconds since its start.
+    recording: False if traces are off or this request is not sampled. Times are milliseconds since the span's start.
     """
 
     recording: bool
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """TRACE_HEADERS for whoever works on; None where traces are off."""
+        """TRACE_HEADERS for the next process; None if traces are off."""
         ...
 
     def child(self, name: str, kind: Kind = "internal") -> AbstractContextManager["Span"]:
-        """A span below this one."""
+        """Start a child span."""
         ...
 
     def part(self, name: str, begin_ms: float, end_ms: float) -> None:
-        """A span below this one that is over already."""
+        """Add a child span that has already ended."""
         ...
 
     def now(self) -> float: ...
@@ -47,27 +47,27 @@ class Span(Protocol):
     def event(self, name: str, at_ms: float) -> None: ...
 
     def fail(self, error: str) -> None:
-        """Mark it as failed. error: a class of errors, never a message, which may quote what a client sent."""
+        """Mark the span as failed. error: the name of an error class; a message might quote the client's text."""
         ...
 
 
 class Tracer(Protocol):
-    """What begins spans in a process."""
+    """Starts spans in a process."""
 
     def span(self, name: str, headers: Mapping[str, str] | None) -> AbstractContextManager[Span]:
-        """A span of kind server, below the one whose `headers` came with the request, or the first one of a trace.
+        """Start a span of kind server: a child of the span in `headers`, or the first span of a new trace.
 
-        None is a request that nobody traces: it gets no span.
+        headers None: the request is not traced and gets a no-op span.
         """
         ...
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for."""
+        """Send the remaining spans. Does not wait for a collector that does not answer."""
         ...
 
 
 class _NoSpan:
-    """Span where traces are off."""
+    """The span if traces are off: it does nothing."""
 
     recording = False
     headers = None
@@ -85,7 +85,7 @@ class _NoSpan:
 
 
 class _NoTracer:
-    """Tracer where traces are off."""
+    """The tracer if traces are off."""
 
     def span(self, name: str, headers: Mapping[str, str] | None) -> AbstractContextManager[Span]:
         return _NOTHING
@@ -100,7 +100,7 @@ _NOTHING = nullcontext(NO_SPAN)
 
 
 def create_tracer(settings: Mapping[str, Any] | None) -> Tracer:
-    """settings: endpoint, sample_ratio and service_name of `observability.traces`; None: traces are off."""
+    """settings: endpoint, sample_ratio and service_name of `observability.traces`; None means that traces are off."""
     if settings is None:
         return NO_TRACER
     from actors.observability.tracing_otlp import otlp_tracer

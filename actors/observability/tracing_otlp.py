@@ -1,8 +1,8 @@
-"""Spans by OpenTelemetry, sent to a collector by OTLP over HTTP. The only file that imports OpenTelemetry.
+"""OpenTelemetry spans, sent to a collector by OTLP over HTTP. Only this file imports OpenTelemetry.
 
-The provider is this module's own, not the process's: vLLM sets that one if it is told to trace (vllm.tracing.otel).
-Parents are always named, never taken from a context variable: an answer's async generator may end in another context
-than it began in.
+This module has its own tracer provider, because vLLM sets the process-wide provider when its traces are on
+(vllm.tracing.otel). Parents are always passed explicitly, never by a context variable, because an async generator may
+end in another context than the one it began in.
 """
 
 import asyncio
@@ -27,26 +27,26 @@ from ray.serve.exceptions import RayServeException
 from actors.observability.tracing import NO_SPAN, REQUEST_ID, Attributes, Kind, Span
 
 CLOSE_S = 5.0
-"""How long a replica that stops waits for its last spans to be sent."""
+"""How long a stopping replica waits until its last spans are sent, in seconds."""
 
 TRACES_PATH = "/v1/traces"
-"""Where OTLP over HTTP takes spans, below the endpoint (OpenTelemetry's OTEL_EXPORTER_OTLP_ENDPOINT)."""
+"""The path for spans below the OTLP/HTTP endpoint (OpenTelemetry's OTEL_EXPORTER_OTLP_ENDPOINT)."""
 
 _KINDS = {kind: trace.SpanKind[kind.upper()] for kind in ("internal", "client", "server")}
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def otlp_tracer(endpoint: str, sample_ratio: float, service_name: str) -> "OtelTracer":
-    """As `observability.traces` says. Batches go out in a thread of their own; what a full queue cannot take is lost.
+    """A tracer with the settings of `observability.traces`. A thread sends spans in batches; a full queue drops them.
 
-    Of OpenTelemetry's environment variables, those of the exporter hold (OTEL_EXPORTER_OTLP_HEADERS, ..._CERTIFICATE).
+    The exporter's environment variables are in effect (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
     """
     exporter = OTLPSpanExporter(endpoint.rstrip("/") + TRACES_PATH)
     return OtelTracer(BatchSpanProcessor(exporter), sample_ratio, _resource(service_name))
 
 
 def _resource(service_name: str) -> dict[str, str]:
-    """Who makes the spans: `skim-target` and the replica's id, where Serve runs this process."""
+    """The resource attributes: in a Serve replica, a service name such as `skim-target` and the replica's id."""
     try:
         replica = serve.get_replica_context()
     except RayServeException:
@@ -59,7 +59,7 @@ def _resource(service_name: str) -> dict[str, str]:
 
 
 class OtelTracer:
-    """Tracer over an OpenTelemetry provider. sample_ratio: of traces that begin here; others follow their parent."""
+    """Tracer over an OpenTelemetry provider. sample_ratio: for traces that begin here; others follow their parent."""
 
     def __init__(
         self, processor: SpanProcessor, sample_ratio: float = 1.0, resource: Mapping[str, str] | None = None
@@ -79,14 +79,14 @@ class OtelTracer:
         return OtelSpan(self._tracer, name, parent, "server", headers.get(REQUEST_ID))
 
     def close(self) -> None:
-        # The provider would wait for half a minute, and as long again at the interpreter's end.
+        # By itself the provider waits half a minute, and again when the interpreter exits.
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(CLOSE_S)
 
 
 class OtelSpan:
-    """Span over an OpenTelemetry span; it begins when it is made."""
+    """Span over an OpenTelemetry span. It begins when it is created."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class OtelSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # When a client hangs up, vLLM's front cancels what it called and returns at once: that is still open.
+        # When a client hangs up, vLLM's front cancels its calls and returns at once; their spans are still open here.
         if self._children or isinstance(error, asyncio.CancelledError | GeneratorExit):
             self._cancel()
         elif kind is not None:
@@ -152,7 +152,7 @@ class OtelSpan:
         self._span.set_status(trace.StatusCode.ERROR)
 
     def _cancel(self) -> None:
-        """With it those above that have not ended."""
+        """Mark this span and its open ancestors as cancelled."""
         if self._span.is_recording():
             self._span.set_attribute("skim.cancelled", True)
             if self._above is not None:

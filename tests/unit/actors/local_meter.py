@@ -4,7 +4,7 @@ from actors.observability.metric_table import METRICS
 
 
 class LocalMeter:
-    """A Meter that remembers: `recorded[name]` is a list of (value, tags). What is no metric, or lacks a tag, fails."""
+    """A Meter that stores: `recorded[name]` is a list of (value, tags). An unknown metric or a missing tag fails."""
 
     def __init__(self) -> None:
         self.recorded: dict[str, list[tuple[float, dict[str, str]]]] = {}

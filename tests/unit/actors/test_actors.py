@@ -1,4 +1,4 @@
-"""The pools' deployment classes over mock engines: bytes in, bytes out, and no inside shown."""
+"""The pools' deployment classes with mock engines: encoded messages in and out, and no internal details in errors."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ IDS = np.arange(10, 410, dtype=np.int32)
 
 
 async def replica(actor, folder, options, *more):
-    """Made as Serve makes it: its `__init__` is a coroutine."""
+    """Create the actor as Serve does: its `__init__` is a coroutine."""
     made = actor.__new__(actor)
     await made.__init__("mock", str(MODELS / folder), 1, options, *more)
     return made
@@ -80,15 +80,15 @@ async def test_a_selection_is_bytes_in_and_bytes_out():
     assert selection.kept.token_ids.size < 200
 
 
-async def test_an_answer_is_a_sign_and_then_outputs():
+async def test_an_answer_is_accepted_and_then_outputs():
     sign, *outputs = await replies((await target()), generate_request())
     assert sign == ACCEPTED
     decoded = [decode(reply, GenerateOutput) for reply in outputs]
     assert [output.finished for output in decoded] == [False, False, True]
 
 
-async def test_the_sign_comes_before_the_work():
-    """So that the router's wait for a replica does not include the prefill."""
+async def test_accepted_comes_before_the_prefill():
+    """The router's wait for a replica must not include the prefill."""
     actor = await target(prefill_ms=600_000)
     stream = actor.generate(generate_request())
     assert await anext(stream) == ACCEPTED
@@ -124,7 +124,7 @@ async def test_an_engine_that_is_down_is_unavailable():
 
 
 class Broken:
-    """An engine whose every call raises what no one foresaw."""
+    """An engine whose calls all raise an unexpected error."""
 
     info = None
 
@@ -139,7 +139,7 @@ class Broken:
         pass
 
 
-async def test_what_was_not_foreseen_shows_nothing_of_its_inside(caplog):
+async def test_an_unexpected_error_shows_no_details(caplog):
     actors = (await speculator()), (await target())
     actors[0]._service.engine.score = Broken().score
     actors[1]._engine = Broken()
@@ -189,7 +189,7 @@ async def test_a_session_can_be_ended_from_outside():
 
 
 async def test_a_replica_measures_its_work():
-    """The speculator by the whole prompt, the target by what was kept; an abort is over, and teaches nothing."""
+    """The speculator counts the whole prompt, the target the kept tokens. An aborted request does not change costs."""
     for actor, ask in (
         (await speculator(latency_ms=1), lambda actor: selected(actor, select_request())),
         (await target(prefill_ms=1), lambda actor: replies(actor, generate_request())),

@@ -1,4 +1,4 @@
-"""What requests cost a replica, with a clock of the test's own."""
+"""The cost of requests to a replica, with the test's own clock."""
 
 from contextlib import ExitStack, suppress
 
@@ -20,7 +20,7 @@ class Clock:
 def test_one_after_the_other():
     clock = Clock()
     meter = WorkMeter(clock=clock)
-    assert meter.stats() == {"tokens_in_flight": 0, "busy": 0}  # nothing is known of costs
+    assert meter.stats() == {"tokens_in_flight": 0, "busy": 0}  # no cost is known yet
     for _ in range(3):
         with meter.request(1000):
             clock.wait(2)
@@ -43,7 +43,7 @@ def test_the_busy_share_is_that_since_the_last_reading():
 
 
 def both_for(seconds, batch):
-    """Two requests at once, and what the meter says of them."""
+    """Run two requests at once. Returns the meter's numbers."""
     clock = Clock()
     meter = WorkMeter(batch, clock)
     with meter.request(100), meter.request(300):
@@ -52,7 +52,7 @@ def both_for(seconds, batch):
 
 
 def test_those_that_run_at_once_share_the_time():
-    """Twice as long because there are two is no higher cost: their costs sum up to the busy time."""
+    """Two requests that run at once take twice as long but cost no more: their costs add up to the busy time."""
     stats = both_for(4, batch=1)
     assert stats["seconds_per_request"] == pytest.approx(2.0)
     assert stats["seconds_per_token"] == pytest.approx(0.01)
@@ -65,7 +65,7 @@ def test_below_its_batch_a_replica_is_not_full():
     assert stats["busy"] == pytest.approx(2 / 8)
 
 
-def test_what_fails_teaches_nothing_but_ends():
+def test_a_failed_request_ends_and_does_not_change_the_costs():
     clock = Clock()
     meter = WorkMeter(clock=clock)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Spans of a process that is only thought of, in memory."""
+"""Records the spans of an imagined process in memory."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from actors.observability.tracing_otlp import OtelTracer
 
 
 class SpanRecorder(SpanProcessor):
-    """What one process records. spans: those that have ended, in that order. open: how many have not."""
+    """The recorded spans of one process. spans: ended spans, in the order of their ends. open: number of open spans."""
 
     def __init__(self, sample_ratio: float = 1.0) -> None:
         self.spans: list[ReadableSpan] = []

@@ -1,4 +1,4 @@
-"""Records of our own in the log files of Ray Serve, made by its own code, without a Ray that runs."""
+"""Skim's log records in the log files of Ray Serve, written by Serve's own code, without a running Ray."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from actors.observability.logs import PACKAGES, log_through_serve
 
 @pytest.fixture
 def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`replica(encoding)`: this process logs as a replica of Serve does; gives its log file. All is put back."""
+    """`replica(encoding)` makes this process log like a Serve replica and returns the log file. Undone at the end."""
     loggers = [logging.getLogger(name) for name in ("ray.serve", *PACKAGES)]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     monkeypatch.setattr(logging_utils, "RAY_SERVE_LOG_TO_STDERR", True)  # else it takes print and stdout over
@@ -74,7 +74,7 @@ def test_text_has_the_id_too(replica: Any, request_id: str) -> None:
 
 
 def test_without_it_our_records_are_not_there(replica: Any) -> None:
-    """The control: Serve's own logging does not reach loggers of ours."""
+    """Negative control: Serve's logging alone does not include our loggers."""
     file = replica("JSON")
     for name in PACKAGES:
         logging.getLogger(name).handlers = []

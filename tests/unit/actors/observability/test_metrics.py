@@ -1,4 +1,4 @@
-"""The table of metrics, the counts that the pools keep, and that the two agree."""
+"""The table of metrics agrees with the counts of the pools and with the document."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_counters_get_what_came_since_and_gauges_what_is() -> None:
 
 
 def test_each_metric_is_an_instrument_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's classes check names, tags and buckets; recording goes nowhere without a Ray that runs."""
+    """Ray's classes check names, tags and buckets. Without a running Ray, recording has no effect."""
     recorded = []
 
     def remember(self: Any, value: float, tags: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the actors trace, and what traces cost: nothing where they are off, no wait where nobody takes them."""
+"""The actors' traces. They cost nothing if they are off, and a missing collector causes no wait."""
 
 import socket
 import subprocess
@@ -43,7 +43,7 @@ HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-
 
 
 def loaded_by(code):
-    """The modules of OpenTelemetry that a fresh process has after `code`."""
+    """The OpenTelemetry modules that a new process has imported after `code`."""
     code += "; import sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -138,7 +138,7 @@ async def test_an_error_tells_its_class_alone(monkeypatch):
 
 
 async def drafting(monkeypatch, recorder):
-    """A speculator with one session; the addresses of its draft server are of no use here."""
+    """A speculator with one session. The address of its draft server is not used."""
     monkeypatch.setattr(actors.speculator, "create_tracer", lambda settings: recorder.tracer)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     actor = SpeculatorActor.__new__(SpeculatorActor)
@@ -192,13 +192,13 @@ async def test_a_replica_that_stops_sends_what_it_has(monkeypatch):
 
 @pytest.fixture
 def dead_collector():
-    """A port that takes connections and never answers."""
+    """A port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 async def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch, dead_collector):
-    """Requests pass while the exporter hangs, and the replica stops while it still does."""
+    """While the exporter hangs, requests are served and the replica can stop."""
     monkeypatch.setattr(actors.observability.tracing_otlp, "CLOSE_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "3")
     tracer = create_tracer({"endpoint": dead_collector, "sample_ratio": 1.0, "service_name": "skim"})
