@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_origin
 
 import msgspec
 import numpy as np
+from pydantic import ValidationError
 
 from kv_transfer.arrays import ELEMENT_TYPES, decode_array, encode_array
 from kv_transfer.draft_columns import ReplyColumns, RequestColumns
@@ -25,6 +26,7 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
+from kv_transfer.validation import sentence
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 32 * 2**20
@@ -127,7 +129,10 @@ def _encode_hook(value: Any) -> Any:
 
 def _decode_hook(wanted: type, value: Any) -> Any:
     if wanted in (SelectionOptions, DecodeOptions):
-        return wanted.model_validate(value)
+        try:
+            return wanted.model_validate(value)
+        except ValidationError as e:
+            raise ValueError(sentence(e)) from None
     if get_origin(wanted) is np.ndarray and getattr(value, "dtype", None) == ELEMENT_TYPES[wanted]:
         return value
     raise ValueError(f"an array of {ELEMENT_TYPES[wanted].__name__} was expected, {type(value).__name__} came")

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
 
@@ -120,10 +121,10 @@ class Option(Generic[Options]):
 
     def _readable(self, error: ValidationError) -> InvalidOptionError:
         """One sentence for the first thing that is wrong: the field, what was sent, what it may be."""
-        first = error.errors(include_url=False)[0]
-        param = ".".join([self.name, *(str(part) for part in first["loc"])])
-        allowed = describe_range(self.model, str(first["loc"][0]))
-        return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first['input'])}", param)
+        first = problems(error)[0]
+        param = f"{self.name}.{first.name}"
+        allowed = describe_range(self.model, str(first.location[0]))
+        return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first.given)}", param)
 
 
 PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"})

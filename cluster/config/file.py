@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from kv_transfer.errors import SkimError
+from kv_transfer.validation import Problem, problems
 
 Location = tuple[int | str, ...]
 LineOf = Callable[[Location], int | None]
@@ -73,28 +74,18 @@ def _lines(node: yaml.Node | None, location: Location = ()) -> Iterator[tuple[Lo
 
 
 def sentence(error: ValidationError, model: type[BaseModel], line: LineOf) -> str:
-    """All that is wrong, each with its line and dotted name: `line 3: router.port: should be less than ...`."""
-    return "; ".join(_problem(dict(e), model, line) for e in error.errors(include_url=False))
+    """All problems, each with its line and dotted name: `line 3: router.port: should be less than ...`."""
+    return "; ".join(_in_its_line(problem, model, line(problem.location)) for problem in problems(error))
 
 
-def _problem(error: dict[str, Any], model: type[BaseModel], line: LineOf) -> str:
-    location: Location = error["loc"]
-    number = line(location)
-    where = f"line {number}: " if number else ""
-    name = ".".join(map(str, location))
-    if error["type"] == "missing":
-        return f"{where}{name}: is missing"
-    if error["type"] == "extra_forbidden":
-        known = settings_of(model, location[:-1])
-        close = get_close_matches(str(location[-1]), known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"the settings here are {', '.join(known)}"
-        return f"{where}{name}: is not a setting; {hint}"
-    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    # A section's own rule names what it is about; its whole content would only be noise.
-    given = (
-        "" if isinstance(error["input"], dict) and error["type"] == "value_error" else f", not {error['input']!r:.60}"
-    )
-    return f"{where}{name}: {message}{given}"
+def _in_its_line(problem: Problem, model: type[BaseModel], line: int | None) -> str:
+    hint = ""
+    if problem.kind == "extra_forbidden":
+        known = settings_of(model, problem.location[:-1])
+        close = get_close_matches(str(problem.location[-1]), known, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(known)}"
+    where = f"line {line}: " if line else ""
+    return f"{where}{problem.name}: {problem.fault}{hint}"
 
 
 def settings_of(model: type[BaseModel], location: Location) -> list[str]:

@@ -8,6 +8,7 @@ from vllm.sampling_params import SamplingParams
 
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions
+from kv_transfer.validation import sentence
 from target_service.vllm_backend.proposer import CHANNEL, PROPOSER
 
 WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
@@ -34,8 +35,7 @@ def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
     try:
         return DecodeOptions.model_validate(dict(fields)) if fields is not None else DecodeOptions(method="none")
     except ValidationError as e:
-        wrong = e.errors()[0]
-        raise SkimError(f"decode option {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        raise SkimError(f"decode option {sentence(e)}") from None
 
 
 def speculation_options(
