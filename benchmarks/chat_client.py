@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 
 from kv_transfer.errors import SkimError
+from router.server_sent_events import read_event
+from router.server_timing import read_server_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,9 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
             raise SkimError(f"{url} answered {response.status}: {(await response.text())[:300]}")
         if body.get("stream"):
             async for line in response.content:
-                if not line.startswith(b"data: {"):
+                event = read_event(line)
+                if event is None:
                     continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise SkimError(f"{url} ended its answer with an error: {event['error']}")
                 request_id = event["id"]
                 # The first event of a chat carries the role and no token.
                 if event["choices"] and "role" not in event["choices"][0].get("delta", ()):
@@ -50,11 +50,5 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
             answer = await response.json()
             request_id, chunks = answer["id"], answer["usage"]["completion_tokens"]
         end = time.perf_counter()
-    timing = server_timing(response.headers.get("server-timing", ""))
+    timing = read_server_timing(response.headers.get("server-timing", ""))
     return Timed(1e3 * ((first or end) - began), 1e3 * (end - began), chunks, timing, request_id)
-
-
-def server_timing(header: str) -> dict[str, float]:
-    """The milliseconds of each part in a `Server-Timing` header."""
-    parts = (part.partition(";dur=") for part in header.split(", ") if part)
-    return {name: float(ms) for name, _, ms in parts}

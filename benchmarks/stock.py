@@ -25,6 +25,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import SkimError
+from router.server_timing import read_server_timing
 from vllm_hooks.start_up import cpu_processes
 
 
@@ -76,8 +77,7 @@ class Reply:
     @property
     def server_timing(self) -> dict[str, float]:
         """Milliseconds by part; empty if the server sends no such header."""
-        parts = (part.partition(";dur=") for part in self.headers.get("server-timing", "").split(", ") if part)
-        return {name: float(ms) for name, _, ms in parts}
+        return read_server_timing(self.headers.get("server-timing", ""))
 
 
 class StreamingClient:

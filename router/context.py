@@ -14,11 +14,7 @@ from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import DecodeOptions
 from router.options import InvalidOptionError, PrefillOptions
-
-# In the order in which they happen. What they leave of the total is the router's own work, or decoding.
-TIMING_PARTS = ("tokenize", "queue", "speculate", "select", "transfer", "prefill")
-TOTAL = "total"
-"""From the request's arrival until its first token, or its whole answer if it is not streamed, could leave."""
+from router.server_timing import TOTAL, write_server_timing
 
 
 @dataclass(slots=True)
@@ -127,7 +123,7 @@ class RequestContext:
             for name, ms in outcome.timings.items():
                 parts[name] = max(parts.get(name, 0.0), ms)
         parts[TOTAL] = 1e3 * (time.perf_counter() - self.arrived)
-        return ", ".join(f"{name};dur={parts[name]:.2f}" for name in (*TIMING_PARTS, TOTAL) if name in parts)
+        return write_server_timing(parts)
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("skim_request", default=None)

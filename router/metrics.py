@@ -1,7 +1,8 @@
 """What the router tells Prometheus of each prompt: how it ran and why, what was kept, and when its first token came."""
 
 from actors.observability.metrics import Meter
-from router.context import TIMING_PARTS, TOTAL, Outcome
+from router.context import Outcome
+from router.server_timing import TIMING_PARTS, TOTAL
 
 
 def record_decision(meter: Meter, outcome: Outcome) -> None:

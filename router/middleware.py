@@ -16,6 +16,7 @@ from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode
+from router.server_sent_events import write_error_event
 from router.tracing import TracedRequest, traced_request
 from target_service.limits import reserved_names
 
@@ -101,15 +102,12 @@ class HeldResponse:
             await self._release()
 
     async def fail(self, error: HttpError) -> None:
-        """End with `error`: in place of the response, or as the last event of a stream that has begun.
-
-        OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
-        """
+        """End with `error`: in place of the response, or as the last event of a stream that has begun."""
         if self._ended:
             return
         self._ended = True
         if self._open:
-            event = f"event: error\ndata: {json.dumps({'type': 'error', **error.body()})}\n\n".encode()
+            event = write_error_event(error.body())
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             await _respond(error, self._scope, self._receive, self._send)

@@ -1,6 +1,5 @@
 """`skim demo`: one question about a long document, asked dense and speculative at the same live endpoint."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
+from router.server_sent_events import read_event
+from router.server_timing import read_server_timing
 
 REPOSITORY = Path(__file__).parents[2]
 SHOWN_TOKENS = 360
@@ -100,22 +101,17 @@ def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: b
             response.read()
             raise SkimError(f"the endpoint answered {response.status_code}: {response.text}")
         for line in response.iter_lines():
-            if not line.startswith("data: {"):
+            chunk = read_event(line)
+            if chunk is None:
                 continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise SkimError(f"the endpoint answered with an error: {chunk['error']['message']}")
             request_id = chunk["id"]
             delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
             if delta:
                 ttft = ttft or 1e3 * (time.perf_counter() - sent)
                 text += delta
-    return Answer(text.strip(), ttft, _server_timing(response.headers), response.headers, request_id)
-
-
-def _server_timing(headers: httpx.Headers) -> dict[str, float]:
-    parts = (part.partition(";dur=") for part in headers.get("server-timing", "").split(", ") if part)
-    return {name: float(ms) for name, _, ms in parts}
+    return Answer(
+        text.strip(), ttft, read_server_timing(response.headers.get("server-timing", "")), response.headers, request_id
+    )
 
 
 def _result(document: DemoDocument, dense: Answer, speculative: Answer) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks.chat_client import Timed, server_timing
+from benchmarks.chat_client import Timed
 from benchmarks.overhead import describe, table
 from benchmarks.overhead_parts import PARTS, WAY, added, parts_table, split
+from router.server_timing import read_server_timing
 
 
 def test_what_is_added_is_the_difference_of_the_same_prompts() -> None:
@@ -22,7 +23,7 @@ def test_the_parts_sum_up_to_the_clients_time() -> None:
     header = (
         "tokenize;dur=4.00, queue;dur=1.50, speculate;dur=40.00, select;dur=0.50, transfer;dur=5.00, prefill;dur=30.00"
     )
-    timed = Timed(90.0, 100.0, 4, server_timing(f"{header}, total;dur=83.00"))
+    timed = Timed(90.0, 100.0, 4, read_server_timing(f"{header}, total;dur=83.00"))
     parts = split(timed, select_hop=2.0)
     assert parts == {
         "tokenize": 4.0, "queue": 1.5, "speculate": 40.0, "select": 0.5, "prefill": 30.0,

@@ -9,10 +9,11 @@ import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
 from kv_transfer.messages import DecodeOptions
-from router.context import TIMING_PARTS, RequestContext
+from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.explain import SelectionLog
 from router.options import PrefillOptions, SpeculationOptions
+from router.server_timing import TIMING_PARTS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 

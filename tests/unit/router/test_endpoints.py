@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from router.context import TIMING_PARTS, TOTAL
 from router.middleware import SkimMiddleware
+from router.server_timing import TIMING_PARTS, TOTAL
 from tests.unit.router.conftest import MODEL_NAME
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

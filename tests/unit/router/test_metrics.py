@@ -4,9 +4,10 @@ import pytest
 
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import DecodeOptions
-from router.context import TIMING_PARTS, TOTAL, RequestContext
+from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.options import PrefillOptions, SpeculationOptions
+from router.server_timing import TIMING_PARTS, TOTAL
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 
