@@ -1,4 +1,4 @@
 """The `skim` command line.
 
-Lives here: the commands and what they print. Not here: `skim bench` and `skim eval`, which live with what they run.
+Lives here: the commands and what they print. Not here: `skim bench` (benchmarks/) and `skim eval` (evals/).
 """

@@ -1,4 +1,4 @@
-"""The commands that read a deployment file and start nothing: `skim config check` and `show`, `skim manifests`."""
+"""Commands that only read a deployment file: `skim config check`, `skim config show` and `skim manifests`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 
 @app.command()
 def check(config: ConfigFile) -> None:
-    """Say whether a deployment file is right, and whether its two models fit together if they lie on this machine."""
+    """Check a deployment file, and whether its models fit together if they are on this machine."""
     from cluster.config.load import load_config
     from cluster.serve.preflight import check_models
 
@@ -26,14 +26,14 @@ def check(config: ConfigFile) -> None:
     absent = [model for model in models if not Path(model).exists()]
     if not absent:
         check_models(deployment)
-    _say(f"{config} is right: {_pools(deployment)}")
+    _say(f"{config} is valid: {_pools(deployment)}")
     for model in absent:
-        _say(f"  {model} is not on this machine: the model was not looked at")
+        _say(f"  {model} is not on this machine: the model was not checked")
 
 
 @app.command()
 def show(config: ConfigFile) -> None:
-    """Print a deployment file with every default filled in, as YAML that says the same."""
+    """Print a deployment file with every default filled in, as equivalent YAML."""
     from cluster.config.load import load_config
     from cluster.config.show import as_yaml
 
@@ -42,7 +42,9 @@ def show(config: ConfigFile) -> None:
 
 def manifests(
     config: ConfigFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; made if absent.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; created if missing.")
+    ],
 ) -> None:
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config

@@ -1,4 +1,4 @@
-"""`skim demo`: one question about a long document, asked dense and speculative at the same live endpoint."""
+"""`skim demo`: sends one question about a long document to a live endpoint, once dense and once speculative."""
 
 import time
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ SHOWN_TOKENS = 360
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer. ttft_ms: from sending the request to the first token. parts_ms: the server's own account."""
+    """One streamed answer. ttft_ms: from the request to the first token. parts_ms: the server's times, by part."""
 
     text: str
     ttft_ms: float
@@ -48,7 +48,7 @@ def run_demo(
     json_file: Path | None,
     console: Console,
 ) -> None:
-    """Start the demo deployment, ask, show. Raises SkimError."""
+    """Start the demo deployment, ask the question twice, and show the answers. Raises SkimError."""
     config = _demo_config(target, speculator, port, keep_rate)
     document = make_document(tokens, seed)
     console.print("Starting a speculator, a target and a router on this machine (about 40 s)")
@@ -58,7 +58,7 @@ def run_demo(
     ):
         console.print("  warming up\n")
         for mode in (False, True):
-            # A different document: the measured ones must find no cached prefix.
+            # Warm up with another document: the measured requests must find no cached prefix.
             ask(client, config.served_model_name, make_document(tokens, seed + 1), mode)
         dense = ask(client, config.served_model_name, document, False)
         speculative = ask(client, config.served_model_name, document, True)
@@ -72,7 +72,7 @@ def run_demo(
 def _demo_config(target: Path | None, speculator: Path | None, port: int, keep_rate: float) -> DeploymentConfig:
     example = REPOSITORY / "examples" / "demo.yaml"
     if not example.exists():
-        raise SkimError("the demo's models come with the source: run it in a clone of the repository")
+        raise SkimError("the demo models are only in the repository: run `skim demo` in a clone of it")
     return config_from_flags(
         example,
         {
@@ -85,7 +85,7 @@ def _demo_config(target: Path | None, speculator: Path | None, port: int, keep_r
 
 
 def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: bool) -> Answer:
-    """Stream one answer over HTTP as any client would. Raises SkimError with the server's message."""
+    """Stream one answer over HTTP. Raises SkimError with the server's message."""
     body = {
         "model": model,
         "messages": document.messages,
@@ -138,7 +138,7 @@ def _shown(document: DemoDocument, answer: Answer) -> dict[str, Any]:
 
 
 def _kept_lines(client: httpx.Client, model: str, document: DemoDocument, answer: Answer) -> Text:
-    """The stretch of the document around the record asked for, kept tokens highlighted."""
+    """The text around the record that answers the question, with kept tokens highlighted."""
     body = {"model": model, "messages": document.messages, "return_token_strs": True}
     tokenized = client.post("/tokenize", json=body).raise_for_status().json()
     selection = client.get(f"/v1/requests/{answer.request_id}/selection").raise_for_status().json()

@@ -1,9 +1,9 @@
 """Documents for the demo pair: records hidden in filler sentences, and one question about one record.
 
-The demo models (`demo_models/`) can do one thing: read a document of plain sentences in which some state a record,
-"The price of the golden kettle is 4821.", and answer one question about one of them. This module makes such documents.
-`skim demo` shows them, and `examples/train_demo_pair/` trains on the same words and sentences, so that the vocabulary
-has one home. Pure Python; every document follows from its seed.
+The demo models (`demo_models/`) can do one task: read a document in which some sentences state a record, such as
+"The price of the golden kettle is 4821.", and answer one question about one record. This module makes such documents.
+`skim demo` and `examples/train_demo_pair/` both use its words and sentences. Pure Python; a document is a function of
+its seed.
 """
 
 import random
@@ -27,7 +27,7 @@ NOUNS = words(
     drum clock"""
 )
 ATTRIBUTES = ("passcode", "price", "weight", "number")
-# Training never uses these in a record or a question, only in filler: they measure what carries over to unseen words.
+# Training uses these words in filler only, never in a record or a question: they measure generalisation to new words.
 HELD_OUT_ADJECTIVES = ADJECTIVES[::6]
 HELD_OUT_NOUNS = NOUNS[3::6]
 
@@ -68,7 +68,7 @@ FILLER_SENTENCES = (
     "Every {time}, a {animal} could be heard behind the {place}.",
     "The people of the {place} were proud of their {food}.",
 )
-# They name a thing without stating a record of it, so that the words alone do not give a record away.
+# These sentences name a thing without a record of it, so that the words alone do not mark a record.
 DISTRACTOR_SENTENCES = (
     "The {adjective} {noun} was left near the {place}.",
     "{person} carried the {adjective} {noun} to the {place}.",
@@ -76,7 +76,7 @@ DISTRACTOR_SENTENCES = (
 QUESTION = "Question: {opening} the {order}{attribute} of the {adjective} {noun}?"
 OPENING = "What is"
 
-# How the demo tokenizer splits text: a word with its leading space, two digits, one digit, punctuation, white space.
+# Pieces of the demo tokenizer: a word with its leading space, two digits, one digit, punctuation, white space.
 PIECE_PATTERN = r" ?[A-Za-z]+| ?\d{2}| ?\d| ?[^\sA-Za-z\d]+|\s"
 _PIECES = re.compile(PIECE_PATTERN)
 _TEMPLATE_TOKENS = 4  # <|bos|><|user|> before the message, <|end|><|assistant|> after it
@@ -95,7 +95,7 @@ class Record:
         return f"The {self.attribute} of the {self.adjective} {self.noun} is {self.value}."
 
     def question(self, opening: str = OPENING, order: str = "", wording: str = QUESTION) -> str:
-        """The question that this record answers. order: "", "first" or "last" (of two records for one key)."""
+        """The question about this record. order: "", or "first" or "last" if two records have the same key."""
         return wording.format(
             opening=opening,
             order=f"{order} " if order else "",
@@ -140,18 +140,17 @@ def count_tokens(text: str) -> int:
 
 
 def filler_sentence(rng: random.Random) -> str:
-    """One sentence that holds no record; a few name a thing that records may name too."""
+    """One sentence without a record. A few of them name a thing that may have a record."""
     template = rng.choice(DISTRACTOR_SENTENCES) if rng.random() < 0.06 else rng.choice(FILLER_SENTENCES)
     chosen = {slot: rng.choice(FILLER_WORDS[slot]) for slot in re.findall(r"{(\w+)}", template)}
     return template.format(**chosen)
 
 
 def make_document(tokens: int, seed: int = 0) -> DemoDocument:
-    """A document whose chat prompt has `tokens` tokens or a few less, about a quarter of it records.
+    """A document whose chat prompt has `tokens` tokens or a few less; about a quarter of them belong to records.
 
-    No two records name the same thing, and none uses a held-out word. The record asked for stands in the middle
-    three fifths of the document.
-    Raises ValueError for fewer than 100 tokens.
+    No two records name the same thing, and none uses a held-out word. The record that the question asks for is in the
+    middle three fifths of the document. Raises ValueError for fewer than 100 tokens.
     """
     if tokens < 100:
         raise ValueError(f"a demo document needs at least 100 tokens, not {tokens}: ask for more")
@@ -160,7 +159,7 @@ def make_document(tokens: int, seed: int = 0) -> DemoDocument:
     nouns = [word for word in NOUNS if word not in HELD_OUT_NOUNS]
     things = rng.sample([(a, n) for a in adjectives for n in nouns], k=min(650, max(2, tokens // 45)))
     records = [Record(rng.choice(ATTRIBUTES), a, n, f"{rng.randrange(10_000):04d}") for a, n in things]
-    # Every question and every record has the same length, so any of them gives the room that is left.
+    # All questions have the same length, and so have all records: the first one gives the space that is left.
     budget = tokens - _TEMPLATE_TOKENS - 1 - count_tokens(" " + records[0].question())
     sentences = [record.sentence() for record in records]
     used = sum(count_tokens(" " + sentence) for sentence in sentences)

@@ -1,4 +1,4 @@
-"""Groups of the command line whose commands are imported only when they are asked for."""
+"""Command groups whose commands are imported only when they are used."""
 
 from importlib import import_module
 from typing import Any
@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 def lazy_group(commands: dict[str, str], *, panel: str | None = None) -> type[TyperGroup]:
     """A group class for `typer.Typer(cls=...)`, with further commands after the group's own.
 
-    commands: the name of each command, and where its function or its `typer.Typer` is, as "module:name".
-    panel: the heading that they stand under in --help.
+    commands: the place of each command's function or `typer.Typer`, as "module:name", by the command's name.
+    panel: their heading in --help.
     """
 
     class LazyGroup(TyperGroup):

@@ -1,4 +1,4 @@
-"""What guards the pods: how many may be taken away at a time, and who may reach them."""
+"""Protection of the pods: disruption budgets and network policies."""
 
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 def disruption_budgets(config: DeploymentConfig) -> list[Object]:
-    """One pod of a pool at a time, when nodes are drained. The head, a single pod, has none: it comes back by Redis."""
+    """At most one pod of a pool at a time when nodes are drained. The head needs no budget: it recovers from Redis."""
     return [
         {
             "apiVersion": "policy/v1",
@@ -17,7 +17,7 @@ def disruption_budgets(config: DeploymentConfig) -> list[Object]:
             "metadata": metadata(config.kubernetes, pool, pool),
             "spec": {
                 "maxUnavailable": 1,
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",  # one that still loads its model serves nobody
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that still loads its model serves no requests
                 "selector": {"matchLabels": labels(config.kubernetes, pool)},
             },
         }
@@ -26,7 +26,7 @@ def disruption_budgets(config: DeploymentConfig) -> list[Object]:
 
 
 def network_policies(config: DeploymentConfig) -> list[Object]:
-    """Ray's pods are open to each other, to clients, the operator and Prometheus, and reach little else."""
+    """Allow traffic among Ray's pods and from clients, the operator and Prometheus; limit outgoing traffic."""
     settings = config.kubernetes
     own = {"podSelector": {"matchLabels": labels(settings)}}
     clients = [{"podSelector": {}}, *(_namespace(name) for name in settings.network.client_namespaces)]
@@ -48,11 +48,11 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
             config,
             "head",
             {"matchLabels": labels(settings, "head")},
-            # The autoscaler asks Kubernetes for pods; the API server has no label to select it by.
+            # The autoscaler calls the Kubernetes API server, which has no labels to select.
             egress=[{"ports": _tcp(443, 6443)}],
         ),
     ]
-    if settings.batch:  # it reads from and writes to object stores
+    if settings.batch:  # batch jobs use object stores
         policies.append(
             _policy(config, "batch", {"matchLabels": labels(settings, "batch")}, egress=[{"ports": _tcp(443)}])
         )
@@ -60,13 +60,13 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
 
 
 def _own_redis(config: DeploymentConfig) -> list[Object]:
-    """The way to a Redis that was there already; the one that is written carries our labels."""
+    """Egress to an existing Redis. A Redis that we write carries our labels and needs no rule of its own."""
     address = config.kubernetes.redis.address
     return [{"ports": _tcp(int(address.rpartition(":")[2]))}] if address else []
 
 
 def _collector(config: DeploymentConfig) -> list[Object]:
-    """The way to where traces go, wherever that is."""
+    """Egress to the port of the trace collector, at any address."""
     traces = config.observability.traces
     if traces is None:
         return []

@@ -1,4 +1,4 @@
-"""The RayJob of batch inference: a Ray cluster of its own that reads rows, asks the endpoint, and goes away."""
+"""The RayJob of batch inference: a separate Ray cluster that sends rows to the endpoint and then stops."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from cluster.kuberay.settings import BatchConfig
 
 
 def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
-    """The RayJob of `batch`: no GPUs, since the pools of the RayService do the work."""
+    """The RayJob of `batch`. It needs no GPUs, because the pools of the RayService answer the rows."""
     settings = config.kubernetes
     claims = {batch.claim: "/data"} if batch.claim else {}
     pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", claims=claims)
@@ -22,7 +22,7 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
             "submissionMode": "SidecarMode",
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": batch.keep_minutes * 60,
-            # The job goes on where it stopped.
+            # A retried job continues where it stopped.
             "backoffLimit": batch.retries,
             "rayClusterSpec": {
                 **ray_cluster(config, "batch", claims),

@@ -1,6 +1,6 @@
-"""What Prometheus reads, and what it and Grafana make of it: the alert rules and the dashboard of `cluster/monitoring`.
+"""The objects for Prometheus and Grafana: pod monitors, and the alert rules and dashboard of `cluster/monitoring`.
 
-Every Ray node exports its pool's metrics, and the head those of Ray itself.
+Every Ray node exports the metrics of its pool; the head also exports those of Ray itself.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ NODE_LABELS = {"ray_io_cluster": "ray_io_cluster", "app_kubernetes_io_component"
 
 
 def pod_monitors(config: DeploymentConfig) -> list[Object]:
-    """PodMonitors of the Prometheus operator. Pods, not Services: a pool has no Service of its own."""
+    """PodMonitors of the Prometheus operator. ServiceMonitors do not fit, because a pool has no Service."""
     settings = config.kubernetes
     ports = {"nodes": ("metrics",), "head": ("as-metrics", "dash-metrics")}
     return [

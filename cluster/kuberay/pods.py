@@ -1,4 +1,4 @@
-"""The pod of a Ray node: container, resources, probes, volumes, and who it may run as."""
+"""The pod of a Ray node: container, resources, probes, volumes and security context."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +10,13 @@ from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 Object = dict[str, Any]
 
 TLS_PATH = "/etc/skim/tls"
-# Ray's own: its node agent answers for the whole node, and the metrics exporter listens where KubeRay expects it.
+# Ray's node agent reports the health of the whole node. The metrics exporter uses the port that KubeRay expects.
 AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
 PROBE_EVERY_S = 10
 
 SERVING = ("router", "speculator", "target", "prefill")
-# Who asks for the key of the endpoint, and who shows it.
+# The router checks the endpoint's key, the batch job sends it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
 NONE: Mapping[str, str] = {}
 
@@ -32,7 +32,7 @@ CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 
 
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
-    """What our objects select pods by: this deployment, or one part of it (head, router, target, ...)."""
+    """Labels of the pods of this deployment, or of one component (head, router, target, ...)."""
     found = {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name}
     return found | ({"app.kubernetes.io/component": component} if component else {})
 
@@ -54,7 +54,7 @@ def ray_pod(
 ) -> Object:
     """The pod template of one group of Ray nodes.
 
-    head: it runs Ray's head. claims: mount paths of further volume claims by their name.
+    head: whether the pod runs Ray's head. claims: mount paths of further volume claims, by name of the claim.
     """
     settings = config.kubernetes
     volumes = _volumes(settings, component, pod) | _claimed(claims)
@@ -79,20 +79,20 @@ def ray_pod(
         **_placement(settings, pod, gpus),
     }
     if component != "head":
-        spec["automountServiceAccountToken"] = False  # the service's autoscaler alone talks to Kubernetes
+        spec["automountServiceAccountToken"] = False  # only the autoscaler, in the head pod, calls Kubernetes
     if settings.image_pull_secret:
         spec["imagePullSecrets"] = [{"name": settings.image_pull_secret}]
     return {"metadata": {"labels": labels(settings, component)}, "spec": spec}
 
 
 def resources(cpu: str, memory: str, others: dict[str, int] | None = None) -> Object:
-    """Requests equal to limits: Ray counts by the limits, and nothing is taken away under load."""
+    """Requests equal limits: Ray counts the limits, and Kubernetes then never takes resources away under load."""
     amounts: dict[str, Any] = {"cpu": cpu, "memory": memory, **{k: str(v) for k, v in (others or {}).items()}}
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
 def _drain(seconds: int) -> Object:
-    """Before a pod ends, Serve moves its replicas to other nodes and lets running answers finish."""
+    """A hook before a pod ends: Serve moves its replicas to other nodes and lets running answers finish."""
     drain = (
         "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is ending' "
         f"--deadline-remaining-seconds {seconds}; sleep {seconds}"
@@ -106,7 +106,7 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 
 
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
-    """Secrets are named here, never spelled out. One that the config speaks of must be there; others may."""
+    """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     offline = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     env: list[Object] = [{"name": name, "value": value} for name, value in {**offline, **SERVE_SWITCHES}.items()]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
@@ -121,7 +121,7 @@ def _secret(config: DeploymentConfig, variable: str, key: str, *, needed: bool) 
 
 
 def _probes(config: DeploymentConfig, component: str) -> Object:
-    """A node is alive while Ray's agent says so and takes traffic once its Serve proxy does. No wget in the image."""
+    """A node is alive while Ray's agent is healthy, and ready once its Serve proxy is. The image needs no wget."""
     alive = {"httpGet": {"path": "/api/healthz", "port": AGENT_PORT}, "periodSeconds": PROBE_EVERY_S}
     serves = {"httpGet": {"path": "/-/healthz", "port": config.router.port}, "periodSeconds": PROBE_EVERY_S}
     patience = config.kubernetes.max_start_minutes * 60 // PROBE_EVERY_S
@@ -139,9 +139,9 @@ def _claimed(claims: Mapping[str, str]) -> dict[str, tuple[Object, Object]]:
 
 
 def _volumes(settings: KubernetesConfig, component: str, pod: PodConfig) -> dict[str, tuple[Object, Object]]:
-    """Volumes by name: their source, and how they are mounted."""
+    """Volumes by name: (source, mount)."""
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shared_memory}}
-    # Ray's object store and the workers of one tensor-parallel engine talk through /dev/shm; a pod's own has 64 MiB.
+    # Ray's object store and the ranks of an engine communicate through /dev/shm; the default of a pod is 64 MiB.
     volumes: dict[str, tuple[Object, Object]] = {"shared-memory": (memory, {"mountPath": "/dev/shm"})}
     if component in SERVING and (claim := settings.models.claim):
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}

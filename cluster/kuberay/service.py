@@ -1,4 +1,4 @@
-"""The RayService: one Ray cluster with a group of nodes per pool, and the Serve application that runs on it."""
+"""The RayService: one Ray cluster with a worker group per pool, and the Serve application on it."""
 
 import json
 import math
@@ -19,11 +19,11 @@ from kv_transfer.errors import SkimError
 API_VERSION = "ray.io/v1"
 ROUTER_RESOURCE = "router_pool"
 IDLE_TIMEOUT_S = 300
-"""An empty node goes after so long: the next one pulls an image and loads a model."""
+"""Time after which an empty node stops. It is long, because a new node pulls an image and loads a model."""
 
 
 def ray_service(config: DeploymentConfig) -> Object:
-    """The RayService of `config`. Raises SkimError for what cannot run on Kubernetes."""
+    """The RayService of `config`. Raises SkimError if `config` cannot run on Kubernetes."""
     config = config.placed(on_gpus=config.kubernetes.gpus)
     return {
         "apiVersion": API_VERSION,
@@ -33,7 +33,7 @@ def ray_service(config: DeploymentConfig) -> Object:
             "annotations": {"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"},
         },
         "spec": {
-            # A change of the cluster brings up a second one beside it, and moves over when that answers.
+            # After a change of the cluster, the operator starts a second cluster and switches to it when it is ready.
             "upgradeStrategy": {"type": "NewCluster"},
             "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
             "excludeHeadPodFromServeSvc": True,
@@ -49,7 +49,7 @@ def ray_service(config: DeploymentConfig) -> Object:
 
 
 def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, str] = NONE) -> Object:
-    """A Ray cluster's spec but for its workers: a head that runs no actors. component, claims: as in `ray_pod`."""
+    """A Ray cluster's spec without its worker groups. The head runs no actors. component, claims: as in `ray_pod`."""
     pod = config.kubernetes.head
     return {
         "rayVersion": version("ray"),
@@ -74,21 +74,21 @@ def _autoscaler() -> Object:
 
 
 def worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:
-    """sizes: nodes at the start, at least, at most. holds: custom Ray resources of one node."""
+    """A worker group. sizes: nodes at the start, minimum, maximum. holds: custom Ray resources of one node."""
     replicas, at_least, at_most = sizes
     return {
         "groupName": name,
         "replicas": replicas,
         "minReplicas": at_least,
         "maxReplicas": at_most,
-        # KubeRay puts this on a command line, so JSON goes inside quotes with its own ones escaped.
+        # KubeRay puts this on a command line, so the JSON is quoted and its own quotes are escaped.
         "rayStartParams": {"resources": json.dumps(json.dumps(holds))} if holds else {},
         "template": template,
     }
 
 
 def _groups(config: DeploymentConfig) -> list[Object]:
-    """One node for one replica: Kubernetes packs pods on machines, Ray need not."""
+    """One node per replica: Kubernetes places pods on machines, so Ray does not have to."""
     settings, router = config.kubernetes, config.router
     cpu = _whole_cores("router", settings.router, router.cpus)
     pod = ray_pod(config, "router", settings.router, cpu=cpu)
@@ -104,7 +104,7 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
     cpu = _whole_cores(name, pod, pool.cpus_per_replica)
     holds = _on_one_node({RESOURCES[name]: 1, **pool.resources})
     if pool.accelerator_type:
-        # Ray finds it out by itself once a node is up; the autoscaler must know before that.
+        # Ray detects the GPU type when a node starts; the autoscaler must know it before.
         holds[ACCELERATOR + pool.accelerator_type] = 1
     at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
     sizes = (pool.replicas, at_least, pool.most_replicas)
@@ -113,7 +113,7 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
 
 
 def _on_one_node(taken: dict[str, Any]) -> dict[str, int]:
-    """What a node must hold for one replica; Ray on Kubernetes counts whole ones only."""
+    """Resources that a node must offer for one replica; Ray on Kubernetes supports whole numbers only."""
     return {resource: math.ceil(amount) for resource, amount in taken.items()}
 
 
@@ -123,8 +123,8 @@ def _whole_cores(name: str, pod: PodConfig, cpus: float) -> str:
     offered = float(pod.cpu.removesuffix("m")) / (1000 if pod.cpu.endswith("m") else 1)
     if math.ceil(offered) < cpus:
         raise SkimError(
-            f"kubernetes.{name}.cpu: is {pod.cpu}, but a replica sets aside {cpus:g} cores and would never be placed: "
-            "raise it, or leave it out"
+            f"kubernetes.{name}.cpu: is {pod.cpu}, but a replica reserves {cpus:g} cores and would never be placed: "
+            "raise it, or remove it"
         )
     return pod.cpu
 
@@ -139,9 +139,9 @@ def _fault_tolerance(config: DeploymentConfig) -> Object:
 
 
 def serve_config(config: DeploymentConfig) -> Object:
-    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), as its nodes shall see it.
+    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), with the paths inside the pods.
 
-    Sizes stand in `deployments`, not in `args`: a change of `args`, or of a scaling policy, starts every replica anew
+    Sizes are in `deployments`, not in `args`: a change of `args` or of a scaling policy restarts every replica
     (ray.serve._private.deploy_utils.get_app_code_version).
     """
     return {
@@ -165,7 +165,7 @@ def serve_config(config: DeploymentConfig) -> Object:
 
 
 def _without_sizes(settings: Object) -> Object:
-    """The settings without what `deployments` says; of a pool's scaling, replicas themselves know `batch` only."""
+    """The settings without the sizes, which are in `deployments`. Of `autoscaling`, replicas need only `batch`."""
     pools = [settings["speculator"], settings["target"], settings["target"]["prefill"]]
     for part in filter(None, [settings["router"], *pools]):
         for size in ("replicas", "max_ongoing_requests", "drain_timeout_s"):
@@ -177,7 +177,7 @@ def _without_sizes(settings: Object) -> Object:
 
 
 def _in_the_pods(config: DeploymentConfig) -> Object:
-    """The config's settings with the pods' paths and addresses, and without any secret: pods read those themselves."""
+    """The settings with the pods' paths and addresses, and without secrets, which the pods read themselves."""
     settings: Object = config.model_dump(mode="json", exclude={"kubernetes"})
     for pool in (settings["speculator"], settings["target"], settings["target"]["prefill"]):
         if pool is not None:
@@ -208,6 +208,6 @@ def _tls(config: DeploymentConfig) -> Object:
     if config.channel.tls_ca:
         raise SkimError(
             "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
-            "tls.key, ca.crt) and name it"
+            "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
         )
     return {}

@@ -1,15 +1,15 @@
-"""What keeps state: Redis for Ray's cluster state, and the claim for model folders."""
+"""Objects that keep state: Redis for Ray's cluster state, and the volume claim for model folders."""
 
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
 
 REDIS_PORT = 6379
-# The password comes from a file descriptor's worth of environment, so that no manifest and no process list shows it.
+# The password comes from an environment variable, so that no manifest contains it.
 START_REDIS = 'exec redis-server --dir /data --appendonly yes --requirepass "$REDIS_PASSWORD"'
 
 
 def redis(config: DeploymentConfig) -> list[Object]:
-    """A Redis of one pod with a volume, and its address."""
+    """A Redis of one pod with a volume, and its Service."""
     settings = config.kubernetes
     selector = labels(settings, "redis")
     return [
@@ -70,7 +70,7 @@ def _redis_pod(config: DeploymentConfig) -> Object:
 
 
 def model_claim(config: DeploymentConfig) -> list[Object]:
-    """The claim for model folders, where the config gives a size; pods mount it read-only on many nodes."""
+    """The claim for model folders, if the config gives its size. Pods on many nodes mount it read-only."""
     models = config.kubernetes.models
     if not (models.claim and models.size):
         return []

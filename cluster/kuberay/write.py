@@ -1,4 +1,4 @@
-"""All objects of a deployment, by file, and the writing of them."""
+"""All Kubernetes objects of a deployment, by file, and writing these files."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ HEADER = "# Written by `skim manifests`: change the deployment file, not this on
 
 
 class _Readable(yaml.SafeDumper):
-    """Text of several lines as a block; nothing as an anchor, so that a diff shows what changed."""
+    """Writes multi-line text as a block and uses no anchors, so that diffs are readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -31,7 +31,7 @@ _Readable.add_representer(str, _text)
 
 
 def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
-    """Objects by file name. `kubectl apply -f DIR` takes all but jobs/, which are started one by one."""
+    """Objects by file name. `kubectl apply -f DIR` applies all except jobs/, which a user starts one by one."""
     batch = config.kubernetes.batch
     files = {
         "models.yaml": model_claim(config),
@@ -48,7 +48,7 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
 
 
 def write_manifests(config: DeploymentConfig, folder: Path) -> list[Path]:
-    """Write all files under `folder`, and take away those of an earlier run that are no more. Raises SkimError."""
+    """Write all files under `folder`, and delete files of an earlier run that are now unused. Raises SkimError."""
     written = {folder / name: as_yaml(objects) for name, objects in manifests(config).items()}
     try:
         for file, text in written.items():

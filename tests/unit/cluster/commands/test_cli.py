@@ -1,4 +1,4 @@
-"""`skim --help`, and what a user's mistakes look like: one line, exit code 2, no trace."""
+"""`skim --help`, and mistakes of a user: one line, exit code 2, no traceback."""
 
 import json
 import shutil
@@ -67,7 +67,7 @@ def test_help_says_what_each_option_does(skim, command, options):
 
 
 def test_help_loads_no_engine_and_no_cluster():
-    """So that it answers at once."""
+    """Help must appear at once, so it must not import these."""
     code = (
         "import sys, cluster.commands.cli as c\n"
         "sys.argv = ['skim', 'serve', '--help']\n"
@@ -85,7 +85,7 @@ def test_version(skim):
 
 
 def mistake(ran, *parts):
-    """One line on stderr that begins with the program's name and has `parts` in it."""
+    """Assert exit code 2 and one line on stderr that starts with the program's name and contains `parts`."""
     assert ran.code == 2, ran.err
     assert "Traceback" not in ran.err + ran.out
     lines = ran.err.strip().splitlines()

@@ -1,4 +1,4 @@
-"""The demo's documents: deterministic, of the length asked for, with one right answer."""
+"""The demo's documents: deterministic, of the requested length, with one right answer."""
 
 from pathlib import Path
 

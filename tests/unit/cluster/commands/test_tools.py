@@ -18,7 +18,7 @@ def document():
 
 
 def select(skim, tmp_path, *words, engine):
-    """What `skim select --json` writes, and what it prints."""
+    """The JSON that `skim select` writes, and its output."""
     file = tmp_path / "selection.json"
     ran = skim("select", "--speculator", SPECULATOR, *words, "--engine", engine, "--json", file)
     assert ran.code == 0, ran.err

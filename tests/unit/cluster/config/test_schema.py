@@ -1,4 +1,4 @@
-"""Deployment files: what they may say, and the sentence for what they may not."""
+"""Deployment files: valid settings, and the error sentence for invalid ones."""
 
 from pathlib import Path
 

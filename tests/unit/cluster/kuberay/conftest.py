@@ -1,4 +1,4 @@
-"""The three examples' manifests, and where KubeRay's CRDs are."""
+"""The manifests of the three examples, and the folder of KubeRay's CRDs."""
 
 import os
 from pathlib import Path
@@ -24,13 +24,13 @@ def objects(example):
 
 @pytest.fixture(scope="session")
 def demo():
-    """The objects of the smallest example, to break."""
+    """The objects of the smallest example, for tests that break them."""
     return [thing for things in manifests(load_config(ROOT / "examples" / "demo.yaml")).values() for thing in things]
 
 
 @pytest.fixture
 def crds():
-    """Folder of the CRDs of KubeRay 1.7: named by KUBERAY_CRDS, else beside the clone."""
+    """Folder of the CRDs of KubeRay 1.7: KUBERAY_CRDS, else a folder beside the clone."""
     folder = Path(os.environ.get("KUBERAY_CRDS", ROOT.parent / "shared" / "kuberay"))
     if not list(folder.glob("*rayservices.yaml")):
         pytest.skip(f"KubeRay's CRDs are not in {folder}; KUBERAY_CRDS names another folder")

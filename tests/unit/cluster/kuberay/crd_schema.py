@@ -1,7 +1,7 @@
-"""A strict check of custom resources against the schemas in their CRDs, as an API server would make it.
+"""A strict check of custom resources against the schemas in their CRDs, like that of an API server.
 
 Differs from `kubectl apply --dry-run=server` in one thing: CEL rules (`x-kubernetes-validations`) are not run. Those of
-KubeRay are about fields that these manifests do not use, and about changes.
+KubeRay concern updates and fields that these manifests do not use.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ import jsonschema
 import yaml
 
 STRUCTURE = ("allOf", "anyOf", "oneOf")
-# Annotations for the API server, without a meaning to a validator.
+# Annotations for the API server that a validator does not need.
 IGNORED = ("default", "description", "format", "nullable")
 
 
 def crd_errors(folder: Path, resource: dict[str, Any]) -> list[str]:
-    """What is wrong with `resource` by the CRDs in `folder`, as `path: message`."""
+    """Errors of `resource` by the CRDs in `folder`, as `path: message`."""
     validator = _validators(folder).get((resource["apiVersion"], resource["kind"]))
     if validator is None:
         return [f"no CRD for {resource['apiVersion']} {resource['kind']}"]
@@ -47,7 +47,7 @@ def _read(folder: Path) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _strict(schema: Any) -> Any:
-    """The JSON schema that means what the API server makes of `schema`: unknown fields are errors."""
+    """A JSON schema for the API server's rules of `schema`: unknown fields are errors."""
     if not isinstance(schema, dict):
         return schema
     strict: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def _strict(schema: Any) -> Any:
         strict.setdefault("anyOf", [{"type": "integer"}, {"type": "string"}])
     if schema.get("nullable") and "type" in strict:
         strict["type"] = [strict["type"], "null"]
-    # The API server fills in defaults before it looks for what is missing.
+    # The API server fills in defaults before it checks required fields.
     filled = [f for f in strict.get("required", []) if "default" not in schema.get("properties", {}).get(f, {})]
     if "required" in strict:
         strict["required"] = filled
@@ -76,7 +76,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _keys_are_unique(_: Any, keys: list[str], items: Any, schema: dict[str, Any]) -> Iterator[Any]:
-    """Lists that are maps by some of their fields hold each key once."""
+    """In a list that is a map by some of its fields, each key occurs once."""
     if not isinstance(items, list):
         return
     properties = schema.get("items", {}).get("properties", {})

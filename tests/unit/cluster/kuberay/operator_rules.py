@@ -1,8 +1,8 @@
-"""What the KubeRay operator refuses although its CRDs allow it, as far as it touches fields that we could use.
+"""Rules of the KubeRay operator beyond its CRDs, for the fields that we could use.
 
 Source: `ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7: ValidateRayClusterSpec,
-ValidateRayServiceSpec, ValidateRayServiceMetadata, ValidateRayJobSpec, ValidateRayJobMetadata. Each rule yields what is
-wrong.
+ValidateRayServiceSpec, ValidateRayServiceMetadata, ValidateRayJobSpec, ValidateRayJobMetadata. Each rule yields the
+errors that it finds.
 """
 
 import re
@@ -20,7 +20,7 @@ IN_START_PARAMS = ("num-cpus", "num-gpus", "memory", "resources")
 
 
 def broken_rules(resource: Object) -> list[str]:
-    """Everything about a RayService or RayJob that the operator would refuse."""
+    """All errors for which the operator would refuse a RayService or RayJob."""
     name = resource["metadata"]["name"]
     broken = [] if DNS_1035.fullmatch(name) and len(name) <= MAX_NAME else [f"name {name}"]
     spec = resource["spec"]

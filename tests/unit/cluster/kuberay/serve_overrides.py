@@ -1,4 +1,4 @@
-"""A Serve config as Ray's controller takes it, and what in it Ray would pass over: its schemas ignore unknown names."""
+"""Reads a Serve config as Ray's controller does, and finds unknown names, which Ray's schemas ignore."""
 
 from ray.serve._private.application_state import override_deployment_info
 from ray.serve._private.build_app import build_app
@@ -10,7 +10,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.serve.app import serve_app
 
 FREE = {"args"}
-"""Ours to fill."""
+"""Settings of the application, which Ray does not check."""
 
 
 def unknown_names(served):
@@ -31,7 +31,7 @@ def _dropped(given, taken, path):
 
 
 def _unknown_scaling(served):
-    """Ray takes `autoscaling_config` as any mapping at first."""
+    """Unknown names in `autoscaling_config`, which Ray's schema accepts as any mapping."""
     for deployment in (d for application in served["applications"] for d in application["deployments"]):
         scaling = deployment.get("autoscaling_config", {})
         policy = scaling.get("policy", {})
@@ -41,7 +41,7 @@ def _unknown_scaling(served):
 
 
 def deployed(application):
-    """DeploymentConfig by name: the application as its import path builds it, with its overrides, as in the controller.
+    """DeploymentConfig by name: the application that the import path builds, with overrides applied by Ray's code.
 
     Raises ValueError for a deployment that does not exist.
     """

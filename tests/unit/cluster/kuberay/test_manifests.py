@@ -1,4 +1,4 @@
-"""What the objects say, and that they say the same as the config: to Ray, to Serve, and to each other."""
+"""The objects match the config, and fit Ray, Serve and each other."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def service_of(config):
 
 
 def pods(objects):
-    """Every pod template, by the object's kind and the part it plays."""
+    """Every pod template, with a name of its object's kind and its group."""
     for thing in objects:
         spec = thing.get("spec", {})
         if thing["kind"] == "StatefulSet":
@@ -38,13 +38,13 @@ def pods(objects):
 
 
 def pools_of(router):
-    """The pools that the router's deployment is bound to."""
+    """The pools to which the router's deployment is bound."""
     bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
     return [pool._bound_deployment for pool in bound]
 
 
 def replicas_of(config):
-    """What one replica of each deployment asks of Ray, from the Serve config as its nodes read it."""
+    """Ray resources of one replica of each deployment, by the Serve config."""
     served = yaml.safe_load(service_of(config)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
     for deployment in [router, *pools_of(router)]:
@@ -56,7 +56,7 @@ def replicas_of(config):
 
 
 def test_each_replica_fits_on_the_nodes_of_its_pool_and_no_other(example):
-    """As Ray's own autoscaler reads the cluster."""
+    """Ray's own autoscaler code reads the cluster."""
     cluster = {"metadata": {"namespace": "x", "name": "x"}, "spec": service_of(example)["rayClusterConfig"]}
     nodes = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
     asked = dict(replicas_of(example))
@@ -83,7 +83,7 @@ def test_serve_takes_the_config_and_builds_the_same_pools(example):
 
 
 def options_of(deployment_config):
-    """What it says, but for the names of those options that somebody set."""
+    """The options of the config, without the list of the options that were set."""
     return deployment_config.model_dump(exclude={"user_configured_option_names"})
 
 
@@ -133,7 +133,7 @@ WORK = {"policy": "work", "max_replicas": 4, "drain_s": 4.0}
     ],
 )
 def test_a_change_of_sizes_starts_no_replica_anew(changes, in_place):
-    """Serve replaces all replicas of an application whose code version differs, and none where it does not."""
+    """Serve replaces all replicas of an application if its code version has changed, else none."""
 
     def version(overrides):
         settings = {"speculator.autoscaling": WORK, **overrides}
@@ -190,7 +190,7 @@ def test_the_head_does_no_work_and_comes_back(objects):
 
 
 def test_every_node_serves_alike(objects):
-    """Also the head: its controller and proxy read the same switches as the replicas."""
+    """Also on the head: its controller and proxy read the same switches as the replicas."""
     nodes = [pod for name, pod in pods(objects) if name.startswith("RayService")]
     for pod in nodes:
         env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
@@ -232,7 +232,7 @@ def test_no_secret_is_written():
     text = as_yaml(things)
     assert TOKEN not in text
     assert KEY not in text
-    # What the config speaks of must be in the Secret: a pod without it would let everybody in.
+    # A secret that the config uses must exist: without it, a pod would accept any client.
     router = dict(pods(things))["RayService router"]["spec"]["containers"][0]
     keys = {
         e["valueFrom"]["secretKeyRef"]["key"]: e["valueFrom"]["secretKeyRef"] for e in router["env"] if "valueFrom" in e
@@ -277,7 +277,7 @@ def test_traces_may_leave_the_cluster(endpoint, port):
 
 
 def test_a_pod_too_small_for_its_replica_is_refused():
-    with pytest.raises(SkimError, match=r"kubernetes\.target\.cpu: is 500m, but a replica sets aside 4 cores"):
+    with pytest.raises(SkimError, match=r"kubernetes\.target\.cpu: is 500m, but a replica reserves 4 cores"):
         ray_service(config_from_flags(DEMO, {"kubernetes.target.cpu": "500m", "target.cpus_per_replica": 4}))
 
 

@@ -1,4 +1,4 @@
-"""Every object against a schema: KubeRay's CRDs and the operator's own rules, and Kubernetes' for the rest."""
+"""Every object against a schema: KubeRay's CRDs and the operator's rules for Ray objects, Kubernetes' for others."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard ask for nothing that is not exported, and the alerts come when they should.
+"""Alert rules and dashboard use only exported metrics, and each alert fires when it should.
 
 promtool (Debian's package prometheus, or PROMTOOL=/path/to/it) checks the expressions; without it those tests are
 skipped.
@@ -24,7 +24,7 @@ from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
 ROOT = Path(__file__).parents[4]
 ALERTS = Path(__file__).with_name("alerts.yaml")
 
-# Ray Serve's own that are asked for, and the tags of theirs that are.
+# Metrics of Ray Serve that rules and dashboard use, and the tags that they use.
 SERVES_OWN = {
     "serve_deployment_queued_queries": {"deployment"},
     "serve_deployment_replica_healthy": {"deployment"},
@@ -39,13 +39,13 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    """All of both files."""
+    """All expressions of both files."""
     rules = [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     return rules + [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
 def unknown(expression: str) -> Iterator[str]:
-    """What an expression asks for and nothing exports: metrics, suffixes that their kind does not have, tags."""
+    """Names in an expression that nothing exports: metrics, suffixes that their kind does not have, tags."""
     known_tags: set[str] = {"le"}
     asked_tags: set[str] = set()
     for found in SERIES.finditer(expression):
@@ -111,7 +111,7 @@ def test_kubernetes_gets_both_files_as_they_are() -> None:
 def promtool() -> str:
     found = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if not found:
-        pytest.skip("there is no promtool here; install prometheus, or name it by PROMTOOL")
+        pytest.skip("promtool is not installed; install prometheus, or set PROMTOOL to its path")
     return found
 
 
@@ -120,7 +120,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_rules_are_prometheus_rules(promtool: str, tmp_path: Path) -> None:
-    """The dashboard's expressions too, as rules that record them."""
+    """The dashboard's expressions are checked too, as recording rules."""
     ran = run(promtool, "check", "rules", RULES)
     assert ran.returncode == 0, ran.stderr
     filled = [e.replace("$__rate_interval", "5m").replace("$quantile", "0.9") for e in expressions()]
@@ -142,7 +142,7 @@ def test_alerts_come_when_they_should(promtool: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("right", "wrong"), [("> 0.05", "> 0.5"), ("> 0.05", "> 0"), ("unless on", "and on")])
 def test_a_wrong_rule_fails_them(promtool: str, tmp_path: Path, right: str, wrong: str) -> None:
-    """The control."""
+    """Negative control."""
     (tmp_path / "rules.yaml").write_text(RULES.read_text().replace(right, wrong))
     changed = yaml.safe_load(ALERTS.read_text()) | {"rule_files": ["rules.yaml"]}
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(changed))
