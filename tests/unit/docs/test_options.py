@@ -1,0 +1,42 @@
+"""docs/options.md lists every option of a request with its default, as the code declares it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from router.context import Outcome, RequestContext
+from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "options.md").read_text()
+
+
+def table(heading: str) -> dict[str, str]:
+    """The second column of the table under `heading` by its first."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
+
+
+def shown(default: object) -> str:
+    if default in (None, []):
+        return "none"
+    return (
+        str(default) if isinstance(default, int | float) and not isinstance(default, bool) else f"`{default}`".lower()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(PREFILL.name, PrefillOptions), (DECODE.name, SpeculationOptions)], ids=["prefill", "decode"]
+)
+def test_every_option_is_listed_with_its_default(name: str, options: type[BaseModel]) -> None:
+    defaults = options().model_dump()
+    assert table(name) == {field: shown(default) for field, default in defaults.items()}
+
+
+def test_every_header_of_a_response_is_listed() -> None:
+    context = RequestContext(PrefillOptions(), SpeculationOptions(), outcomes=[Outcome("", "", 1, 1, PrefillOptions())])
+    names = {name for name, _ in context.headers()}
+    section = PAGE.split("\n## What a response reports\n")[1].lower()
+    assert set(re.findall(r"`(x-skim-[\w-]+|server-timing)`", section)) == names
