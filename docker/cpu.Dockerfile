@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # Skim without GPUs, with the demo models: docker build -f docker/cpu.Dockerfile -t skim:cpu .
-# KubeRay's init containers, autoscaler and batch jobs run in this image too: all they need is bash, ray and python.
+# KubeRay's init containers, autoscaler and batch jobs use this image too: they need only bash, ray and python.
 FROM python:3.11-slim-bookworm AS build
 
 WORKDIR /opt/skim
@@ -19,7 +19,7 @@ RUN --mount=type=cache,target=/root/.cache/pip requirements/install.sh python3 .
 
 FROM python:3.11-slim-bookworm
 
-# libnuma: vLLM's CPU kernels. Debian keeps one version of it per release, so pinning would only break later.
+# libnuma: for vLLM's CPU kernels. It is not pinned: Debian keeps one version per release, so a pin would break later.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libnuma1 \

@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # Skim on NVIDIA GPUs: docker build -f docker/gpu.Dockerfile -t skim:gpu .
-# The CUDA libraries come with the wheels of requirements/gpu.lock; of the host it needs the driver alone.
+# The CUDA libraries come with the wheels of requirements/gpu.lock; the host provides only the driver.
 FROM python:3.11-slim-bookworm AS build
 
 WORKDIR /opt/skim
@@ -22,8 +22,8 @@ RUN python3 -m pip --python .venv/bin/python install --no-cache-dir --no-deps --
 
 FROM python:3.11-slim-bookworm
 
-# gcc: Triton compiles its launchers when a kernel is first used. Debian keeps one version of each per release, so
-# pinning would only break later.
+# gcc: Triton compiles its launchers when a kernel is first used. The packages are not pinned: Debian keeps one version
+# per release, so a pin would break later.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev libnuma1 \

@@ -1,8 +1,8 @@
 """Training and test prompts: documents with records (`cluster.commands.demo_document`), then questions about them.
 
-Never used in training, so that tests can tell learning from copying:
-- HELD_OUT words: not in records or questions; they still occur in filler sentences.
-- NEW words: nowhere at all.
+Training leaves out, so that tests can measure generalisation:
+- HELD_OUT words in records and questions; they occur only in filler sentences.
+- NEW words everywhere.
 - HELD_OUT_OPENINGS of questions.
 """
 
@@ -37,7 +37,7 @@ def _without(words: tuple[str, ...], *held_out: tuple[str, ...]) -> tuple[str, .
     return tuple(word for word in words if not any(word in some for some in held_out))
 
 
-# kind of words -> (adjectives, nouns) that records draw from
+# The words of records: (adjectives, nouns) by kind.
 _FILLER_NAMES = tuple(word for slot in ("food", "animal", "weather", "place") for word in demo.FILLER_WORDS[slot])
 _POOL = (
     *_without(demo.ADJECTIVES, demo.HELD_OUT_ADJECTIVES),
@@ -57,15 +57,14 @@ MOST_EASY_RECORDS = 25
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one prompt is made of.
+    """The parameters of one prompt.
 
-    words: where records take their words from (a key of WORDS); asked_words: the same for the eight things that the
-    questions ask for, if different. unique_nouns: no noun names two things and there are at most 25 records (easy);
-    else nouns and adjectives repeat (hard). density: share of the document's tokens that are records.
-    two_attributes: share of records whose thing has a second record for another attribute. duplicates: share of
-    records that come twice with different values. ask_duplicates: ask for those (True), for the others (False) or for
-    any (None). gap_probability: chance that positions jump forward between sentences, up to `longest` tokens in all, as
-    they do in a kept prompt.
+    words: the words of records (a key of WORDS). asked_words: the same for the eight things that the questions ask for,
+    if different. unique_nouns: no noun names two things, and there are at most 25 records (easy); else nouns and
+    adjectives repeat (hard). density: share of the document's tokens that belong to records. two_attributes: share of
+    records whose thing has a second record with another attribute. duplicates: share of records that occur twice with
+    different values. ask_duplicates: ask for these (True), for the others (False) or for any (None). gap_probability:
+    probability that the positions have gaps between sentences, as in a kept prompt; they stay below `longest`.
     """
 
     density: float = 0.25
@@ -84,7 +83,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Asked:
-    """One question of a prompt: its record, where its answer's tokens lie, and where the record lies (half-open).
+    """One question of a prompt: its record, and the half-open token ranges of its answer and of its record.
 
     order: "first" or "last" if two records have the same key, else "".
     """
@@ -98,7 +97,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Prompt:
-    """Token ids, their positions (the same length), and the questions. context: tokens before the first question."""
+    """Token ids, their positions (same length), and the questions. context: tokens before the first question."""
 
     ids: list[int]
     positions: np.ndarray
@@ -107,11 +106,11 @@ class Prompt:
 
 
 def _things(count: int, recipe: Recipe, rng: random.Random) -> list[tuple[str, str]]:
-    """`count` different (adjective, noun) pairs; fewer if the words do not allow so many."""
+    """`count` different (adjective, noun) pairs; fewer if there are not enough words."""
 
     def draw(words: str, wanted: int) -> list[tuple[str, str]]:
         adjectives, nouns = WORDS[words]
-        if words == "pool":  # few words a document, so that near misses (one word the same) are common
+        if words == "pool":  # few words per document, so that things often share one word
             size = min(len(nouns) // 2, max(8, int(2 * wanted**0.5) + rng.randrange(12)))
             chosen = rng.sample(nouns, 2 * size)
             adjectives, nouns = tuple(chosen[:size]), tuple(chosen[size:])
@@ -129,7 +128,7 @@ def _value(rng: random.Random) -> str:
 
 
 def _records(count: int, recipe: Recipe, rng: random.Random) -> tuple[list[Record], set[int]]:
-    """The records, and which of them (by index) come twice. The first ones use the asked words."""
+    """The records, and the indices of those that occur twice. The first records use the asked words."""
     records = [Record(rng.choice(demo.ATTRIBUTES), *thing, _value(rng)) for thing in _things(count, recipe, rng)]
     front, back = 0, len(records) - 1
     doubled: set[int] = set()
@@ -148,7 +147,7 @@ def _records(count: int, recipe: Recipe, rng: random.Random) -> tuple[list[Recor
 
 
 def _gaps(starts: list[int], tokens: int, recipe: Recipe, longest: int, rng: random.Random) -> np.ndarray:
-    """Shift [tokens] of each position: rises at some of the sentences' `starts`, by at most `longest` - `tokens`."""
+    """Shift [tokens] of each position. It grows at some sentence `starts`, to at most `longest` - `tokens`."""
     shift = np.zeros(tokens, dtype=np.int64)
     room = longest - tokens
     if room > 0 and rng.random() < recipe.gap_probability:
@@ -161,7 +160,7 @@ def _gaps(starts: list[int], tokens: int, recipe: Recipe, longest: int, rng: ran
 
 
 def make_prompt(length: int, recipe: Recipe, rng: random.Random) -> Prompt:
-    """A prompt of at most `length` tokens, every question followed by its answer and END."""
+    """A prompt of at most `length` tokens. Each question is followed by its answer and END."""
     budget = length - 22 * recipe.questions - 4
     most = MOST_EASY_RECORDS if recipe.unique_nouns else 600
     count = max(2, min(most, round(budget * recipe.density / 10.5)))
@@ -210,7 +209,7 @@ def _ask(
     if recipe.asked_words:
         adjectives, nouns = WORDS[recipe.asked_words]
         askable = [i for i in askable if records[i].adjective in adjectives and records[i].noun in nouns] or askable
-    # No record is asked for twice: an earlier answer would give the later one away.
+    # No record is asked for twice: the model could copy the earlier answer.
     for turn, index in enumerate(rng.sample(askable, min(recipe.questions, len(askable)))):
         record, order = records[index], ""
         starts = [spans[i][0] for i in spans if records[i].sentence()[:-6] == record.sentence()[:-6]]
@@ -235,7 +234,7 @@ CONTEXT, CLOSING, ANSWER, ORDERED_ANSWER = range(1, 5)
 def make_batch(
     size: int, length: int, recipes: list[Recipe], rng: random.Random
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, positions and kinds, each int64 [size, length]; every prompt takes one of `recipes` at random."""
+    """ids, positions and kinds, each int64 [size, length]. Each prompt uses a random one of `recipes`."""
     ids, positions, kinds = (np.zeros((size, length), dtype=np.int64) for _ in range(3))
     for row in range(size):
         recipe = replace(rng.choice(recipes), density=rng.choice([0.1, 0.25, 0.5, 0.8]))

@@ -1,11 +1,11 @@
-"""Measure a pair on prompts with known answers: the target on whole prompts and on what the speculator keeps of them.
+"""Measures a pair on prompts with known answers: the target reads whole prompts and the prompts that were kept.
 
     python evaluate.py ../../demo_models/speculator ../../demo_models/target --samples 200 --json evaluation.json
     python evaluate.py --table evaluation.json          # print a file again
 
-Each cell is a kind of question at a prompt length: `--samples` questions, eight to a document, each asked by itself.
-An answer counts as right if greedy decoding gives the whole value; as the right answer is known, one forward pass over
-prompt and answer tells that. Everything runs in bf16 on one thread.
+Each cell is a kind of question at a prompt length: `--samples` questions, eight per document, each in its own prompt.
+An answer is right if greedy decoding gives the whole value. The right answer is known, so one forward pass over prompt
+and answer shows this. All models run in bf16 on one thread.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tokenizer import hf_tokenizer
 from transformers import AutoTokenizer
 
 DRAFTS = 4
-QUESTIONS = 8  # to a document
+QUESTIONS = 8  # per document
 KEEP_RATES = (0.05, 0.1, 0.2)
 KINDS = {
     "easy": Recipe(unique_nouns=True, two_attributes=0.0),
@@ -40,7 +40,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A document and one question in the pair's token ids. record: where the answering record lies, [start, stop)."""
+    """A document and one question, as token ids. record: token range [start, stop) of the record asked for."""
 
     document: list[int]
     question: list[int]
@@ -49,7 +49,7 @@ class Case:
 
 
 class CaseMaker:
-    """Makes documents as text, so that pairs with other vocabularies meet the same test."""
+    """Makes documents as text, so that pairs with other vocabularies get the same test."""
 
     def __init__(self, folder: Path):
         self.ours, self.theirs = hf_tokenizer(), AutoTokenizer.from_pretrained(folder)
@@ -58,7 +58,7 @@ class CaseMaker:
         return self.theirs.encode(text, add_special_tokens=False)
 
     def documents(self, recipe: Recipe, length: int, rng: random.Random) -> Iterator[list[Case]]:
-        """Without end: documents, each with its questions."""
+        """An endless iterator over documents, each with its questions."""
         while True:
             prompt = make_prompt(length + 22 * (QUESTIONS - 1), replace(recipe, questions=QUESTIONS), rng)
             text = self.ours.decode(prompt.ids[2 : prompt.context]).strip()
@@ -74,7 +74,7 @@ class CaseMaker:
 
 
 class Cell:
-    """Sums of what was seen in one cell, by the name of the figure."""
+    """The measured values of one cell, by the name of the figure."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[float]] = {}
@@ -87,13 +87,13 @@ class Cell:
 
 
 def right_and_accepted(target: Reader, ids: list[int], positions: list[int], case: Case, drafts: list[int], end: int):
-    """(whether the target answers right, share of the drafts it accepts) after reading `ids` at `positions`.
+    """(whether the target's answer is right, share of the drafts it accepts) after a prefill of `ids` at `positions`.
 
     end: the position of the first decoded token.
     """
 
     def agreed(tokens: list[int]) -> int:
-        """How many of `tokens` greedy decoding gives, one after the other."""
+        """How many of the first `tokens` are the same in greedy decoding."""
         places = positions + [end + i for i in range(len(tokens) - 1)]
         choices = target.choices(ids + tokens[:-1], places, last=len(tokens))
         return next((i for i, (a, b) in enumerate(zip(choices, tokens, strict=True)) if a != b), len(tokens))
@@ -104,7 +104,7 @@ def right_and_accepted(target: Reader, ids: list[int], positions: list[int], cas
 
 
 def measure(speculator: Reader, target: Reader, case: Case, controls: bool, rng: random.Random, cell: Cell) -> None:
-    """One question, all figures; the document is in both readers' caches already."""
+    """All figures of one question. The document must already be in the caches of both readers."""
     prompt = case.document + case.question
     n = len(prompt)
     importance, look_ahead = speculator.score(case.question)
@@ -173,7 +173,7 @@ def settings(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """The cells as a markdown table, a line per kind and length."""
+    """The cells as a markdown table, one line per kind and length."""
     columns = {
         "n": "samples",
         "full prompt": "full prompt",
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print the table of this JSON file and stop")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--samples", type=int, default=200, help="questions a cell")
+    parser.add_argument("--samples", type=int, default=200, help="questions per cell")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop a cell after this time")
     parser.add_argument("--seed", type=int, default=4242)
     parser.add_argument("--json", type=Path)
@@ -212,7 +212,7 @@ def main() -> None:
     elif args.target:
         print(table(evaluate(args)))
     else:
-        parser.error("name the speculator's and the target's folder, or --table FILE")
+        parser.error("give the folders of the speculator and the target, or --table FILE")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write a checkpoint as an ordinary Llama: bf16 safetensors, config, tokenizer and chat template; then check it.
+"""Writes a checkpoint as an ordinary Llama (bf16 safetensors, config, tokenizer, chat template) and checks it.
 
 python export.py speculator.pt ../../demo_models/speculator
 """
@@ -49,20 +49,21 @@ def export(model: Llama, folder: Path) -> None:
 
 @torch.no_grad()
 def check(model: Llama, folder: Path) -> float:
-    """Largest difference in logits between the folder's model and `model` rounded to bf16, both run in float32.
+    """Largest difference in logits between the folder's model and `model` rounded to bf16; both run in float32.
 
-    The prompt has jumps in its positions, as a kept prompt has. Raises if the tokenizer does not give its ids back.
+    The prompt's positions have gaps, like those of a kept prompt. Raises RuntimeError if encoding the decoded prompt
+    does not give the same ids.
     """
     recipe = Recipe(questions=3, words="pool", gap_probability=1.0, longest=4096)
     prompt = make_prompt(512, recipe, random.Random(0))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.encode(tokenizer.decode(prompt.ids), add_special_tokens=False) != prompt.ids:
-        raise RuntimeError(f"the tokenizer in {folder} does not give a training prompt's ids back")
+        raise RuntimeError(f"the tokenizer in {folder} does not encode a decoded training prompt to the same ids")
     rounded = Llama(model.shape)
     rounded.load_state_dict({name: weight.bfloat16().float() for name, weight in model.state_dict().items()})
     ids, positions = torch.tensor([prompt.ids]), torch.from_numpy(prompt.positions)[None]
     exported = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    # Without a mask, transformers takes jumps in positions for packed sequences and masks across them.
+    # Without a mask, transformers takes gaps in the positions for packed sequences and masks attention across them.
     logits = exported(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits
     return (rounded.logits(rounded(ids, positions)) - logits).abs().max().item()
 
@@ -78,7 +79,7 @@ def main() -> None:
     size = (args.folder / "model.safetensors").stat().st_size / 1e6
     print(f"{args.folder}: {size:.2f} MB, logits within {difference:.1e} of the trained model's")
     if difference > 1e-2:
-        raise SystemExit("the exported model differs from the trained one: do not ship it")
+        raise SystemExit("the exported model differs from the trained one: do not use it")
 
 
 if __name__ == "__main__":

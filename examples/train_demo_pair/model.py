@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a model. heads are query heads, of `head_dim` numbers each."""
+    """The sizes of a model. heads: query heads. head_dim: size of one head."""
 
     hidden: int
     layers: int
@@ -98,7 +98,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids and positions [batch, tokens] to hidden states [batch, tokens, hidden]; `logits` maps those on."""
+    """Maps token ids and positions [batch, tokens] to hidden states [batch, tokens, hidden]; `logits` maps these on."""
 
     def __init__(self, shape: Shape):
         super().__init__()

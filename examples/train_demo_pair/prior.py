@@ -1,17 +1,17 @@
-"""A structured start for the speculator: the look-up that the task needs, laid into the weights before training.
+"""A structured initialisation: writes the attention circuit of the task into the weights before training.
 
-From plain random weights, a small model needs far more text than a CPU reads in an hour to find this circuit. From
-this start it is right within minutes, and training only has to sharpen it. Everything but the embeddings is trained.
+With random weights, a small model needs far more text to learn this circuit than a CPU can process in an hour. With
+this start, its answers are right after minutes of training. All weights except the embeddings are trained.
 
-Embeddings: a direction common to all tokens plus a code. Layer 0: head i looks i + 1 tokens back (the common direction
-through RoPE) and writes the short part of the code it sees into a subspace of its own. Layer 1: the question's noun,
-adjective and attribute match those before a record's value, in the dimensions of RoPE that hardly turn; the value's
-code is copied. "first" and "last" in the question add a preference for far or near records, in a dimension of RoPE that
-turns by about a radian over the whole prompt.
+Embeddings: a direction common to all tokens, plus a code of the token. Layer 0: head i attends to the token i + 1
+places back (by RoPE on the common direction) and writes the short part of its code into a separate subspace. Layer 1:
+the noun, adjective and attribute of the question match those before a record's value, in the dimensions that RoPE
+hardly rotates; the code of the value is copied. "first" and "last" in the question add a preference for far or near
+records, in a dimension that RoPE rotates by about a radian over the whole prompt.
 
-With four layers or more, "first" and "last" get a circuit of their own. Layer 1 asks, at the "is" of a record, for
-an earlier record of the same key, and marks the place if there is one; layer 2 carries the mark on to the value; layer
-3 does the look-up, "last" preferring and "first" avoiding marked values.
+With four layers or more, "first" and "last" have a separate circuit. Layer 1 searches, at the "is" of a record, for an
+earlier record with the same key, and writes a mark if there is one. Layer 2 copies the mark to the value. Layer 3 does
+the look-up: "last" prefers marked values, "first" avoids them.
 """
 
 import math
@@ -26,29 +26,29 @@ from torch.nn.functional import normalize
 from cluster.commands.demo_document import ATTRIBUTES
 
 EMBEDDING_STD = 0.08
-SHARPNESS = 12.0  # attention logit of each fast pair of RoPE dimensions in the heads that look a fixed way back
-FAST = 4e-3  # radians a token, at least, of those pairs
+SHARPNESS = 12.0  # attention logit per fast pair of RoPE dimensions, in heads that look a fixed number of tokens back
+FAST = 4e-3  # minimum rotation of those pairs, in radians per token
 SHORT = 16  # dimensions of a token's code that the look-back heads write
 CODE_GAIN = 1.5
 COPY_GAIN = 2.0
 MATCH = 20.0  # attention logit of one matching word
-VALUE = 20.0  # attention logit of standing where values stand, after "is"
-ORDER = 28.0  # attention logit by which "first" or "last" moves a record, at most
-TWIN_GAIN = 1.5  # how much more a twin must match than an answer
-NOTHING = 3.5  # matching words (of 4, "is" counted) below which a look-up finds nothing
-NO_TWIN = 3.6  # matching words (of 4, "is" counted) below which no twin is seen
+VALUE = 20.0  # attention logit of a token that follows "is", where values are
+ORDER = 28.0  # largest attention logit that "first" or "last" adds to a record
+TWIN_GAIN = 1.5  # factor on the logits of the search for a twin, a record with the same key
+NOTHING = 3.5  # matching words (of 4, with "is") below which a look-up finds nothing
+NO_TWIN = 3.6  # matching words (of 4, with "is") below which no twin is found
 MARK = 4.0  # size of a mark, in units of EMBEDDING_STD
-MARK_ORDER = 30.0  # attention logit by which a mark counts
-STILL = 3.05e-5  # radians a token, at most, of pairs that hardly turn: a quarter of a radian over 8192 tokens
-SLOW = 2e-4  # and of the pair that tells near from far
-# Tokens back as the question's last token sees it, as the record's value sees it, dimensions to match in: noun,
-# adjective, attribute.
+MARK_ORDER = 30.0  # attention logit of a mark
+STILL = 3.05e-5  # maximum rotation of the still pairs, in radians per token: 0.25 over 8192 tokens
+SLOW = 2e-4  # the same for the pair that distinguishes near from far
+# For noun, adjective and attribute: distance from the question's last token, distance from the record's value, number
+# of dimensions to match in.
 FIRST_VALUE = ((3, 2, 16), (4, 3, 16), (7, 6, 3))
-# The same one token later; and the first half of the value must be the record's own.
+# The same one token later. The fourth entry matches the first half of the value.
 SECOND_VALUE = ((4, 3, 12), (5, 4, 10), (8, 7, 3), (0, 1, 11))
-# As the attributes are matched in few dimensions, their codes are set apart by hand.
+# The attributes are matched in few dimensions, so their codes are set by hand to be far apart.
 ATTRIBUTE_SIGNS = ((1.0, 1.0, 1.0), (-1.0, 1.0, -1.0), (1.0, -1.0, -1.0), (-1.0, -1.0, 1.0))
-# As the "is" of a record sees its own key, in the places of FIRST_VALUE.
+# The same for a record's own key, with distances from its "is" in the first place.
 TWIN = ((1, 2, 16), (2, 3, 16), (5, 6, 3))
 ORDER_WORD = 8  # tokens from the question's last token back to "first" or "last"
 
@@ -56,7 +56,7 @@ Noise = Callable[..., Tensor]
 
 
 def spread_codes(count: int, dimensions: int, noise: Noise) -> Tensor:
-    """`count` vectors of length sqrt(dimensions), pushed apart from one another."""
+    """`count` vectors of length sqrt(dimensions), optimised to be far apart."""
     codes = noise(count, dimensions).requires_grad_()
     optimizer = torch.optim.Adam([codes], lr=0.03)
     for _ in range(150):
@@ -68,7 +68,7 @@ def spread_codes(count: int, dimensions: int, noise: Noise) -> Tensor:
 
 
 def circuit_layers(shape: Shape) -> int:
-    """How many of the first layers the structured start fills."""
+    """Number of first layers that the structured start overwrites."""
     return 4 if shape.layers >= 4 else 2
 
 
@@ -93,7 +93,7 @@ def lay_in(model: Llama, seed: int) -> None:
 
 
 class _Start:
-    """The directions of one model's state, and the weights made from them."""
+    """The directions in one model's hidden state, and the weights made from them."""
 
     def __init__(self, model: Llama, seed: int):
         shape = self.shape = model.shape
@@ -111,20 +111,20 @@ class _Start:
         self.written = basis[:, shape.head_dim : end].split(SHORT, dim=1)
         self.scale = math.sqrt(shape.hidden / length)
         codes = torch.cat([self.codes, other], 1)
-        codes[[BOS, ASSISTANT]] = 0  # these match nothing and copy nothing; look-ups that find nothing go to the first
+        codes[[BOS, ASSISTANT]] = 0  # they match and copy nothing; look-ups that find nothing attend to BOS
         embeddings = codes @ self.token_code.T * self.scale
         embeddings += self.common * math.sqrt(shape.hidden)
         embeddings[BOS] += self.silent * math.sqrt(shape.hidden)
 
-        # Readers of the state before layer 1, after its norm, which leaves codes `gain` times as large as they were.
+        # Readers of the normalised input of layer 1. The norm scales codes by `gain`.
         gain = CODE_GAIN * math.sqrt(shape.hidden / (2 * shape.hidden + CODE_GAIN**2 * SHORT * shape.heads))
-        self.readers = {n + 1: part / gain for n, part in enumerate(self.written)}  # of the word n tokens back
-        self.readers[0] = self.token_code[:, :SHORT] * CODE_GAIN / self.scale / gain  # of the token itself
+        self.readers = {n + 1: part / gain for n, part in enumerate(self.written)}  # reads the word n tokens back
+        self.readers[0] = self.token_code[:, :SHORT] * CODE_GAIN / self.scale / gain  # reads the token itself
         self.read_silent = math.sqrt(2 / shape.hidden)
-        self.one = self.common * CODE_GAIN / math.sqrt(shape.hidden) / gain  # of the number 1
+        self.one = self.common * CODE_GAIN / math.sqrt(shape.hidden) / gain  # reads the number 1
         self.deep = circuit_layers(shape) == 4
         if self.deep:
-            # Two spare directions: "this key came before", at the "is" of a record and carried on to its value.
+            # Two unused directions for "this key occurred before": at the "is" of a record, and copied to its value.
             self.mark, self.carried_mark = basis[:, end : end + 2].T
             self.read_mark = CODE_GAIN / MARK / gain
         model.embed_tokens.weight.copy_(embeddings * EMBEDDING_STD)
@@ -133,17 +133,17 @@ class _Start:
         return torch.randn(*size, generator=self.generator)
 
     def reads(self, word: str, tokens_back: int) -> Tensor:
-        """A reader of 1 where `word` stands that far back, and of little elsewhere."""
+        """A reader that gives 1 if `word` is that many tokens back, and a small number elsewhere."""
         code = self.codes[encode(f" {word}")[0]]
         return self.readers[tokens_back] @ code / code.pow(2).sum()
 
     def blank(self, attention: Attention) -> None:
-        """Nearly zero queries and keys."""
+        """Set queries and keys to small noise."""
         for weight in (attention.q_proj.weight, attention.k_proj.weight):
             weight.copy_(self.noise(*weight.shape) * 0.004)
 
     def look_back(self, attention: Attention, one: Tensor, distances: Sequence[int]) -> None:
-        """Queries and keys by which head i attends to the token distances[i] places back."""
+        """Set queries and keys so that head i attends to the token distances[i] places back."""
         half, size = self.shape.head_dim // 2, self.shape.head_dim
         angles = inverse_frequencies(self.shape)
         fast = (angles > FAST).float() * math.sqrt(SHARPNESS * math.sqrt(size))
@@ -156,7 +156,7 @@ class _Start:
             query[half:] -= (fast * turn.sin())[:, None] * one
 
     def write_codes(self, attention: Attention) -> None:
-        """Values that are the attended token's short code, written by each head into its subspace."""
+        """Set values and outputs: each head writes the short code of its attended token into its subspace."""
         for values in attention.v_proj.weight.split(self.shape.head_dim):
             values.zero_()
             values[:SHORT] = (self.token_code[:, :SHORT] * math.sqrt(2) / self.scale).T
@@ -165,7 +165,7 @@ class _Start:
             outputs[:, :SHORT] = part * EMBEDDING_STD * CODE_GAIN
 
     def look_up(self, attention: Attention) -> None:
-        """Match words, copy values: even KV heads for the first half of a value, odd ones for the second."""
+        """Match words and copy values: even KV heads copy the first half of a value, odd KV heads the second."""
         size = self.shape.head_dim
         group = self.shape.heads // self.shape.kv_heads
         self.blank(attention)
@@ -185,15 +185,15 @@ class _Start:
             outputs[i].copy_((values[i].T * EMBEDDING_STD * COPY_GAIN).repeat(1, group))
 
     def _still(self) -> list[int]:
-        """The dimensions of a head that RoPE hardly turns."""
+        """The dimensions of a head that RoPE hardly rotates."""
         return torch.cat([inverse_frequencies(self.shape) < STILL] * 2).nonzero()[:, 0].tolist()
 
     def _match(
         self, words: Sequence[tuple[int, int, int]], after_is: int, nothing: float = NOTHING
     ) -> tuple[Tensor, Tensor]:
-        """Query and key weights [head_dim, hidden] that match `words` and prefer tokens `after_is` behind an "is".
+        """Query and key weights [head_dim, hidden] that match `words` and prefer tokens `after_is` places after "is".
 
-        A query that matches less than `nothing` words goes to the prompt's first token.
+        A query that matches fewer than `nothing` words attends to the prompt's first token.
         """
         ask, offer = torch.zeros(2, self.shape.head_dim, self.shape.hidden)
         free, unit = iter(self._still()), math.sqrt(math.sqrt(self.shape.head_dim))
@@ -211,7 +211,7 @@ class _Start:
         return ask, offer
 
     def _order(self) -> Tensor:
-        """A reader of 1 where the question says "last", of -1 where it says "first"."""
+        """A reader that gives 1 if the question says "last" and -1 if it says "first"."""
         return self.reads("last", ORDER_WORD) - self.reads("first", ORDER_WORD)
 
     def _order_by_distance(self, ask: Tensor, offer: Tensor) -> None:
@@ -226,9 +226,9 @@ class _Start:
         offer[place] = self.carried_mark * self.read_mark * strength
 
     def mark_twins(self, attention: Attention) -> None:
-        """The first group's heads ask, at the "is" of a record, for an earlier record of the same key.
+        """The heads of the first group search, at the "is" of a record, for an earlier record with the same key.
 
-        They see the prompt's first token where there is none, and write a mark where there is one.
+        If there is one, they write a mark. If there is none, they attend to the prompt's first token.
         """
         size, heads = self.shape.head_dim, self.shape.heads // self.shape.kv_heads
         ask, offer = self._match(FIRST_VALUE, after_is=1)
@@ -243,7 +243,7 @@ class _Start:
             output[:, 0] = self.mark * EMBEDDING_STD * MARK / heads
 
     def carry_mark(self, attention: Attention) -> None:
-        """Head 0, which looks one token back, writes that token's mark as the carried mark."""
+        """Head 0 looks one token back and copies that token's mark to the carried mark."""
         attention.v_proj.weight[0] = self.mark * self.read_mark
         attention.o_proj.weight[:, : self.shape.head_dim] = 0
         attention.o_proj.weight[:, 0] = self.carried_mark * EMBEDDING_STD * MARK

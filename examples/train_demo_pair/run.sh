@@ -1,6 +1,6 @@
 #!/bin/bash
-# Make the demo pair from nothing: train both models, export them, measure them. A few minutes of one quiet core, and an
-# hour of measuring. Usage: [SEED=0] [PYTHON=python] ./run.sh [FOLDER]   (FOLDER: ./pair; SEED 0 made the shipped pair)
+# Make the demo pair: train both models, export and evaluate them. Takes a few minutes on one quiet core, and an hour for
+# the evaluation. Usage: [SEED=0] [PYTHON=python] ./run.sh [FOLDER]   (FOLDER: ./pair; SEED 0 made the shipped pair)
 set -euo pipefail
 cd "$(dirname "$0")"
 out=$(realpath -m "${1:-pair}")

@@ -1,7 +1,7 @@
-"""Speculative prefill in plain transformers: scoring, choice of chunks, and reading with restored positions.
+"""Speculative prefill in plain transformers: scoring, choice of chunks, and prefill with restored positions.
 
-Written apart from the serving code, so that the evaluation does not share its mistakes: maximum over layers and heads,
-mean over look-ahead steps, average pooling, chunks by their mean, the first and the last tokens always kept.
+It shares no code with serving, so the evaluation does not share its bugs. Scoring: maximum over layers and heads, mean
+over look-ahead steps, average pooling. Chunks are ranked by their mean. The first and the last tokens are always kept.
 """
 
 import math
@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
 LOOK_AHEAD, POOL, CHUNK = 8, 13, 32
-HEAD, TAIL = 2, 32  # tokens always kept: the chat template's first ones; the question
+HEAD, TAIL = 2, 32  # tokens that are always kept: the start of the chat template, and the question
 
 
 class Reader:
-    """A model in bf16 that reads a document once and then several questions about it."""
+    """A model in bf16 that prefills a document once and then several questions about it."""
 
     def __init__(self, folder: Path):
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -32,7 +32,7 @@ class Reader:
 
     @torch.no_grad()
     def choices_after_document(self, ids: list[int], last: int) -> list[int]:
-        """The likeliest next token after each of the `last` last tokens of document + ids."""
+        """The most likely next token after each of the last `last` tokens of document + ids."""
         positions = torch.arange(self.length, self.length + len(ids))[None]
         out = self.model(torch.tensor([ids]), position_ids=positions, past_key_values=self.cache, logits_to_keep=last)
         self.cache.crop(-len(ids))
@@ -40,8 +40,8 @@ class Reader:
 
     @torch.no_grad()
     def choices(self, ids: list[int], positions: list[int], last: int) -> list[int]:
-        """The likeliest next token after each of the `last` last tokens of `ids`, read afresh at `positions`."""
-        # With a cache, transformers does not take jumps in positions for packed sequences.
+        """The most likely next token after each of the last `last` tokens of `ids`, prefilled at `positions`."""
+        # With a cache, transformers does not take gaps in the positions for packed sequences.
         out = self.model(
             torch.tensor([ids]),
             position_ids=torch.tensor([positions]),
@@ -76,7 +76,7 @@ class Reader:
 
 
 def chunk_order(importance: Tensor) -> list[int]:
-    """Chunks of the prompt, most important first: the mean of the pooled importance [M] in each."""
+    """Chunks of the prompt by the mean of their pooled importance [M], most important first."""
     pooled = F.avg_pool1d(importance[None, None], POOL, 1, POOL // 2, count_include_pad=False)[0, 0]
     chunks = math.ceil(len(pooled) / CHUNK)
     padded = F.pad(pooled, (0, chunks * CHUNK - len(pooled)), value=math.nan)
@@ -84,7 +84,7 @@ def chunk_order(importance: Tensor) -> list[int]:
 
 
 def keep_chunks(order: list[int], tokens: int, rate: float) -> list[int]:
-    """Positions, ascending, of the first ceil(rate * chunks) chunks of `order`, and of the protected tokens."""
+    """Ascending positions of the first ceil(rate * chunks) chunks of `order` and of the protected tokens."""
     kept = {*range(HEAD), *range(max(HEAD, tokens - TAIL), tokens)}
     for chunk in order[: math.ceil(rate * len(order))]:
         kept.update(range(chunk * CHUNK, min(tokens, (chunk + 1) * CHUNK)))
@@ -92,5 +92,5 @@ def keep_chunks(order: list[int], tokens: int, rate: float) -> list[int]:
 
 
 def keep_last(tokens: int, rate: float) -> list[int]:
-    """As many positions as `keep_chunks` keeps at least, from the end of the prompt, and the protected ones."""
+    """The last ceil(rate * tokens) positions of the prompt, and the protected ones."""
     return [*range(HEAD), *range(max(HEAD, tokens - max(TAIL, math.ceil(rate * tokens))), tokens)]

@@ -1,6 +1,6 @@
-"""The demo pair's tokenizer: 1024 tokens, one per known word, per two-digit number and per byte; and its chat template.
+"""The demo pair's tokenizer and chat template. It has 1024 tokens: known words, two-digit numbers and bytes.
 
-Words outside the vocabulary fall back to bytes, so that any text can be encoded.
+Words outside the vocabulary are encoded as bytes, so any text can be encoded.
 """
 
 import re
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# More things to keep records of in training: the wider the choice, the less a model can lean on single words.
+# More words for the records in training: with a wide choice, a model cannot rely on single words.
 MORE_ADJECTIVES = demo.words(
     """bright small large round square smooth rough thin thick tall deep shallow warm cold sweet bitter sharp blunt
     plain fancy simple modern royal noble brave clever lazy eager calm wild tame lucky famous secret local distant
@@ -51,7 +51,7 @@ _OTHER_WORDS = demo.words(
 
 
 def _byte_letters() -> list[str]:
-    """The printable letter that byte-level BPE writes for each of the 256 bytes (the table of GPT-2)."""
+    """The printable letter that byte-level BPE writes for each of the 256 bytes (GPT-2's table)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -91,7 +91,7 @@ _ids_of_piece: dict[str, list[int]] = {}
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of `text`, special tokens apart: equal to the exported tokenizer's, and fast enough to train on."""
+    """Token ids of `text` without special tokens: equal to the exported tokenizer's, and fast enough for training."""
     ids: list[int] = []
     for piece in _PIECES.findall(text):
         known = _ids_of_piece.get(piece)
@@ -104,7 +104,7 @@ def encode(text: str) -> list[int]:
 
 
 def hf_tokenizer() -> PreTrainedTokenizerFast:
-    """The same tokenizer as transformers and vLLM load it, with the chat template."""
+    """The same tokenizer in the form that transformers and vLLM load, with the chat template."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(VOCABULARY), merges=[], ignore_merges=True, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

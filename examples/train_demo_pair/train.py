@@ -1,4 +1,4 @@
-"""Train one model of the demo pair on generated prompts, on one CPU thread or a few.
+"""Trains one model of the demo pair on generated prompts, on one or a few CPU threads.
 
     python train.py speculator.pt --shape speculator --seed 0 --stages 256:16:30:8,1024:4:80:24
 
@@ -19,7 +19,7 @@ from model import SHAPES, Llama
 from prior import circuit_layers, lay_in
 from torch import Tensor
 
-LONGEST = 9216  # positions seen in training, through gaps
+LONGEST = 9216  # number of positions in training, reached by gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Stage:
     questions: int
 
     def recipes(self) -> list[Recipe]:
-        """The kinds of prompts a stage draws from: few or many records, known words or any words, twins or none."""
+        """The kinds of prompts of a stage: few or many records, demo words or all words, with or without duplicates."""
         common = Recipe(questions=self.questions, gap_probability=0.5, longest=LONGEST)
         return [
             replace(common, unique_nouns=True),
@@ -57,10 +57,10 @@ def save(model: Llama, path: Path) -> None:
 
 
 def optimizer_for(model: Llama, rate: float, circuit_share: float) -> torch.optim.AdamW:
-    """AdamW over everything but the embeddings; each group's "share" is its part of the learning rate.
+    """AdamW over all weights except the embeddings. A group's "share" is its factor on the learning rate.
 
-    Embeddings that stay as they are treat all words alike, so that what is learned on some words holds for others. The
-    layers that start with the right circuit learn slowly: early, still random gradients would blur it.
+    Fixed embeddings treat all words alike, so what is learned on some words holds for others. The layers with the
+    structured start learn slowly, because the random early gradients would damage their circuit.
     """
     model.embed_tokens.weight.requires_grad_(False)
     depth = circuit_layers(model.shape)
@@ -76,7 +76,7 @@ def optimizer_for(model: Llama, rate: float, circuit_share: float) -> torch.opti
 
 
 def losses(model: Llama, ids: Tensor, positions: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean loss on answers, mean loss on a sample of the other text, and whether each answer token is right (by kind).
+    """Mean loss on answers, mean loss on a sample of the other text, and the correctness of each answer token.
 
     Returns (answer loss, text loss, right [answer tokens], kind [answer tokens]).
     """
@@ -93,7 +93,7 @@ def losses(model: Llama, ids: Tensor, positions: Tensor, kinds: Tensor) -> tuple
 
 
 class Log:
-    """Running means of the last steps, printed every twenty steps."""
+    """Means over the last steps, printed every twenty steps."""
 
     def __init__(self, total_steps: int):
         self.total_steps = total_steps

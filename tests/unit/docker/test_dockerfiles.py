@@ -1,4 +1,4 @@
-"""The Dockerfiles by hadolint, and that what they copy is there. No image is built here."""
+"""Checks the Dockerfiles with hadolint, and that the files they copy exist. No image is built here."""
 
 import fnmatch
 import re
@@ -52,7 +52,7 @@ def test_every_package_of_ours_is_copied(file):
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
 def test_images_run_as_the_pods_user(file):
-    """The manifests say runAsUser 1000, and that it is not root."""
+    """The manifests set runAsUser 1000 and runAsNonRoot."""
     assert re.findall(r"^USER (.+)$", file.read_text(), re.MULTILINE) == ["1000"]
     assert "useradd --uid 1000" in file.read_text()
 
@@ -66,7 +66,7 @@ def test_the_locks_pin_the_same_engine():
 
 
 def test_a_split_target_finds_nixl_for_the_cuda_of_torch():
-    """nixl takes the build of torch's CUDA, and any build without one; UCX's CUDA part needs that CUDA's runtime."""
+    """nixl needs the build for torch's CUDA version, and UCX's CUDA part needs the runtime of that version."""
     for lock in ("cpu", "gpu"):
         pins = dict(
             re.findall(r"^([\w.-]+)={2,3}([\w.+]+)$", (ROOT / "requirements" / f"{lock}.lock").read_text(), re.M)

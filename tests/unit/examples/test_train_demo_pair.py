@@ -1,4 +1,4 @@
-"""The scripts that make the demo pair: right answers in the data, held-out words held out, a start that works."""
+"""The scripts that make the demo pair: correct answers in the data, no held-out words, a working start."""
 
 import random
 import sys
