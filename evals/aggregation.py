@@ -1,6 +1,6 @@
-"""Tasks whose answer no single sentence states: following a chain, counting, finding the most frequent.
+"""Tasks whose answer follows from many sentences: following a chain, counting, finding the most frequent name.
 
-They need all of their sentences, so they show what selection costs where nothing is a needle.
+They need all of their sentences, so they show what selection costs when no single sentence holds the answer.
 """
 
 import random
@@ -15,8 +15,9 @@ PLAYERS, MOST_WINS = 5, 6
 
 
 def variable_tracking(tokens: int, rng: random.Random) -> Quiz:
-    """Three chains of four assignments, "VAR KQZRT = 4821.", then "VAR MPQAB = VAR KQZRT."; asked which variables hold
-    one value (RULER's variable tracking). Metric: the share of its four names stated, 0 if another chain's is.
+    """Three chains of four assignments, such as "VAR KQZRT = 4821." and then "VAR MPQAB = VAR KQZRT."; the question
+    asks which variables hold one value (RULER's variable tracking). Metric: share of the four names that the answer
+    states; 0 if it states a name of another chain.
     """
     names = ["".join(rng.sample(string.ascii_uppercase, 5)) for _ in range(CHAINS * LINKS)]
     chains = [names[i * LINKS : (i + 1) * LINKS] for i in range(CHAINS)]
@@ -34,8 +35,8 @@ def variable_tracking(tokens: int, rng: random.Random) -> Quiz:
 
 
 def counting(tokens: int, rng: random.Random) -> Quiz:
-    """The bell of one place rang three to nine times, those of three others too; asked how often it rang.
-    Metric: the count is stated and no other number from one to nine is.
+    """The bells of four places rang three to nine times each; the question asks how often one of them rang.
+    Metric: the answer states the count and no other number from one to nine.
     """
     places = rng.sample(FILLER_WORDS["place"], 4)
     counts = [rng.randint(3, MOST_COUNTED) for _ in places]
@@ -47,8 +48,8 @@ def counting(tokens: int, rng: random.Random) -> Quiz:
 
 
 def most_frequent(tokens: int, rng: random.Random) -> Quiz:
-    """Five people win games, one of them six and the others at most three; asked who won most often (RULER's frequent
-    words). Metric: the name is stated and no other of the five is.
+    """Five people win games, one of them six games and the others at most three; the question asks who won most often
+    (RULER's frequent words). Metric: the answer states that name and none of the other four.
     """
     winner, *others = rng.sample(FILLER_WORDS["person"], PLAYERS)
     wins = {winner: MOST_WINS, **{name: rng.randint(1, MOST_WINS // 2) for name in others}}

@@ -1,9 +1,9 @@
-"""What each selector leaves of a prompt. All of them keep as many tokens as the speculator's selection does.
+"""The selectors: each keeps a part of a prompt, with as many tokens as the speculator's selection.
 
-The rules are those of serving: the router decides whether a prompt is compressed at all and what of it is never dropped
-(`router.decision`, `router.protection`), for every selector alike, and
-`speculator_service.scoring.selection` chooses what the speculator keeps. A baseline keeps the protected tokens too and
-fills the rest of that budget with the chunks that it prefers, the last of them in part.
+The rules are those of serving. For all selectors alike, the router decides whether a prompt is compressed and which
+tokens are protected (`router.decision`, `router.protection`). `speculator_service.scoring.selection` makes the
+speculator's selection. A baseline keeps the protected tokens too, and fills the rest of the budget with the chunks that
+it prefers; of the last chunk it may keep a part.
 """
 
 from collections.abc import Mapping
@@ -29,29 +29,29 @@ RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
 DENSE = "dense"
 
 SELECTORS = {
-    SPECULATOR: "what serving does: the speculator's choice at its original positions",
-    NO_LOOK_AHEAD: "scored by the queries of the last prompt token alone",
+    SPECULATOR: "the speculator's selection at its original positions, as in serving",
+    NO_LOOK_AHEAD: "as *speculator*, but scored only by the queries of the last prompt token",
     "random": "random chunks",
-    "last window": "the last chunks",
-    "first + last": "chunks from both ends",
-    RENUMBERED: "the speculator's choice, positions counted anew from 0",
-    WRONG_ORIGIN: "the speculator's choice at its original positions, but the answer begins at position len(kept)",
+    "last window": "the last chunks of the prompt",
+    "first + last": "chunks from both ends of the prompt",
+    RENUMBERED: "as *speculator*, but the kept tokens are numbered from 0",
+    WRONG_ORIGIN: "as *speculator*, but the answer starts at position len(kept) instead of the prompt's length",
 }
-"""By name, what each keeps; plain text for the results page."""
+"""What each selector keeps, by name; shown on the results page."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
-    """A prompt as the models see it. token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped."""
+    """A tokenized prompt. token_ids: int32 [M]. protected: int32 [P, 2], half-open spans that are never dropped."""
 
     token_ids: Int32Array
     protected: Int32Array
 
 
 def render(sample: Sample, tokenizer: Any, options: PrefillOptions, max_tokens: int) -> Rendered:
-    """Through the tokenizer's chat template, as the router does it.
+    """Tokenize the sample with the chat template, as the router does.
 
-    Raises SkimError if the router would run the prompt dense, so that no selector would have anything to do.
+    Raises SkimError if the router would run the prompt dense, because there would be nothing to select.
     """
     text = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -70,10 +70,10 @@ def render(sample: Sample, tokenizer: Any, options: PrefillOptions, max_tokens: 
 def kept_prompts(
     prompt: Rendered, importance: torch.Tensor, without_look_ahead: torch.Tensor, options: SelectionOptions, seed: int
 ) -> dict[str, KeptPrompt]:
-    """What each selector keeps at `options.keep_rate`.
+    """The kept prompt of each selector at `options.keep_rate`.
 
-    importance, without_look_ahead: float [M], the speculator's scores with `options.look_ahead` and with none. A wrong
-    origin is no matter of the prompt: its entry is the speculator's, and the engine is told.
+    importance, without_look_ahead: float [M], the speculator's scores with `options.look_ahead` and with none. seed: of
+    the random chunks. WRONG_ORIGIN has the speculator's kept prompt; the target engine shifts its answer.
     """
     chosen, _ = select(importance, options, prompt.protected.tolist())
     kept = chosen.numpy().astype(np.int32)
@@ -101,10 +101,10 @@ def kept_prompts(
 
 
 def fill(preference: Scores, always: npt.NDArray[np.bool_], budget: int, chunk: int) -> Int32Array:
-    """Positions of `budget` tokens, int32, ascending: those of `always`, then chunks by their mean preference.
+    """The positions of `budget` tokens, int32 and ascending: those in `always`, then chunks by their mean preference.
 
-    preference: float [M]. always: bool [M], at most `budget` true. With the speculator's scores and the size of its
-    selection this is that selection.
+    preference: float [M]. always: bool [M], true for at most `budget` tokens. With the speculator's scores and the size
+    of its selection, the result is that selection.
     """
     size = preference.size
     starts = np.arange(0, size, chunk)

@@ -1,9 +1,8 @@
-"""One question about a generated document: how it is put together, and when an answer counts as right.
+"""A question about a generated document: how the document is made, and how an answer is scored.
 
-A task (`evals.tasks`) says which sentences a document must hold and what is asked; here they are mixed into filler
-until the prompt is long enough. The sentences and words are those of the demo documents
-(`cluster.commands.demo_document`), so that the bundled pair can answer some of the tasks; any instruct model can be
-asked all of them. Everything follows from a seed.
+A task (`evals.tasks`) gives the sentences that a document must hold and the question. They are mixed with filler
+sentences until the prompt is long enough. The words are those of the demo documents (`cluster.commands.demo_document`),
+so the bundled pair can answer some of the tasks; all tasks suit any instruct model. Everything follows from a seed.
 """
 
 import random
@@ -22,10 +21,10 @@ INTRODUCTION = "The notes below hold some facts among other sentences. Read them
 
 @dataclass(frozen=True, slots=True)
 class Quiz:
-    """What a task asks.
+    """A question with its answer.
 
-    needles: sentences that the document holds, in this order. hint: the form of the answer, for the instruct style.
-    expected: what the answer must state. excluded: what it must not state.
+    needles: sentences that the document must hold, in this order. hint: the form of the answer, for the style instruct.
+    expected: words that the answer must state. excluded: words that it must not state.
     """
 
     needles: list[str]
@@ -35,11 +34,11 @@ class Quiz:
     excluded: tuple[str, ...] = ()
 
     def score(self, answer: str) -> float:
-        """The share of `expected` that `answer` states, as whole words; 0 if it states anything of `excluded`.
+        """The share of `expected` that `answer` states as whole words; 0 if it states any of `excluded`.
 
-        RULER's string_match_all, but for `excluded`: without it, reading out all candidates would be right.
+        This is RULER's string_match_all with `excluded` added; otherwise an answer with all candidates would be right.
         """
-        # 4,821 is 4821; a list like 4821,3920 stays two numbers.
+        # 4,821 counts as 4821. A list such as 4821,3920 stays two numbers.
         text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", answer)
         if any(_states(text, wrong) for wrong in self.excluded):
             return 0.0
@@ -51,11 +50,11 @@ def _states(text: str, word: str) -> bool:
 
 
 def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Random) -> str:
-    """The user's message: needles in filler, and the question on its last line.
+    """The user's message: the needles among filler sentences, and the question on the last line.
 
-    tokens: the least that `count` shall say of the message; it says at most a sentence more. plain: document and
-    question alone, as the demo pair reads them; instruct: an introduction and the form of the answer too.
-    Raises ValueError if the needles alone are longer.
+    tokens: smallest length of the message, measured by `count`; it is exceeded by at most one sentence. style: plain
+    has only document and question, as the demo pair expects them; instruct also has an introduction and the form of
+    the answer. Raises ValueError if the needles alone are longer.
     """
     first, question = [], f"Question: {quiz.question}"
     if style == "instruct":
@@ -71,14 +70,14 @@ def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Ran
     while length < tokens:
         filler.append(filler_sentence(rng))
         length += count(f" {filler[-1]}")
-    # Tokens may merge over the seams of sentences.
+    # Tokens can merge at the borders of sentences, so the sum can be too high.
     while count(message([*filler, *quiz.needles])) < tokens:
         filler.append(filler_sentence(rng))
     return message(_mixed(quiz.needles, filler, rng))
 
 
 def _mixed(needles: list[str], filler: list[str], rng: random.Random) -> list[str]:
-    """All sentences; the needles in their order, at random places."""
+    """All sentences, with the needles in their order at random places."""
     places = set(rng.sample(range(len(needles) + len(filler)), len(needles)))
     each = {True: iter(needles), False: iter(filler)}
     return [next(each[i in places]) for i in range(len(needles) + len(filler))]

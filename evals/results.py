@@ -1,4 +1,4 @@
-"""A result of `skim eval` in words, as a table and as a plot: in the terminal and on the results page."""
+"""The result of `skim eval` as a description, a table and a plot, for the terminal and the results page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +8,10 @@ from benchmarks import plots
 from evals.prompts import DENSE, SPECULATOR
 
 JUDGED_AT = 0.2
-"""The default keep rate, at which the description compares."""
+"""Keep rate at which the description compares the selectors; Skim's default."""
 
 CAN_DO = 0.9
-"""Dense scores from here on count as a task that the target can do."""
+"""Smallest dense score of a task that counts as one that the target can do."""
 
 _IN_A_ROW = 4
 
@@ -19,16 +19,16 @@ Key = tuple[str, int, str, float]
 
 
 def describe(result: dict[str, Any]) -> str:
-    """What was asked and measured, the comparison at the default keep rate, and what each column and task is."""
+    """The conditions, the comparison at the default keep rate, and what each selector and task is."""
     settings = result["settings"]
     pair = f"target `{settings['target']}`" + (
         " behind an endpoint" if settings["endpoint"] else f", speculator `{settings['speculator']}`"
     )
     lines = [
         f"Mean scores of {settings['samples']} prompts per task and length (seed {settings['seed']},"
-        f" {settings['style']} style), {pair}, look-ahead {settings['look_ahead']}, greedy. In brackets: 95 % intervals"
-        " (Wilson). Chat template and question are kept by all; all keep as many tokens as the speculator's selection"
-        " at that keep rate.",
+        f" {settings['style']} style), {pair}, {settings['look_ahead']} look-ahead tokens, greedy decoding. In"
+        " brackets: 95 % intervals (Wilson). Every selector keeps the chat template and the question, and as many"
+        " tokens as the speculator's selection at that keep rate.",
         "",
         *_comparison(result),
         *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
@@ -39,7 +39,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
-    """The speculator against dense and random chunks, over the tasks that the target can do, if there are any."""
+    """The speculator compared with dense and with random chunks, over the tasks that the target can do (if any)."""
     scores = _scores(result)
     able = [(t, n) for t, n, name, _ in scores if name == DENSE and scores[t, n, DENSE, 1.0]["score"] >= CAN_DO]
     if JUDGED_AT not in result["settings"]["keep_rates"] or not able:
@@ -60,7 +60,7 @@ def _comparison(result: dict[str, Any]) -> list[str]:
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: a task, a length and a keep rate each."""
+    """Columns and rows, one row per task, length and keep rate."""
     scores, selectors = _scores(result), list(result["selectors"])
     rows = []
     for task, length in _panels(result):
@@ -77,7 +77,7 @@ def _with_interval(cell: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Score against keep rate, a line per selector and a panel per task and length; dense is the dashed line."""
+    """Score by keep rate: one panel per task and length, one line per selector, and dense as a dashed line."""
     scores, settings = _scores(result), result["settings"]
     width = min(_IN_A_ROW, len(settings["tasks"]))
     in_rows = [settings["tasks"][i : i + width] for i in range(0, len(settings["tasks"]), width)]
@@ -101,7 +101,7 @@ def _panel(axis: Any, scores: dict[Key, dict[str, Any]], task: str, length: int,
     axis.axhline(scores[task, length, DENSE, 1.0]["score"], color="black", linestyle="--", linewidth=1, label=DENSE)
     for depth, name in enumerate(result["selectors"]):
         values = [scores[task, length, name, rate]["score"] for rate in rates]
-        # The speculator's line comes first and lies on top.
+        # The speculator's line is drawn on top of the others.
         axis.plot(rates, values, label=name, linewidth=1.5, markersize=4, zorder=3 - depth / 10)
     axis.set(title=f"{task.replace('_', ' ')}, {length}", xscale="log", ylim=(-0.05, 1.05))
     axis.set_xticks(rates, labels=[f"{rate:g}" for rate in rates], minor=False)
@@ -119,5 +119,5 @@ def _panels(result: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _rates(result: dict[str, Any]) -> list[float]:
-    """The keep rates that drop something."""
+    """The keep rates below 1."""
     return [rate for rate in result["settings"]["keep_rates"] if rate < 1]

@@ -1,7 +1,7 @@
-"""Tasks that ask for records as they stand: RULER's needles in a haystack (arXiv 2404.06654, section 3).
+"""Tasks that ask for the values of records: RULER's needles in a haystack (arXiv 2404.06654, section 3).
 
-A record is "The price of the golden kettle is 4821."; its key is the attribute and the thing. A quarter of a document
-with distractors are records of other keys, whose words repeat.
+A record is a sentence such as "The price of the golden kettle is 4821."; its key is the attribute with the thing. In a
+document with distractors, a quarter of the text is records of other keys, whose words repeat.
 """
 
 import random
@@ -18,32 +18,32 @@ WORDING = "{opening} the {order}{attribute} of the {adjective} {noun}?"
 
 
 def records(count: int, rng: random.Random) -> list[Record]:
-    """`count` records of different keys and different values."""
+    """`count` records with different keys and different values."""
     keys = [(attribute, a, n) for attribute in ATTRIBUTES for a in ADJECTIVES for n in NOUNS]
     values = rng.sample(range(1000, 10_000), count)
     return [Record(*key, str(value)) for key, value in zip(rng.sample(keys, count), values, strict=True)]
 
 
 def with_distractors(count: int, tokens: int, rng: random.Random) -> list[Record]:
-    """At least `count` records, and as many as a document of `tokens` tokens takes."""
+    """One record for each TOKENS_PER_DISTRACTOR of a document of `tokens` tokens, but at least `count` records."""
     return records(min(3000, max(count, tokens // TOKENS_PER_DISTRACTOR)), rng)
 
 
 def single_needle(tokens: int, rng: random.Random) -> Quiz:
-    """One record in filler; asked for its value. Metric: the value is stated."""
+    """One record among filler sentences; the question asks for its value. Metric: the answer states the value."""
     [record] = records(1, rng)
     return Quiz([record.sentence()], record.question(wording=WORDING), ONE_NUMBER, (record.value,))
 
 
 def multi_key(tokens: int, rng: random.Random) -> Quiz:
-    """One record among many of other keys; asked for its value. Metric: the value is stated."""
+    """One record among many with other keys; the question asks for its value. Metric: the answer states the value."""
     found = with_distractors(2, tokens, rng)
     asked = rng.choice(found)
     return Quiz([r.sentence() for r in found], asked.question(wording=WORDING), ONE_NUMBER, (asked.value,))
 
 
 def multi_query(tokens: int, rng: random.Random) -> Quiz:
-    """Four records among many of other keys, all asked for in one question. Metric: the share of values stated."""
+    """Four records among many with other keys; one question asks for all four. Metric: share of the values stated."""
     found = with_distractors(ASKED_AT_ONCE, tokens, rng)
     asked = rng.sample(found, ASKED_AT_ONCE)
     *most, last = [f"the {r.attribute} of the {r.adjective} {r.noun}" for r in asked]
@@ -52,7 +52,9 @@ def multi_query(tokens: int, rng: random.Random) -> Quiz:
 
 
 def multi_value(tokens: int, rng: random.Random) -> Quiz:
-    """Four records of one key in filler, all values asked for. Metric: the share of values stated."""
+    """Four records of one key among filler sentences; the question asks for all values. Metric: share of the values
+    that the answer states.
+    """
     found = records(ASKED_AT_ONCE, rng)
     one = found[0]
     needles = [Record(one.attribute, one.adjective, one.noun, r.value).sentence() for r in found]

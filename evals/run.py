@@ -1,4 +1,4 @@
-"""The measurement behind `skim eval`: make the samples, ask them in every way there is, average."""
+"""The measurement behind `skim eval`: make the samples, ask each with every selector and keep rate, and average."""
 
 import asyncio
 from collections import defaultdict
@@ -15,17 +15,17 @@ from evals.tasks import TASKS, Sample, describe, make_samples
 from kv_transfer.errors import SkimError
 
 EXAMPLES = 2
-"""Answers of each task that the result quotes."""
+"""Number of answers that the result quotes for each task and length."""
 
 _Z = 1.96
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """speculator: not needed with an endpoint. engine and the options of the engines: not used with one.
+    """speculator, engine, target_options and speculator_options are not used with an endpoint.
 
-    keep_rates: 1 is dense, which is always measured. samples: per task and length. concurrency: samples at a time, each
-    of which is some dozens of requests.
+    keep_rates: 1 is dense, which is always measured. samples: number per task and length. concurrency: samples that run
+    at the same time; each sample is a few dozen requests.
     """
 
     target: str
@@ -46,9 +46,10 @@ class EvalSettings:
 
 
 def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
-    """`cells`: per task, length, selector and keep rate the mean score with its 95 % interval. Raises SkimError.
+    """Measure. `cells`: the mean score of each task, length, selector and keep rate, with its 95 % interval.
 
-    Also what was asked (`tasks`, `selectors`), some answers (`examples`), the machine, the versions and the settings.
+    The result also has the descriptions of `tasks` and `selectors`, some answers (`examples`), the machine, the
+    versions and the settings. Raises SkimError.
     """
     _check(settings)
     samples = _samples(settings)
@@ -75,7 +76,7 @@ def _check(settings: EvalSettings) -> None:
 
 
 def _samples(settings: EvalSettings) -> list[Sample]:
-    """Made before an engine starts, so that a wrong task or length is known at once."""
+    """The samples. They are made before an engine starts, so that a wrong task or length is reported at once."""
     tokenizer = load_tokenizer(settings.target)
 
     def tokens(text: str) -> int:
@@ -109,7 +110,7 @@ def _asker(settings: EvalSettings) -> Asker:
 async def _ask_all(
     settings: EvalSettings, samples: list[Sample], progress: Progress
 ) -> tuple[tuple[str, ...], list[dict[Case, Answer]]]:
-    """The selectors that were measured, and the answers of each sample; the first error ends the run."""
+    """The measured selectors, and the answers to each sample. The first error ends the run."""
     asker = _asker(settings)
     slots, done = asyncio.Semaphore(settings.concurrency), 0
 
@@ -146,7 +147,7 @@ def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dic
 def wilson(share: float, n: int) -> tuple[float, float]:
     """The 95 % score interval of a share of n (Wilson, JASA 22, 1927).
 
-    For means of parts of answers it is wider than needed: nothing in [0, 1] varies more than right and wrong do.
+    For mean scores between 0 and 1 it is wider than needed, because no values in [0, 1] vary more than 0 and 1.
     """
     middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n * n)) ** 0.5
@@ -154,7 +155,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def _examples(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
-    """The first questions of each task at each length, with what the target said having read everything."""
+    """The first questions of each task at each length, with the target's answer to the dense prompt."""
     quoted: dict[tuple[str, int], int] = defaultdict(int)
     examples = []
     for sample, by_case in zip(samples, answers, strict=True):

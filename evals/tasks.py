@@ -1,4 +1,4 @@
-"""All tasks by name, and the prompts that they make."""
+"""All tasks by name, and the prompts made from them."""
 
 import inspect
 import random
@@ -25,7 +25,7 @@ TASKS: dict[str, Callable[[int, random.Random], Quiz]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt. text: the user's message. seed: for whatever else is random about it."""
+    """One prompt. text: the user's message. seed: seeds everything else that is random for this prompt."""
 
     task: str
     length: int
@@ -39,16 +39,17 @@ class Sample:
 
 
 def describe(task: str) -> str:
-    """What the task is and what its metric is: its docstring on one line."""
+    """The task and its metric: the docstring of its function on one line."""
     return " ".join((inspect.getdoc(TASKS[task]) or "").split())
 
 
 def make_samples(
     tasks: Sequence[str], lengths: Sequence[int], count: int, *, seed: int, style: Style, tokens: Count
 ) -> Iterator[Sample]:
-    """`count` samples for each task and length, each from its own seed: more samples leave the first ones alike.
+    """`count` samples for each task and length. Each has its own seed, so a larger count keeps the first samples.
 
-    tokens: length of a message in tokens. Raises SkimError for an unknown task or a length that is too short for one.
+    tokens: gives the length of a message in tokens. Raises SkimError for an unknown task, and for a length that is too
+    short for a task.
     """
     unknown = [task for task in tasks if task not in TASKS]
     if unknown:

@@ -1,8 +1,8 @@
-"""A target that can decode from the wrong position: the price of forgetting where the prompt ended.
+"""A target that can decode from the wrong position, to measure what restored positions of the answer are worth.
 
-A kept prompt cannot say such a thing, so requests that carry `FROM_KEPT` in `extra_args` have it done in the worker:
-their prompt sits at its original positions, their answer at len(kept), len(kept) + 1, ... instead of M, M + 1, ...
-All other requests are served as ever. For measurements only.
+A kept prompt cannot express this, so the worker does it for requests that carry `FROM_KEPT` in `extra_args`: their
+prompt sits at its original positions, but their answer at len(kept), len(kept) + 1, ... instead of M, M + 1, ...
+All other requests are served as usual. For measurements only.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FROM_KEPT = "eval_decode_from_kept"
 
 
 def from_kept(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
-    """As `position_map`, with the wrong origin for requests that ask for it."""
+    """As `position_map`, but with the wrong origin for requests that carry `FROM_KEPT`."""
     found = position_map(extra_args)
     if found is None or not (extra_args or {}).get(FROM_KEPT):
         return found
@@ -28,7 +28,7 @@ def from_kept(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
 
 
 class WrongOriginWorker(TargetWorker):
-    """Both model runners look positions up by a name of their module."""
+    """Replaces `position_map` in the modules of both model runners."""
 
     def init_device(self) -> None:
         positions_v1.position_map = positions_v2.position_map = from_kept

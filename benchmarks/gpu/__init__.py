@@ -1,5 +1,5 @@
-"""TTFT, decode and scoring at real model sizes on one big GPU, with random weights: `python -m benchmarks.gpu`.
+"""Time to first token, decoding and scoring at real model sizes on one GPU: `python -m benchmarks.gpu`.
 
-Lives here: sizes, the memory they need, and the measurements. See README.md beside this file. Not here: quality, which
-random weights do not have.
+Lives here: the model sizes, the memory they need, and the measurements; README.md describes them. The weights are
+random. Not here: answer quality, which random weights do not have.
 """

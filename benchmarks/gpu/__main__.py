@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu ttft|decode|scoring`: measure, show a table, write JSON and a plot."""
+"""`python -m benchmarks.gpu ttft|decode|scoring`: measure, print a table, write a JSON file and a plot."""
 
 import asyncio
 import json
@@ -21,21 +21,31 @@ from benchmarks.gpu.presets import preset
 from kv_transfer.errors import SkimError
 
 app = typer.Typer(
-    help="Real model sizes, random weights, one GPU.",
+    help="Measure models of real sizes with random weights on one GPU.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 console = Console(highlight=False)
 
-PresetName = Annotated[str, typer.Option("--preset", help="8b, 32b or toy.")]
-Device = Annotated[str, typer.Option(help="cuda, or cpu for a try at toy size.")]
-Engine = Annotated[str, typer.Option(help="vllm, torch, or auto: vllm where it runs.")]
-Lengths = Annotated[str, typer.Option(help="Prompt lengths, with commas; the preset's by default.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
-Eager = Annotated[bool, typer.Option(help="vLLM without torch.compile and CUDA graphs: starts sooner, runs slower.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result.")]
+PresetName = Annotated[str, typer.Option("--preset", metavar="8b|32b|toy", help="Sizes of both models.")]
+Device = Annotated[
+    str, typer.Option(metavar="auto|cuda|cpu", help="auto is cuda. cpu is for tests with the preset toy.")
+]
+Engine = Annotated[
+    str, typer.Option(metavar="auto|vllm|torch", help="auto takes vLLM if it runs on the device, otherwise torch.")
+]
+Lengths = Annotated[
+    str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens. The default is those of the preset.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of measured rounds.")]
+Eager = Annotated[
+    bool, typer.Option(help="Run vLLM without torch.compile and CUDA graphs. It starts faster and runs slower.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this JSON file.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result into this PNG file.")
+]
 
 
 @app.command()
@@ -44,13 +54,15 @@ def ttft(
     device: Device = "auto",
     engine: Engine = "auto",
     lengths: Lengths = "",
-    keep_rates: Annotated[str, typer.Option(help="With commas.")] = "0.1,0.2",
+    keep_rates: Annotated[
+        str, typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt that the speculator keeps.")
+    ] = "0.1,0.2",
     rounds: Rounds = 3,
     eager: Eager = False,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Time to the first token: dense, Skim, and the limit of both models' forwards."""
+    """Time to first token: dense, Skim, and the lower limit of Skim's method (both forwards alone)."""
     chosen, device = preset(preset_name), device_named(device)
     settings = first_token.GpuTtftSettings(
         preset_name, device, _whole(lengths) or chosen.lengths, _numbers(keep_rates), rounds=rounds
@@ -69,16 +81,18 @@ def decode(
     device: Device = "auto",
     engine: Engine = "auto",
     lengths: Lengths = "",
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the target reads.")] = 0.2,
-    drafts: Annotated[int, typer.Option(min=1, max=16, help="Drafts per verification, K.")] = 4,
-    acceptances: Annotated[str, typer.Option(help="Rates to force, with commas.")] = "0,0.6,0.8,1",
-    answer_tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens per answer.")] = 128,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    drafts: Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")] = 4,
+    acceptances: Annotated[
+        str, typer.Option(metavar="RATE[,RATE...]", help="Acceptance rates that are forced, from 0 to 1.")
+    ] = "0,0.6,0.8,1",
+    answer_tokens: Annotated[int, typer.Option(min=8, max=256, help="Number of tokens per answer.")] = 128,
     rounds: Rounds = 3,
     eager: Eager = False,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Tokens per second of decoding: plain, and with drafts that hold at rates that are forced."""
+    """Decoding speed: without drafts, and with drafts that are accepted at forced rates."""
     chosen, device = preset(preset_name), device_named(device)
     settings = decoding.GpuDecodeSettings(
         preset_name,
@@ -93,7 +107,7 @@ def decode(
     longest = max(settings.lengths)
 
     async def measure() -> dict[str, Any]:
-        # Chunks and the protected end come on top of the rate.
+        # Whole chunks and the protected end can add up to 256 tokens to the keep rate.
         kept = min(longest, int(longest * keep_rate) + 256)
         pairs = running_pair(engine, chosen, device, longest, console.print, kept=kept, drafts=drafts, eager=eager)
         async with pairs as pair:
@@ -106,14 +120,20 @@ def decode(
 def scoring(
     preset_name: PresetName = "8b",
     device: Device = "auto",
-    lengths: Annotated[str, typer.Option(help="Prompt lengths, with commas; 1024, 4096 and the preset's.")] = "",
-    look_ahead: Annotated[int, typer.Option(min=0, max=64)] = 8,
+    lengths: Annotated[
+        str,
+        typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens. The default is 1024, 4096 and the preset's."),
+    ] = "",
+    look_ahead: Annotated[int, typer.Option(min=0, max=64, help="Number of look-ahead tokens.")] = 8,
     rounds: Rounds = 5,
-    tilings: Annotated[str, typer.Option(help="Further TILExROWSxWARPS for the kernel, with commas.")] = "",
+    tilings: Annotated[
+        str,
+        typer.Option(metavar="TILExROWSxWARPS[,...]", help="Additional tilings of the Triton kernels to measure."),
+    ] = "",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Time and memory of scoring one prompt, against reading its keys once."""
+    """Time and memory of scoring one prompt, compared with one read of its keys."""
     chosen = preset(preset_name)
     settings = scores.GpuScoringSettings(
         device_named(device),
@@ -130,7 +150,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part)
     except ValueError:
-        raise SkimError(f"{text!r} is no list of numbers: write them with commas, such as 0.1,0.2") from None
+        raise SkimError(f"{text!r} is not a list of numbers: write them with commas, such as 0.1,0.2") from None
 
 
 def _whole(text: str) -> tuple[int, ...]:

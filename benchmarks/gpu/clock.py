@@ -1,4 +1,4 @@
-"""Times and memory of one device: milliseconds until all that was asked of it is done, peak bytes, copy bandwidth."""
+"""Time and memory on one device: milliseconds until all submitted work is done, peak bytes, copy bandwidth."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,13 @@ import torch
 
 
 def synchronize(device: str) -> None:
-    """Wait for all that was asked of the device."""
+    """Wait until the device has finished all submitted work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def milliseconds(work: Callable[[], object], device: str, repeat: int = 1) -> float:
-    """Mean of `repeat` calls in a row, by the device's own events on CUDA."""
+    """Mean time of `repeat` calls in a row; measured with CUDA events on a GPU."""
     if device != "cuda":
         began = time.perf_counter()
         for _ in range(repeat):
@@ -29,7 +29,7 @@ def milliseconds(work: Callable[[], object], device: str, repeat: int = 1) -> fl
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
-    """What `work` allocates on top of what is there; None where torch does not count (cpu)."""
+    """The most bytes that `work` allocates in addition to what exists; None on CPU, where torch does not count them."""
     if device != "cuda":
         return None
     synchronize(device)
@@ -41,7 +41,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int | None:
 
 
 def copy_bandwidth(device: str, megabytes: int, repeat: int = 5) -> float:
-    """Bytes per second of a copy inside the device, counting those read and those written."""
+    """Bytes per second of a copy inside the device; bytes read and bytes written both count."""
     source = torch.randint(0, 256, (megabytes * 2**20,), dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
     into.copy_(source)

@@ -1,9 +1,9 @@
-"""Tokens per second of the target's decode: plain, and with remote drafts at acceptance rates that are forced.
+"""Decoding speed of the target: without drafts, and with remote drafts at forced acceptance rates.
 
-Random weights never agree, so how many drafts hold cannot be measured here: it is chosen, and each rate is run. What is
-measured is what a step costs: the target's with and without drafts, and the speculator's drafting. The `computed` rows
-put those together for any acceptance: 1 + a + ... + a^K tokens a step, which costs the verification plus the drafting,
-or the longer of both where the speculator drafts ahead and is right.
+Models of random weights never agree, so acceptance cannot be measured here: each rate in `acceptances` is forced and
+run. What is measured is the cost of a step: of the target with and without drafts, and of the speculator's drafting.
+The `computed` rows follow from these costs for any acceptance a: a step gives 1 + a + ... + a^K tokens. It costs the
+verification plus the drafting, or the longer of both if the speculator drafts ahead and its guess is right.
 """
 
 import statistics
@@ -24,7 +24,7 @@ COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class GpuDecodeSettings:
-    """preset: of presets.PRESETS. drafts: K. rounds: those that count, after one that does not."""
+    """preset: a name in presets.PRESETS. drafts: K. rounds: measured rounds, after one warm-up round."""
 
     preset: str
     device: str
@@ -37,7 +37,7 @@ class GpuDecodeSettings:
 
 
 async def run(pair: Pair, settings: GpuDecodeSettings, progress: Progress = silent) -> dict[str, Any]:
-    """lengths: one entry per prompt length, with its modes, the costs of a step and what follows from those."""
+    """Measure. `lengths`: one entry per prompt length, with its modes, the costs of a step and the computed rows."""
     began, entries = machine(), []
     for index, length in enumerate(settings.lengths):
         entries.append(await _length(pair, settings, length, lambda what, i=index: _tell(progress, what, i, settings)))
@@ -77,7 +77,7 @@ async def _length(pair: Pair, settings: GpuDecodeSettings, length: int, tell: An
 
 
 async def _round(pair: Pair, settings: GpuDecodeSettings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
-    """Each mode once over one kept prompt."""
+    """Run each mode once on one kept prompt."""
     plain = await pair.plain(kept, settings.answer_tokens)
     found = {"plain": plain}
     if pair.stock:
@@ -105,7 +105,11 @@ def _summary(runs: list[Decoded], plain: list[Decoded]) -> dict[str, Any]:
 
 
 def computed(costs: dict[str, float], drafts: int) -> list[dict[str, float]]:
-    """Speed-up over plain decoding by acceptance, drafting in between (`speed_up`) or ahead and right (`ahead`)."""
+    """Speed-up over plain decoding by acceptance. `speed_up`: drafting and verification take turns. `ahead`: they
+    overlap, and the speculator's guess is always right.
+
+    costs: milliseconds of a plain step, a verification and a drafting round.
+    """
     rows = []
     for acceptance in COMPUTED:
         tokens = expected_tokens(acceptance, drafts)
@@ -122,21 +126,25 @@ def computed(costs: dict[str, float], drafts: int) -> list[dict[str, float]]:
 
 
 def describe(result: dict[str, Any]) -> str:
+    """The conditions of the measurement, the measured costs and what the modes are."""
     settings = result["settings"]
     costs = "; ".join(
-        f"at {entry['prompt_tokens']:,} tokens a plain step takes {entry['costs']['plain_ms']:.1f} ms, one that"
-        f" verifies {entry['costs']['verify_ms']:.1f} and drafting {entry['costs']['draft_ms']:.1f}"
+        f"at {entry['prompt_tokens']:,} tokens a plain step takes {entry['costs']['plain_ms']:.1f} ms, a step that"
+        f" verifies drafts {entry['costs']['verify_ms']:.1f} ms and drafting {entry['costs']['draft_ms']:.1f} ms"
         for entry in result["lengths"]
     )
     return (
-        f"Preset `{settings['preset']}` of random weights, engine `{result['engine']}`, keep rate"
-        f" {settings['keep_rate']}, K = {settings['drafts']}, one request at a time, {settings['rounds']} rounds."
-        f" Random weights never agree: `remote a` forces drafts to hold with probability a. Measured: {costs}. Rows"
-        " that say computed follow from those costs."
+        f"Preset `{settings['preset']}` with random weights, engine `{result['engine']}`, keep rate"
+        f" {settings['keep_rate']}, K = {settings['drafts']} drafts per verification, one request at a time,"
+        f" {settings['rounds']} rounds. Models of random weights never agree, so acceptance is forced: in `remote a`"
+        " each draft is accepted with probability a. `instant` verifies drafts that cost the speculator nothing and"
+        f" are all rejected. `stock` is a target started without drafting. Measured: {costs}. Rows named `computed`"
+        " follow from these costs."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, one row per prompt length and mode, then the computed rows."""
     columns = ["tokens", "mode", "tokens/s", "x plain (range)", "tokens per verify"]
     rows = []
     for entry in result["lengths"]:
@@ -153,6 +161,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
+    """The computed speed-up over plain decoding by acceptance. Dashed: the speculator drafts ahead."""
     with plots.figure(path, result) as (axis,):
         for entry in result["lengths"]:
             rows = entry["computed"]

@@ -1,4 +1,4 @@
-"""Which engine runs the pair: vLLM where it runs, else plain torch; and one sentence that says why."""
+"""The choice of the engine for a pair: vLLM if it runs on the device, otherwise torch. The reason is printed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,11 +16,14 @@ from benchmarks.gpu.vllm_pair import Plan, VllmPair
 from kv_transfer.errors import SkimError
 
 SLACK = 512
-"""Tokens that an engine holds besides the prompt: the look-ahead and the answer."""
+"""Tokens that an engine holds in addition to the prompt: the look-ahead and the answer."""
 
 
 def device_named(name: str) -> str:
-    """cuda or cpu. auto is cuda: nobody wants these sizes on a CPU by mistake. Raises SkimError without one."""
+    """cuda or cpu. auto means cuda, because these sizes are too large for a CPU.
+
+    Raises SkimError for another name, and if there is no GPU.
+    """
     if name not in ("auto", "cuda", "cpu"):
         raise SkimError(f"there is no device {name!r}: choose cuda or cpu")
     if name == "cpu":
@@ -31,11 +34,11 @@ def device_named(name: str) -> str:
 
 
 def why_not_vllm(device: str) -> str | None:
-    """Why vLLM cannot run on this device, or None. Imports it."""
+    """The reason why vLLM cannot run on this device, or None if it can. Imports vLLM."""
     try:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
-    except Exception as error:  # an import can fail in any way: a missing library, a wrong symbol
+    except Exception as error:  # a missing library or symbol can raise anything
         return f"vLLM cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
     fits = current_platform.is_cuda() if device == "cuda" else current_platform.is_cpu()
     return None if fits else f"this vLLM is built for {current_platform.device_type or 'no device'}, not for {device}"
@@ -53,10 +56,11 @@ async def running_pair(
     drafts: int = 0,
     eager: bool = False,
 ) -> AsyncIterator[Pair]:
-    """The pair, ready for prompts of up to `longest` tokens; stopped at the end.
+    """A started pair for prompts of up to `longest` tokens. It is stopped when the context ends.
 
-    engine: vllm, torch, or auto. kept: prompt tokens that the target must hold, all by default. drafts: K, for decode.
-    Raises SkimError if the memory does not suffice, or the engine that was asked for does not run.
+    engine: vllm, torch or auto. kept: prompt tokens that the target must hold; None for all. drafts: K, if decoding is
+    measured. tell: called with the engine that was chosen. Raises SkimError if the memory is too small, or if the
+    wanted engine does not run.
     """
     if engine not in ("auto", "vllm", "torch"):
         raise SkimError(f"there is no engine {engine!r}: choose auto, vllm or torch")
@@ -89,7 +93,9 @@ async def running_pair(
 
 
 def _plan(wanted: Plan) -> Plan:
-    """Without the further target where the memory does not suffice for it. Raises SkimError if it does not at all."""
+    """`wanted`, without its additional target if the memory is too small for it. Raises SkimError if the rest does not
+    fit either.
+    """
     try:
         wanted.shares()
     except SkimError:
@@ -101,7 +107,7 @@ def _plan(wanted: Plan) -> Plan:
 
 def _torch(preset: Preset, device: str, sizes: tuple[int, int]) -> TorchPair:
     target, speculator = configs(preset)
-    # Off a GPU weights are float32 and small, and a step's activations too.
+    # On CPU the models are small, and so are the activations of a step.
     room = {} if device == "cuda" else {"working_gib": 0.5}
     needs = [need("the speculator", speculator, sizes[1], **room), need("the target", target, sizes[0], **room)]
     shares(needs, *device_memory(device))

@@ -1,4 +1,4 @@
-"""What a run needs of one device's memory, asked before anything is made: weights, KV cache, and room to work in."""
+"""The memory that a run needs on one device: weights, KV cache and working memory. Computed before a model is made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from kv_transfer.errors import SkimError
 
 GIB = 2**30
 BYTES = 2
-"""Of a bfloat16."""
+"""Size of a bfloat16."""
 WORKING_GIB = 4.0
-"""Per model: CUDA's context, graphs, and a step's activations and logits. An allowance; no GPU has been asked."""
+"""Working memory per model: CUDA's context and graphs, activations and logits of a step. An estimate, not measured."""
 USABLE = 0.94
-"""Share of the device's memory that is planned with."""
+"""Share of the device's memory that may be used."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """One model's need. weights, kv: bytes. tokens: how many the KV cache holds."""
+    """The memory that one model needs. weights, kv, working: bytes. tokens: tokens that the KV cache holds."""
 
     name: str
     weights: int
@@ -37,7 +37,7 @@ class Need:
 
 
 def weight_bytes(config: dict[str, Any]) -> int:
-    """Bytes of the model's parameters in bfloat16; tied embeddings count once. Made without memory (device meta)."""
+    """Bytes of the model's parameters in bfloat16. Tied embeddings count once. Nothing is allocated (device meta)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     made = AutoConfig.for_model(**config)
@@ -47,33 +47,34 @@ def weight_bytes(config: dict[str, Any]) -> int:
 
 
 def kv_bytes(config: dict[str, Any], tokens: int) -> int:
-    """Keys and values of `tokens` in bfloat16, all layers."""
+    """Bytes of the keys and values of `tokens` tokens in all layers, in bfloat16."""
     return 2 * BYTES * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * tokens
 
 
 def need(name: str, config: dict[str, Any], tokens: int, *, working_gib: float = WORKING_GIB) -> Need:
-    """What the model `name` needs to hold `tokens`."""
+    """The memory that the model needs to hold `tokens` tokens. name: how error messages call the model."""
     return Need(name, weight_bytes(config), kv_bytes(config, tokens), tokens, working_gib * GIB)
 
 
 def shares(needs: Sequence[Need], total: int, free: int) -> list[float]:
-    """Each model's share of the device (`gpu_memory_utilization`); what is left over is divided alike.
+    """Each model's share of the device's memory (`gpu_memory_utilization`). Spare memory is divided equally.
 
-    total, free: bytes of the device. Raises SkimError if it does not fit.
+    total, free: bytes of the device. Raises SkimError if the models do not fit.
     """
     there = min(free, USABLE * total)
     asked = sum(need.total for need in needs)
     if asked > there:
         raise SkimError(
-            f"{' and '.join(map(str, needs))}, with {sum(n.working for n in needs) / GIB:.0f} GiB to work in, need"
-            f" {asked / GIB:.1f} GiB and {there / GIB:.1f} can be had: choose shorter --lengths or a smaller --preset"
+            f"{' and '.join(map(str, needs))}, with {sum(n.working for n in needs) / GIB:.0f} GiB of working memory,"
+            f" need {asked / GIB:.1f} GiB and {there / GIB:.1f} GiB are free: choose shorter --lengths or a smaller"
+            " --preset"
         )
     spare = (there - asked) / len(needs)
     return [(need.total + spare) / total for need in needs]
 
 
 def device_memory(device: str) -> tuple[int, int]:
-    """Total and free bytes of the device, of the machine for cpu."""
+    """Total and free bytes of the GPU, or of the machine's memory for cpu."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return total, free

@@ -1,8 +1,8 @@
-"""Model sizes by name, and a folder for each: config.json as transformers reads it, a tokenizer, no weights.
+"""Model sizes by name, and model folders of these sizes: config.json for transformers, a tokenizer, no weights.
 
-What a step costs does not depend on what the weights say. Two things differ from the models that lend their shape: the
-positions reach beyond 128k tokens, so that an answer fits behind such a prompt, and prompts draw on the few hundred ids
-of the demo pair's tokenizer; embeddings and logits have their full size.
+The cost of a step does not depend on the values of the weights. Two things differ from the models whose sizes are used.
+Positions reach beyond 128k tokens, so that an answer fits after a prompt of that length. And prompts use only the few
+hundred token ids of the demo pair's tokenizer; embeddings and logits still have their full size.
 """
 
 import json
@@ -44,7 +44,7 @@ def _llama(
 
 
 def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, wide: int, vocab: int) -> dict[str, Any]:
-    """As `_llama`, with biases on queries, keys and values; hidden = heads * 128."""
+    """As `_llama`, with biases on queries, keys and values. The head size is hidden / heads."""
     shape = _llama(layers, hidden, heads, kv_heads, hidden // heads, wide, vocab, False)
     return {**shape, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1000000.0}
 
@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """Target and speculator by name in MODELS, and the prompt lengths that are measured."""
+    """Names of target and speculator in MODELS, and the default prompt lengths."""
 
     target: str
     speculator: str
@@ -75,20 +75,20 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """Raises SkimError for a name that is not there."""
+    """The preset of this name. Raises SkimError if there is none."""
     if name not in PRESETS:
         raise SkimError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name]
 
 
 def configs(chosen: Preset) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json of target and speculator. Both have the target's vocabulary: a pair reads the same ids."""
+    """config.json of target and speculator. Both have the target's vocabulary size, because a pair shares token ids."""
     target, speculator = MODELS[chosen.target], MODELS[chosen.speculator]
     return target, {**speculator, "vocab_size": target["vocab_size"]}
 
 
 def make_folder(config: dict[str, Any], folder: Path) -> str:
-    """Write config.json and the tokenizer into `folder`, which may not be there yet; its path as engines take it."""
+    """Write config.json and the tokenizer into `folder`, which is created if needed. Returns its path for an engine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     for name in _FILES:

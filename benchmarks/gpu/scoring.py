@@ -1,8 +1,8 @@
-"""Time and memory of scoring one prompt, against reading its keys once at the copy bandwidth measured in the same run.
+"""Time and memory of scoring one prompt, compared with one read of its keys at the copy bandwidth of the same run.
 
-Queries and keys are random, in the layout of a paged KV cache: [blocks, KV heads, 16 tokens, key and value]. Kernels
-take turns with the copy, length by length. `torch` is `speculator_service.scoring.importance`, as the worker calls it;
-`triton` is `speculator_service.scoring.triton_kernels`; `difference` is the largest between their tables.
+Queries and keys are random, in the layout of a paged KV cache: [blocks, KV heads, 16 tokens, key and value]. The
+kernels take turns with the copy. `torch` is `speculator_service.scoring.importance`, called as the worker calls it.
+`triton` is `speculator_service.scoring.triton_kernels`. `difference` is the largest difference between their tables.
 """
 
 import statistics
@@ -26,7 +26,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class GpuScoringSettings:
-    """model: of presets.MODELS. tilings: further ones for the kernel to try, "tile x rows x warps"."""
+    """model: a name in presets.MODELS. tilings: additional tilings of the Triton kernels, as TILExROWSxWARPS."""
 
     device: str
     model: str
@@ -39,7 +39,7 @@ class GpuScoringSettings:
 
 @dataclass
 class Problem:
-    """Queries [L, S, H, D]; caches [B, G, N, 2D] by layer; the prompt's blocks in a random order."""
+    """queries: [L, S, H, D]. memory: the caches [L, B, G, N, 2D]. blocks: the prompt's blocks in random order."""
 
     queries: torch.Tensor
     memory: torch.Tensor
@@ -67,7 +67,7 @@ class Problem:
 
     @property
     def key_bytes(self) -> int:
-        """Of the prompt's keys, each read once."""
+        """Bytes of the prompt's keys, each counted once."""
         layers, _, heads, _, _ = self.memory.shape
         return layers * heads * self.prompt * self.size * self.memory.element_size()
 
@@ -80,7 +80,7 @@ class Problem:
         return Aggregate("max", num_layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
 
     def reference(self) -> torch.Tensor:
-        """The table, by torch: keys gathered layer by layer, as `vllm_keys.KeyReader` does."""
+        """The table of scores, computed by torch. Keys are gathered layer by layer, as in `key_reader.KeyReader`."""
         aggregate, ids = self.aggregate(), self.blocks.long()
         for queries, cache in zip(self.queries, self.caches, strict=True):
             keys = cache[ids].transpose(0, 1).flatten(1, 2)[:, : self.prompt]
@@ -88,7 +88,7 @@ class Problem:
         return aggregate.table
 
     def fused(self, tiling: Any) -> torch.Tensor:
-        """The table, by the Triton kernels."""
+        """The table of scores, computed by the Triton kernels."""
         from speculator_service.scoring.triton_kernels import fill_table
 
         aggregate = self.aggregate()
@@ -98,7 +98,7 @@ class Problem:
 
 
 def run(settings: GpuScoringSettings, progress: Progress = silent) -> dict[str, Any]:
-    """rows: one per length and kernel, medians over the rounds."""
+    """Measure. `rows`: one per length and kernel, with medians over the rounds."""
     began, rows = machine(), []
     megabytes = 2048 if settings.device == "cuda" else 64
     for index, prompt in enumerate(settings.lengths):
@@ -109,7 +109,7 @@ def run(settings: GpuScoringSettings, progress: Progress = silent) -> dict[str, 
 
 def _length(problem: Problem, settings: GpuScoringSettings, megabytes: int) -> list[dict[str, Any]]:
     work = _kernels(problem, settings)
-    tables = {name: call() for name, call in work.items()}  # compiles, too
+    tables = {name: call() for name, call in work.items()}  # this also compiles the kernels
     peaks = {name: peak_bytes(call, settings.device) for name, call in work.items()}
     times: dict[str, list[float]] = {name: [] for name in work}
     copies = []
@@ -153,20 +153,23 @@ def _tiling(text: str) -> Any:
     try:
         tile, rows, warps = map(int, text.split("x"))
     except ValueError:
-        raise SkimError(f"tiling {text!r} is not TILExROWSxWARPS, such as 128x64x4") from None
+        raise SkimError(f"tiling {text!r} does not have the form TILExROWSxWARPS, such as 128x64x4") from None
     return TILING._replace(tile=tile, rows=rows, warps=warps)
 
 
 def describe(result: dict[str, Any]) -> str:
+    """The conditions of the measurement, in sentences."""
     settings = result["settings"]
     return (
-        f"`{settings['model']}` shape, {settings['look_ahead']} look-ahead tokens, pool {settings['pool_kernel']},"
-        f" random queries and keys, {settings['rounds']} rounds. Share of copy: bytes of the keys, each once,"
-        " over time, against a copy inside the device in the same run (bytes read and written)."
+        f"Sizes of `{settings['model']}`, {settings['look_ahead']} look-ahead tokens, pooling kernel"
+        f" {settings['pool_kernel']}, random queries and keys, {settings['rounds']} rounds. Share of copy: the bytes of"
+        " the keys, each counted once, per second of scoring, divided by the bytes per second of a copy inside the"
+        " device (read plus written) in the same run."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, one row per length and kernel."""
     columns = ["tokens", "kernel", "ms", "share of copy", "copy GB/s", "peak MiB", "difference"]
     return columns, [
         [
@@ -183,6 +186,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
+    """Left: time of scoring by prompt length. Right: its share of the copy bandwidth."""
     rows: Sequence[dict[str, Any]] = result["rows"]
     with plots.figure(path, result, panels=2) as (left, right):
         for kernel in dict.fromkeys(row["kernel"] for row in rows):

@@ -1,8 +1,8 @@
-"""A causal language model of random weights in plain transformers: chunked prefill, SDPA, a KV cache that stays put.
+"""A causal language model of random weights in transformers, with chunked prefill, SDPA and a preallocated KV cache.
 
-transformers' own cache is copied whole with every token, and its SDPA takes a mask for a chunk behind a cache, which
-rules out flash attention. Here the cache is allocated once, and a chunk's causal mask is torch's `causal_lower_right`,
-which flash attention knows. At 128k tokens both matter.
+transformers copies its whole cache with every token, and passes SDPA a mask tensor for a chunk after cached tokens,
+which rules out flash attention. Here the cache is allocated once, and the mask of a chunk is torch's
+`causal_lower_right`, which flash attention supports. Both matter at 128k tokens.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ CHUNK = 8192
 _ATTENTION = "skim_one_buffer"
 
 Queries = dict[int, torch.Tensor]
-"""By layer: the last token's queries [H, D]."""
+"""The last token's queries [H, D], by layer."""
 
 
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_mask: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """query: [1, H, tokens, D]; key, value: [1, G, all tokens so far, D]."""
+    """Causal attention. query: [1, H, tokens, D]; key, value: [1, G, all tokens so far, D]."""
     noted: Queries | None = kwargs.get("skim_queries")
     if noted is not None:
         noted[module.layer_idx] = query[0, :, -1].clone()
@@ -42,7 +42,7 @@ AttentionMaskInterface.register(_ATTENTION, lambda *args, **kwargs: None)
 
 
 class _BufferLayer(DynamicLayer):
-    """One layer's keys and values, views on buffers [1, G, capacity, D]."""
+    """The keys and values of one layer: views on preallocated buffers [1, G, capacity, D]."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class _BufferLayer(DynamicLayer):
 
 
 class TorchModel:
-    """One model and one KV cache for `capacity` tokens, emptied by `clear`."""
+    """One model and its KV cache for `capacity` tokens."""
 
     def __init__(self, config: dict[str, Any], device: str, capacity: int, seed: int = 0) -> None:
-        """config: as in config.json."""
+        """config: the fields of config.json."""
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         made = AutoConfig.for_model(**config)
         torch.manual_seed(seed)
@@ -84,30 +84,31 @@ class TorchModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
+        """Number of tokens in the cache."""
         return int(self.cache.get_seq_length())
 
     def clear(self) -> None:
-        """Forget all tokens; the buffers stay."""
+        """Remove all tokens from the cache; its buffers stay."""
         self.crop(0)
 
     def crop(self, length: int) -> None:
-        """Forget all tokens after the first `length`."""
+        """Remove all tokens after the first `length` from the cache."""
         for layer in self.cache.layers:
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
 
     def keys(self, length: int) -> list[torch.Tensor]:
-        """By layer, the keys [1, G, length, D] of the first `length` tokens: a cache of one block."""
+        """The keys [1, G, length, D] of the first `length` tokens, by layer: a paged cache with one block."""
         return [layer.keys[:, :, :length] for layer in self.cache.layers]
 
     @torch.inference_mode()
     def read(
         self, ids: torch.Tensor, positions: torch.Tensor, *, last: int = 1, queries: Queries | None = None
     ) -> torch.Tensor:
-        """Read `ids` at `positions` (both int64 [T]) behind what is cached: the likeliest token after the `last` ones.
+        """Run the model over `ids` at `positions` (both int64 [T]), after the cached tokens.
 
-        queries: filled with the last token's.
+        Returns the most likely next token after each of the last `last` tokens. queries: filled with the queries of the
+        last token.
         """
         for start in range(0, len(ids), CHUNK):
             part = slice(start, start + CHUNK)

@@ -1,7 +1,8 @@
-"""The pair in plain torch and transformers, for machines where vLLM does not run; scoring and selection are Skim's own.
+"""The pair in torch and transformers, for machines where vLLM does not run. Scoring and selection are Skim's own.
 
-Prefill is close to what the device gives; decode is not: transformers launches every small kernel from Python, so its
-steps say little about a serving engine's. Acceptance is forced by a seeded coin, whatever the models say.
+Prefill comes close to the speed of the device. Decoding does not: transformers launches every small kernel from Python,
+so the time of its steps says little about a serving engine. Acceptance is forced by a seeded random generator, whatever
+the models answer.
 """
 
 import time
@@ -24,7 +25,7 @@ class TorchPair:
     stock = False
 
     def __init__(self, chosen: Preset, device: str, kept: int, read: int) -> None:
-        """kept, read: tokens that the target's and the speculator's caches hold."""
+        """kept: tokens that the target's cache holds. read: tokens that the speculator's cache holds."""
         target, speculator = configs(chosen)
         self._device = device
         self._target = TorchModel(target, device, kept, seed=0)
@@ -78,7 +79,7 @@ class TorchPair:
             self._read_speculator(ids)
         coin = np.random.default_rng(len(ids))
         found = [self._read_target(kept)]
-        unread = list(found)  # what the speculator has yet to read of the answer
+        unread = list(found)  # tokens of the answer that the speculator has not read yet
         verifications = accepted = 0
         began = self._started()
         while len(found) < len(answer):
@@ -163,7 +164,7 @@ class TorchPair:
         return aggregate.importance(torch.ones(len(steps), dtype=torch.bool))
 
     def _draft(self, unread: list[int], drafts: int, position: int) -> list[int]:
-        """Read the answer's tokens `unread`, the first of them at `position`, and go on greedily."""
+        """Read the answer's tokens `unread`, the first of them at `position`, and draft greedily after them."""
         proposed: list[int] = []
         following = unread
         while len(proposed) < drafts:
@@ -174,7 +175,7 @@ class TorchPair:
         return proposed
 
     def _step(self, tokens: list[int], kept: KeptPrompt, place: int) -> torch.Tensor:
-        """The target's likeliest token after each of `tokens`, which stand at `place` of the answer and on."""
+        """The target's most likely next token after each of `tokens`. place: index of the first one in the answer."""
         start = kept.context_length + place
         at = torch.arange(start, start + len(tokens), device=self._device)
         return self._target.read(self._on_device(tokens), at, last=len(tokens))

@@ -1,7 +1,8 @@
-"""Time to the first token: the target alone, Skim, and the limit, which is both models' forwards and nothing else.
+"""Time to first token: dense (the target alone), Skim, and the lower limit of Skim's method.
 
-In one process, so without router, Ray and wire. Lengths take turns inside each round, and the three measurements inside
-each length. `limit_ms` is the speculator's forward over all tokens plus the target's over the kept ones.
+Everything runs in one process, without router, Ray and network. In each round the lengths take turns, and for each
+length the three measurements take turns. `limit_ms` is the speculator's forward over all tokens plus the target's
+forward over the kept tokens, and nothing else.
 """
 
 import statistics
@@ -21,7 +22,7 @@ from kv_transfer.messages import SelectionOptions
 
 @dataclass(frozen=True)
 class GpuTtftSettings:
-    """preset: of presets.PRESETS. rounds: those that count, after one that does not."""
+    """preset: a name in presets.PRESETS. rounds: measured rounds, after one warm-up round."""
 
     preset: str
     device: str
@@ -32,12 +33,12 @@ class GpuTtftSettings:
 
 
 def prompt_ids(length: int, seed: int) -> Any:
-    """int32 [length] of ordinary ids of the demo tokenizer."""
+    """Random token ids (int32 [length]) of the demo pair's tokenizer, without its special tokens."""
     return np.random.default_rng(seed).integers(16, 700, length, dtype=np.int32)
 
 
 async def run(pair: Pair, settings: GpuTtftSettings, progress: Progress = silent) -> dict[str, Any]:
-    """rows: one per length and keep rate, medians over the rounds."""
+    """Measure. `rows`: one per length and keep rate, with medians over the rounds."""
     began = machine()
     cases = [(length, rate) for length in settings.lengths for rate in settings.keep_rates]
     seen: dict[tuple[int, float], list[dict[str, float]]] = {case: [] for case in cases}
@@ -59,7 +60,7 @@ async def run(pair: Pair, settings: GpuTtftSettings, progress: Progress = silent
 
 
 async def _length(pair: Pair, settings: GpuTtftSettings, length: int, seed: int) -> dict[float, dict[str, float]]:
-    """One prompt: dense and the speculator's forward once, the rest for each keep rate."""
+    """Measure one prompt: dense and the speculator's forward once, the rest at each keep rate."""
     ids = prompt_ids(length, seed)
     dense, read = await pair.dense(ids), await pair.read(ids)
     runs = {}
@@ -84,20 +85,23 @@ def _row(length: int, rate: float, runs: list[dict[str, float]]) -> dict[str, An
 
 
 def _ratios(runs: list[dict[str, float]], over: str, under: str) -> dict[str, float]:
-    """The median of the rounds' own ratios, with its extremes."""
+    """The median of the ratios, which are formed within a round, and their range."""
     ratios = [run[over] / run[under] for run in runs]
     return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
 def describe(result: dict[str, Any]) -> str:
+    """The conditions of the measurement, in sentences."""
     settings = result["settings"]
     return (
-        f"Preset `{settings['preset']}` of random weights, engine `{result['engine']}`, in one process,"
-        f" {settings['look_ahead']} look-ahead tokens, {settings['rounds']} rounds."
+        f"Preset `{settings['preset']}` with random weights, engine `{result['engine']}`, in one process,"
+        f" {settings['look_ahead']} look-ahead tokens, {settings['rounds']} rounds. *Limit*: the speculator's forward"
+        " over the prompt plus the target's forward over the kept tokens, each measured alone."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, one row per length and keep rate."""
     columns = ["tokens", "keep", "kept", "dense ms", "Skim ms", "limit ms", "Skim ÷ limit", "dense ÷ Skim (range)"]
     return columns, [
         [
@@ -119,6 +123,7 @@ def _with_range(ratio: Mapping[str, float]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
+    """Left: seconds to first token by prompt length. Right: dense / Skim by prompt length."""
     rates = dict.fromkeys(row["keep_rate"] for row in result["rows"])
     with plots.figure(path, result, panels=2) as (left, right):
         for index, rate in enumerate(rates):

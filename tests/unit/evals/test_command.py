@@ -24,7 +24,7 @@ def test_from_options_to_files(skim, tmp_path):
     assert (settings["target"], settings["speculator"]) == ("target", "speculator")
     assert result["command"].startswith("skim eval --target ")
     assert plot.stat().st_size > 0
-    assert "Metric: the value is stated." in " ".join(ran.out.split())
+    assert "Metric: the answer states the value." in " ".join(ran.out.split())
 
 
 @pytest.mark.parametrize(

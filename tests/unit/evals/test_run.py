@@ -63,7 +63,7 @@ def test_the_table_says_what_was_measured(measured):
     random = -100 * (cell(measured, "multi_key", "random")["score"] - 1)
     assert "over the 1 tasks and lengths that the target can do" in what
     assert f"dense +0.0 to +0.0 points, against random chunks {random:+.1f} to {random:+.1f} points" in what
-    assert "- `counting`: The bell of one place" in what
+    assert "- `counting`: The bells of four places" in what
 
 
 def test_the_plot_is_drawn(measured, tmp_path):

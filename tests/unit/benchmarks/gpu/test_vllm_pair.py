@@ -95,6 +95,6 @@ def test_mistakes_on_the_command_line(monkeypatch):
         device_named("auto")
     with pytest.raises(SkimError, match="no device 'tpu'"):
         device_named("tpu")
-    with pytest.raises(SkimError, match="no list of numbers"):
+    with pytest.raises(SkimError, match="not a list of numbers"):
         _numbers("0.1;0.2")
     assert _whole("16384,131072") == (16384, 131072)
