@@ -13,10 +13,10 @@ from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """One prompt, read and scored.
+    """The scores of one prompt.
 
-    importance: float32 [M] on CPU. look_ahead_tokens: the greedily decoded tokens, at most `look_ahead`, an EOS
-    included and nothing after it. timings: milliseconds by part (queue, speculate).
+    importance: float32 [M] on CPU. look_ahead_tokens: at most `look_ahead` greedily decoded tokens, up to and including
+    an EOS. timings: milliseconds by part (queue, speculate).
     """
 
     importance: torch.Tensor
@@ -34,10 +34,10 @@ def _no_probs() -> Float32Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """A continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot.
+    """A drafted continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot.
 
-    alternative_ids, alternative_probs: [k * b], row-major, where they were asked for (`BranchingEngine`): the b
-    likeliest tokens in each draft's place, likeliest first, with their probabilities at temperature 1.
+    alternative_ids, alternative_probs: [k * b], row-major, if requested (`BranchingEngine`): the b most probable tokens
+    at each draft's position, the most probable first, with their probabilities at temperature 1.
     """
 
     tokens: Int32Array
@@ -67,15 +67,18 @@ class SpeculatorEngine(Protocol):
     ) -> Scores:
         """Prefill `token_ids` [M], decode `options.look_ahead` tokens greedily, score the M prompt tokens.
 
-        cache_salt: prompts of different salts share no cached KV. keep_session: keep the prompt's KV as the session
-        `request_id`, for `draft`.
+        cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's KV for `draft`, as
+        session `request_id`.
         Raises InvalidRequestError if M + look_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
         engine is dead.
         """
         ...
 
     async def open_session(self, session: str, prompt: KeptPrompt) -> None:
-        """A session over a kept prompt, read at its original positions (`draft_context: kept`, or a lost session)."""
+        """Open a session over a kept prompt, prefilled at its original positions.
+
+        Used for `draft_context: kept`, and to restore a lost session.
+        """
         ...
 
     async def draft(
@@ -83,17 +86,17 @@ class SpeculatorEngine(Protocol):
     ) -> Drafted:
         """Continue the session's prompt plus `answer` by at most `count` tokens; fewer at the model's last position.
 
-        answer: int32 [A], the whole answer that the target has accepted so far, at positions M, M + 1, ...; KV that the
-        session holds for other tokens is rolled back. temperature 0 drafts greedily and top_m must be 0; else each
-        token is sampled from the drafter's top `top_m` at that temperature, renormalised, and q comes back.
-        Calls for several sessions are batched; one session has one call at a time. Cancelling the task that awaits the
-        call stops it before its next forward and leaves the session usable.
+        answer: int32 [A], all tokens that the target has accepted, at positions M, M + 1, ...; the session's KV of
+        other tokens is rolled back. With temperature 0 drafting is greedy, and top_m must be 0. Otherwise each token is
+        sampled from the drafter's top `top_m` at that temperature, renormalised, and q is returned.
+        The engine batches calls for several sessions. A session may have only one call at a time. Cancelling the task
+        that awaits the call stops it before its next forward; the session stays usable.
         Raises SessionLostError if the session was evicted or never opened.
         """
         ...
 
     async def close_session(self, session: str) -> None:
-        """Free the session's KV; does nothing for a session that is not there."""
+        """Free the session's KV; does nothing if there is no such session."""
         ...
 
     async def stats(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class BranchingEngine(SpeculatorEngine, Protocol):
         top_m: int = 0,
         alternatives: int = 0,
     ) -> Drafted:
-        """As `SpeculatorEngine.draft`. alternatives: how many of the likeliest tokens come with each draft, b."""
+        """As `SpeculatorEngine.draft`. alternatives: b, the number of alternatives returned for each draft."""
         [drafted] = await self.draft_many(
             session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
         )
@@ -141,9 +144,9 @@ class BranchingEngine(SpeculatorEngine, Protocol):
         top_m: int = 0,
         alternatives: int = 0,
     ) -> list[Drafted]:
-        """`draft` for several answers of one session at once; they differ in their last tokens only.
+        """`draft` for several answers of one session at once; the answers differ only in their last tokens.
 
-        Each continuation is sampled by itself. Counts as the session's one call.
+        Each continuation is sampled independently. This counts as the session's one call.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Starts a speculator engine by its kind. Each kind is imported only when it is asked for."""
+"""Starts a speculator engine of a given kind. An engine's module is imported only when it is needed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from speculator_service.engine import SpeculatorEngine
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
+    """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
     """

@@ -1,4 +1,4 @@
-"""A speculator without a model: deterministic scores, latencies by choice, for trying everything around an engine."""
+"""A speculator without a model: deterministic scores and configurable latencies, to test the code around an engine."""
 
 import asyncio
 from time import perf_counter
@@ -16,10 +16,10 @@ _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Pr
 
 
 class MockSpeculator(BranchingEngine):
-    """Scores a token by a hash of its id, and another hash names the next one. Reads config and tokenizer only.
+    """Scores a token by a hash of its id and chooses the next token by the same hash. Reads config and tokenizer only.
 
-    started, aborted, running: calls of `score` begun, cancelled, and under way. sessions: by id, the context length
-    and the last token of the prompt.
+    started, aborted, running: calls of `score` that began, were cancelled, or run now. sessions: for each id, the
+    context length and the last token of the prompt.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class MockSpeculator(BranchingEngine):
     ) -> None:
         """Scoring takes latency_ms + ms_per_token * M, drafting ms_per_draft * count.
 
-        fail_every n: each nth call of `score` raises EngineUnavailableError. seed: of sampled drafts.
+        fail_every n: every nth call of `score` raises EngineUnavailableError. seed: for sampled drafts.
         """
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.started = self.aborted = self.running = 0
@@ -56,7 +56,7 @@ class MockSpeculator(BranchingEngine):
         cache_salt: str | None = None,
         keep_session: bool = False,
     ) -> Scores:
-        """As `SpeculatorEngine.score`: importance from token ids alone, look-ahead tokens from the last id."""
+        """As `SpeculatorEngine.score`: importance depends on token ids only, look-ahead tokens on the last id."""
         await self.check_health()
         check_length(int(token_ids.size), options.look_ahead, self.info)
         self.started += 1
@@ -80,7 +80,7 @@ class MockSpeculator(BranchingEngine):
         return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings)
 
     def likeliest(self, token: int) -> int:
-        """What this model says after `token`; the ids that follow it have half the probability each time."""
+        """The most probable token after `token`. Each following id has half the probability of the one before it."""
         return int(_hash(np.array([token]))[0] * self.info.vocab_size)
 
     async def open_session(self, session: str, prompt: KeptPrompt) -> None:
@@ -99,7 +99,7 @@ class MockSpeculator(BranchingEngine):
         top_m: int = 0,
         alternatives: int = 0,
     ) -> list[Drafted]:
-        """As `BranchingEngine.draft_many`; many take as long as one."""
+        """As `BranchingEngine.draft_many`; several answers take as long as one."""
         await self.check_health()
         if session not in self.sessions:
             raise SessionLostError(f"session {session} is not on this mock speculator")
@@ -142,6 +142,6 @@ class MockSpeculator(BranchingEngine):
 
 
 def _hash(ids: np.ndarray) -> np.ndarray:
-    """float32 in [0, 1), one for each id."""
+    """A float32 in [0, 1) for each id."""
     top = (ids.astype(np.uint64) + np.uint64(1)) * _KNUTH % np.uint64(2**32) >> np.uint64(8)
     return top.astype(np.float32) / np.float32(2**24)

@@ -1,4 +1,4 @@
-"""One prompt's way through the speculator pool: check it, score it, choose what to keep, answer with a kept prompt."""
+"""Makes a selection: checks the request, scores the prompt, chooses what to keep, returns the kept prompt."""
 
 from time import perf_counter
 
@@ -13,23 +13,23 @@ from speculator_service.scoring.selection import select
 
 
 class SpeculatorService:
-    """Selects over any speculator engine. Calls may run at once; batching is the engine's work."""
+    """Makes selections with any speculator engine. Calls may run concurrently; the engine batches them."""
 
     def __init__(self, engine: SpeculatorEngine, address: str | None = None) -> None:
-        """address: host:port of this replica's draft channel; requests with decode options then leave a session."""
+        """address: host:port of this replica's draft channel. With it, requests with decode options keep a session."""
         self.engine = engine
         self.address = address
 
     @property
     def info(self) -> ModelInfo:
-        """The facts of the engine's model."""
+        """The engine's ModelInfo."""
         return self.engine.info
 
     async def select(self, request: SelectRequest) -> Selection:
-        """Score the prompt [M] and keep what its options ask for; cancelling this call aborts it in the engine.
+        """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine.
 
-        Raises InvalidRequestError for a request that no speculator could serve, EngineUnavailableError if the engine
-        is dead, SkimError if its scores make no sense.
+        Raises InvalidRequestError for an invalid request, EngineUnavailableError if the engine is dead, SkimError if
+        the engine returns invalid scores.
         """
         check_request(request, self.info)
         context = request.decode.draft_context if self.address and request.decode else None

@@ -1,5 +1,5 @@
-"""The target: prefills the kept tokens at their original positions and decodes as if nothing were missing.
+"""The target: it prefills the kept tokens at their original positions and decodes the answer.
 
-Lives here: restored positions and the engines that use them (only `vllm_backend/` imports vLLM).
+Lives here: the target's engines, and its side of drafting (only `vllm_backend/` imports vLLM).
 Not here: the speculator, Ray, HTTP.
 """

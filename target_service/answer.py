@@ -1,6 +1,6 @@
-"""The n answers of a request as they grow: when each stops, its text, and what of it was already sent.
+"""The n growing answers of a request: stop rules, detokenization, and the part that was already sent.
 
-For engines without a detokenizer and stop rules of their own; vLLM has both.
+Used by engines without a detokenizer and stop rules. vLLM has both.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from target_service.sampling import DELTA, FINAL_ONLY, Sampling
 
 
 class NewToken(NamedTuple):
-    """What one answer gains in one step. candidates: what goes out under logprobs, the token itself first."""
+    """One decoded token of one answer. candidates: the entries for logprobs, the token itself first."""
 
     id: int
     logprob: float
@@ -22,9 +22,9 @@ class NewToken(NamedTuple):
 
 
 class Answers:
-    """All n answers; they advance together, and those that have stopped wait for the rest.
+    """All n answers. They advance together; a stopped answer waits for the others.
 
-    on_first_output: fields of GenerateOutput that go out once (timings, prompt_logprobs).
+    on_first_output: fields of GenerateOutput that are sent once (timings, prompt_logprobs).
     """
 
     def __init__(self, sampling: Sampling, max_tokens: int, tokenizer: Any, eos_ids: set[int]) -> None:
@@ -42,18 +42,18 @@ class Answers:
         return all(a.finish_reason for a in self._answers)
 
     def add(self, step: Sequence[NewToken]) -> None:
-        """Take one step's tokens, one per answer; those of answers that have stopped are dropped."""
+        """Add the tokens of one step, one per answer. Tokens of stopped answers are dropped."""
         self._grown = [a for a in self._answers if a.finish_reason is None]
         for answer in self._grown:
             answer.add(step[answer.index])
 
     def output(self) -> GenerateOutput | None:
-        """What goes out after this step, as `output_kind` has it; None for nothing."""
+        """The output to send after this step, by `output_kind`; None if there is none."""
         if self._output_kind == FINAL_ONLY and not self.finished:
             return None
-        told = self._answers if self._output_kind == FINAL_ONLY else self._grown
+        sent = self._answers if self._output_kind == FINAL_ONLY else self._grown
         once, self.on_first_output = self.on_first_output, {}
-        return GenerateOutput([a.completion() for a in told], self.finished, **once)
+        return GenerateOutput([a.completion() for a in sent], self.finished, **once)
 
 
 class _Answer:
@@ -65,7 +65,7 @@ class _Answer:
         self._decode = DecodeStream(skip_special_tokens=sampling.skip_special_tokens)
         self._eos = set() if sampling.ignore_eos else eos_token_ids
         self._stop_ids = set(sampling.stop_token_ids or ())
-        # A stop string may begin in text that would otherwise go out now.
+        # This many characters are not sent yet, because a stop string may begin in them.
         self._held_back = max((len(s) - 1 for s in sampling.stop_strings), default=0)
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
@@ -97,7 +97,7 @@ class _Answer:
             self._text, self.finish_reason = self._text[:at], "stop"
 
     def completion(self) -> Completion:
-        """What is new since the last call (DELTA) or all of it (CUMULATIVE, FINAL_ONLY)."""
+        """The part since the last call (DELTA), or the whole answer so far (CUMULATIVE, FINAL_ONLY)."""
         end = len(self._text) if self.finish_reason else max(len(self._text) - self._held_back, self._sent_text)
         delta = self._sampling.output_kind == DELTA
         tokens, text = (self._sent_tokens, self._sent_text) if delta else (0, 0)

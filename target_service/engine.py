@@ -7,15 +7,15 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo
 
 
 class TargetEngine(Protocol):
-    """Prefills kept prompts at their original positions and decodes from position `context_length` on."""
+    """Prefills kept prompts at their original positions and decodes from position `context_length`."""
 
     info: ModelInfo
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Stream outputs until one is `finished`. Closing the generator, or cancelling its task, aborts the request.
 
-        Raises InvalidRequestError before the first output for a prompt or sampling parameters that it cannot serve
-        (never a dead engine), EngineUnavailableError if the engine is dead.
+        Raises InvalidRequestError before the first output if it cannot serve the prompt or the sampling parameters; the
+        engine survives. Raises EngineUnavailableError if the engine is dead.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Starts a target engine by its kind. Each kind is imported only when it is asked for."""
+"""Starts a target engine of a given kind. An engine's module is imported only when it is needed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from target_service.engine import TargetEngine
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> TargetEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: passed through to that engine.
+    """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
     """

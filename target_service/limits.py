@@ -1,6 +1,6 @@
-"""What every target engine checks of a request before an engine sees it.
+"""The checks of a request before it reaches a target engine.
 
-An engine does not find these mistakes: vLLM counts the compact prompt, and rotary embeddings past
+An engine does not find these mistakes itself: vLLM sees only the shortened prompt, and rotary embeddings beyond
 `max_position_embeddings` are wrong without an error.
 """
 
@@ -11,16 +11,16 @@ from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest, ModelInfo
 
 RESERVED_PREFIX = "skim"
-"""Names of Skim's own extra arguments begin with it."""
+"""The names of Skim's own extra arguments begin with this prefix."""
 
 KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
 
 
 def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_tokens: int = 16) -> int:
-    """How many tokens the request may decode; `max_tokens: None` means all that the model has room for.
+    """Check a request and return its max_tokens; `max_tokens: None` means as many as the model has room for.
 
-    default_max_tokens: what a request that says nothing gets (16 in vllm.SamplingParams).
+    default_max_tokens: used if the request has no max_tokens (16 in vllm.SamplingParams).
     Raises InvalidRequestError.
     """
     _check_token_ids(request, info)
@@ -39,9 +39,9 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
 
 
 def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless prompt and answer fit the model, naming all numbers.
+    """Raise InvalidRequestError, with all numbers, unless prompt and answer fit the model.
 
-    Positions run to prompt_tokens + max_tokens whatever is dropped; the KV cache holds kept_tokens + max_tokens.
+    Positions reach prompt_tokens + max_tokens even if tokens are dropped. The KV cache holds kept_tokens + max_tokens.
     """
     held = "prompt" if kept_tokens == prompt_tokens else "kept prompt"
     for what, tokens, limit, name in (
@@ -56,14 +56,14 @@ def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: Mo
 
 
 def reserved_names(names: Iterable[str]) -> list[str]:
-    """Those of `names` that a client may not send in sampling `extra_args`: it would choose its own positions."""
+    """The names that a client may not send in sampling `extra_args`: they would change positions or KV blocks."""
     return [name for name in names if name.startswith(RESERVED_PREFIX) or name == "kv_transfer_params"]
 
 
 def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:
-    """Which leg of a split target the request is; None for a whole one, which every engine takes.
+    """The request's leg of a split target; None for a complete request, which every engine accepts.
 
-    role: the half that the engine was started as. Raises InvalidRequestError for a leg of the other half.
+    role: the half that this engine is. Raises InvalidRequestError for a leg of the other half.
     """
     leg: KvRole | None = "prefill" if request.prefill_only else "decode" if request.kv_blocks is not None else None
     if leg not in (None, role):

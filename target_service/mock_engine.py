@@ -1,4 +1,4 @@
-"""A target without a model: deterministic tokens after configurable latencies, to try the router and the cluster."""
+"""A target without a model: deterministic tokens after configurable latencies, to test the router and the cluster."""
 
 import asyncio
 import hashlib
@@ -20,12 +20,12 @@ from target_service.sampling import Sampling, read_sampling
 
 
 class MockTarget(TargetEngine):
-    """TargetEngine whose answers are a hash of the kept prompt; each decoded token is certain (logprob 0).
+    """TargetEngine whose answers are a hash of the kept prompt. Each decoded token has probability 1 (logprob 0).
 
-    model: a folder whose config and tokenizer are read. prefill_ms, prefill_ms_per_token, decode_ms: how long it takes
-    until the first token, the same for each kept token, and between tokens. fail_before_first: so many requests fail
-    with EngineUnavailableError before their first token. Sampling fields that choose tokens have no effect here.
-    kv_role, kv_host: as VllmTarget; what comes with KV blocks is not prefilled again.
+    model: a folder; its config and tokenizer are read. The first token takes prefill_ms plus prefill_ms_per_token for
+    each kept token; each further token takes decode_ms. fail_before_first: the number of requests that fail with
+    EngineUnavailableError before their first token. Sampling fields that choose tokens have no effect.
+    kv_role, kv_host: as in VllmTarget; a request that brings KV blocks needs no prefill.
     started, running, aborted: counts of requests.
     """
 
@@ -48,7 +48,7 @@ class MockTarget(TargetEngine):
         self.started = self.running = self.aborted = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """As TargetEngine.generate; stops at max_tokens or at a stop string or stop token that happens to come."""
+        """As TargetEngine.generate. Stops at max_tokens, or if a stop string or stop token occurs by chance."""
         max_tokens = check_request(request, self.info)
         check_leg(request, self._kv_role)
         sampling = read_sampling(request.sampling, refuse_others=False, engine="mock")
@@ -100,14 +100,14 @@ class MockTarget(TargetEngine):
         return {"started": self.started, "running": self.running, "aborted": self.aborted}
 
     async def check_health(self) -> None:
-        """A mock is always well."""
+        """A mock is always healthy."""
 
     def close(self) -> None:
         """A mock holds nothing."""
 
 
 def mock_tokens(prompt: KeptPrompt, count: int, vocab_size: int, index: int = 0) -> Int32Array:
-    """The int32 [count] tokens that a mock answers, from the kept ids, their positions and which of the n it is."""
+    """A mock's answer, int32 [count]: a function of the kept ids, their positions and the answer's index."""
     digest = hashlib.sha256(prompt.token_ids.tobytes() + prompt.positions.tobytes())
     digest.update(f"{prompt.context_length} {index}".encode())
     seed = int.from_bytes(digest.digest()[:8], "little")

@@ -1,4 +1,4 @@
-"""The few sampling fields that engines without vLLM understand, under vLLM's names (vllm.sampling_params)."""
+"""The sampling fields that engines other than vLLM support, with vLLM's names (vllm.sampling_params)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from kv_transfer.errors import InvalidRequestError
 
 CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
 
-# Fields that vLLM's front sets by itself; without effect on what these engines return.
+# Fields that vLLM's front sets by itself. They have no effect on the results of these engines.
 _WITHOUT_EFFECT = {
     "_all_stop_token_ids",
     "_eos_token_id",
@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = {
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Parameters of one request; defaults are vLLM's, but for output_kind: it streams what is new (DELTA)."""
+    """Parameters of one request. Defaults are vLLM's, except for output_kind, which is DELTA (new tokens only)."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] = 1
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
@@ -46,9 +46,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 def read_sampling(fields: Mapping[str, Any], *, refuse_others: bool, engine: str) -> Sampling:
-    """Read `GenerateRequest.sampling`. refuse_others: raise for a set field that is not in Sampling.
+    """Read `GenerateRequest.sampling`. refuse_others: raise if a field is set that Sampling does not have.
 
-    Raises InvalidRequestError naming the field.
+    Raises InvalidRequestError that names the field.
     """
     known = set(Sampling.__struct_fields__)
     if refuse_others:

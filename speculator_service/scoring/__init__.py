@@ -1,4 +1,4 @@
-"""From queries and keys to kept tokens: importance scores, and the selection made from them.
+"""From queries and keys to kept tokens: the importance of the prompt tokens, and the selection.
 
-Lives here: pure torch, and the same scores in Triton. Not here: where queries and keys come from.
+Lives here: scoring in torch, the same scoring in Triton, and the selection. Not here: the source of queries and keys.
 """

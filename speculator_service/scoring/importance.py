@@ -1,7 +1,7 @@
-"""How much each prompt token matters, from the speculator's own attention (Speculative Prefill, arXiv 2502.02789, 3.2).
+"""The importance of each prompt token, from the speculator's attention (Speculative Prefill, arXiv 2502.02789, 3.2).
 
-Tensors in, tensors out, on any device. An engine calls `layer_scores` once per scored layer, adds each result to an
-`Aggregate`, and asks that for the importance:
+These are functions of tensors, on any device. An engine calls `layer_scores` once per scored layer, adds each result to
+an `Aggregate`, and gets the importance from it:
 
     aggregate = Aggregate(options.aggregation, num_layers=len(scored), steps=S, prompt=M)
     for layer in scored:                                      # scored_layers(L, options.layers)
@@ -19,24 +19,24 @@ import torch
 from torch.nn.functional import pad
 
 BLOCK_ELEMENTS = 2**24
-"""Attention weights held at once, in elements: query heads are scored in groups that stay below, one at least."""
+"""Limit for the attention weights in memory, in elements. Query heads are scored in groups within it, at least one."""
 TILE_ELEMENTS = 2**18
-"""Of them, how many are pooled at once: what this makes beside them stays in a core's cache."""
+"""Number of weights that are pooled at once, in elements: the temporary tensors then fit into a core's cache."""
 
 
 class Keys(Protocol):
-    """One layer's keys where an engine holds them, to be read piece by piece."""
+    """One layer's keys in an engine's cache, read piece by piece."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(G, M, D)."""
 
     def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
-        """That head's keys, [m, D] each, in the prompt's order, M in all."""
+        """The keys of one head as tensors [m, D], in the order of the prompt, M keys in total."""
 
 
 def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> range:
-    """Indices of the layers that count; a model with fewer than four layers has all of them in `last4`."""
+    """Indices of the scored layers. For a model with fewer than four layers, `last4` means all layers."""
     last = {"all": num_layers, "last4": 4, "last1": 1}[layers]
     return range(max(0, num_layers - last), num_layers)
 
@@ -44,13 +44,13 @@ def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> 
 def layer_scores(queries: torch.Tensor, keys: torch.Tensor | Keys, scale: float, pool_kernel: int) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
-    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, any float type, any strides (a transposed view
-    of a cache that stores [G, D, M] is fine). Query head h reads key-value head h // (H / G): G == H is MHA, 1 is MQA.
-    scale: the layer's factor on q·k, 1 / √D in most models. The softmax runs over the M prompt positions only, in
-    float32, even where a step could also see decoded tokens.
-    pool_kernel: odd width of an average along the prompt. Places outside the prompt count as zeros and are counted
-    (torch's avg_pool1d with padding kernel // 2), so both ends score a little lower; it may exceed M.
-    Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, whatever H. Raises ValueError if shapes do not fit.
+    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, of any float type and with any strides (for
+    example a transposed view of a cache [G, D, M]). Query head h uses KV head h // (H / G): G == H is MHA, G == 1
+    is MQA. scale: the layer's factor on q·k, 1 / √D in most models. The softmax runs in float32 over the M prompt
+    positions only, although later steps also attend to decoded tokens.
+    pool_kernel: odd width of the average along the prompt. Positions outside the prompt count as zeros (torch's
+    avg_pool1d with padding kernel // 2), so both ends score slightly lower. It may exceed M.
+    Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
     """
     steps, heads, size = queries.shape
     kv_heads, prompt, key_size = keys.shape
@@ -62,17 +62,17 @@ def layer_scores(queries: torch.Tensor, keys: torch.Tensor | Keys, scale: float,
     at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
-        of_group = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
-        for of_some in of_group.split(at_once):
+        group_queries = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
+        for some_queries in group_queries.split(at_once):
             pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
-            weights = torch.softmax(_products(of_some, pieces, prompt), dim=-1)
-            _raise_to_pooled(best, weights, pool_kernel)
-    return best.div_(pool_kernel)  # here, once: the largest sum is the largest average
+            weights = torch.softmax(_products(some_queries, pieces, prompt), dim=-1)
+            _maximum_with_pooled(best, weights, pool_kernel)
+    return best.div_(pool_kernel)  # divide once, at the end: the largest sum is the largest average
 
 
 def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int) -> torch.Tensor:
-    """q·k [heads, S, M] of queries [heads, S, D] and one head's keys."""
-    rows = queries.flatten(0, 1)  # one product a piece, or its keys would be read once a head
+    """q·k [heads, S, M] of queries [heads, S, D] and the keys of one head."""
+    rows = queries.flatten(0, 1)  # one product per piece reads the keys once, not once per head
     products = rows.new_empty((len(rows), prompt))
     begin = 0
     for piece in pieces:
@@ -81,8 +81,8 @@ def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int
     return products.view(*queries.shape[:2], prompt)
 
 
-def _raise_to_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int) -> None:
-    """best [S, M] becomes the maximum of itself and of each head's sums of `kernel` neighbours in weights [_, S, M]."""
+def _maximum_with_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int) -> None:
+    """In place: best [S, M] = max(best, each head's sums over `kernel` neighbours in weights [heads, S, M])."""
     heads, steps, prompt = weights.shape
     width = max(kernel, TILE_ELEMENTS // (heads * steps))
     around = kernel // 2
@@ -96,13 +96,13 @@ def _raise_to_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int) -> 
 
 
 def _window_sums(padded: torch.Tensor, kernel: int) -> torch.Tensor:
-    """Sums of each `kernel` neighbours along the last axis, which gets kernel - 1 shorter.
+    """Sums over `kernel` neighbours along the last axis, which becomes kernel - 1 shorter.
 
-    avg_pool1d adds `kernel` numbers per place, which took three quarters of scoring; sums of 1, 2, 4, ... neighbours
-    put together by the kernel's binary digits need about 2 log2(kernel) passes and round as little.
+    avg_pool1d adds `kernel` numbers per position, which took three quarters of the scoring time. Here sums over 1, 2,
+    4, ... neighbours are combined by the binary digits of `kernel`: about 2 log2(kernel) passes, with no more rounding.
     """
     length = padded.shape[-1] - kernel + 1
-    total, doubled, width, offset = padded[..., :length], padded, 1, 1  # an odd kernel's lowest digit
+    total, doubled, width, offset = padded[..., :length], padded, 1, 1  # the lowest digit of an odd kernel is 1
     while 2 * width <= kernel:
         doubled = doubled[..., :-width] + doubled[..., width:]
         width *= 2
@@ -113,11 +113,11 @@ def _window_sums(padded: torch.Tensor, kernel: int) -> torch.Tensor:
 
 
 class Aggregate:
-    """Layers' scores becoming one importance: maximum or mean over layers, then mean over steps.
+    """Combines the scores of all layers: maximum or mean over layers, then mean over steps.
 
-    table: float32 [R, S, M], R = 1 for `max` (the running maximum), R = L for `head_max_layer_mean` (one row a layer).
-    Each tensor-parallel rank sees only its own heads; both maxima over heads are completed by one
-    all_reduce(MAX) of `table` in place, after the last `add` and before `importance`.
+    table: float32 [R, S, M], R = 1 for `max` (the running maximum), R = L for `head_max_layer_mean` (a row per layer).
+    Each tensor-parallel rank has only its own heads. One in-place all_reduce(MAX) of `table`, after the last `add` and
+    before `importance`, completes the maximum over heads.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class Aggregate:
         prompt: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """num_layers: how many layers will be added; steps: S; prompt: M."""
+        """num_layers: the number of layers that will be added. steps: S. prompt: M."""
         rows = 1 if aggregation == "max" else num_layers
-        # Zero is neutral for a maximum of attention weights.
+        # Attention weights are not negative, so 0 does not change a maximum.
         self.table = torch.zeros((rows, steps, prompt), dtype=torch.float32, device=device)
         self._num_layers = num_layers
         self._added = 0
 
     def add(self, scores: torch.Tensor) -> None:
-        """Take the next layer's [S, M]; every rank must add its layers in the same order."""
+        """Add the scores [S, M] of the next layer. Every rank must add its layers in the same order."""
         if self._added == self._num_layers:
             raise ValueError(f"this aggregate was made for {self._num_layers} layers and has them all")
         row = self.table[min(self._added, len(self.table) - 1)]
@@ -145,11 +145,11 @@ class Aggregate:
         self._added += 1
 
     def complete(self) -> None:
-        """All layers are in `table`: `scoring_triton.fill_table` wrote it whole."""
+        """Mark all layers as added, after `triton_kernels.fill_table` has written `table`."""
         self._added = self._num_layers
 
     def importance(self, valid: torch.Tensor) -> torch.Tensor:
-        """float32 [M]: mean over the steps where `valid` (bool [S]) is true; steps that are not may hold anything."""
+        """float32 [M]: the mean over the steps where `valid` (bool [S]) is true. Other steps are ignored."""
         if self._added != self._num_layers:
             raise ValueError(f"{self._added} of {self._num_layers} layers were added")
         per_step = self.table[0] if len(self.table) == 1 else self.table.mean(0)
@@ -157,10 +157,10 @@ class Aggregate:
 
 
 def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:
-    """Which steps count, bool [N + 1], on the tokens' device: those before an EOS is read back in.
+    """Which steps count, bool [N + 1], on the tokens' device.
 
-    look_ahead_tokens: integer [N], where token i was decoded by step i and is the query of step i + 1. A step is valid
-    while no earlier step decoded an EOS: greedy decoding would have stopped there.
+    look_ahead_tokens: integer [N]; step i decoded token i, which is the query of step i + 1. A step is valid if no
+    earlier step decoded an EOS, because greedy decoding stops at an EOS.
     """
     eos = torch.tensor(sorted(eos_token_ids), dtype=look_ahead_tokens.dtype, device=look_ahead_tokens.device)
     ended = torch.isin(look_ahead_tokens, eos).cumsum(0) > 0

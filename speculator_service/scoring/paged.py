@@ -1,7 +1,8 @@
-"""Scores over an engine's paged keys: on CUDA by the Triton kernels, elsewhere and wherever these cannot by torch.
+"""Scores from an engine's paged keys: with the Triton kernels on CUDA, with torch elsewhere or if the kernels fail.
 
-The kernels are left for good, with one warning, when they are not installed, do not compile or do not launch; for one
-request when its caches or its pool are not for them (`scoring_triton.supports`). Results agree to float32's rounding.
+If the kernels are not installed, do not compile or do not launch, torch takes over for good, with one warning. If the
+kernels do not support a request's caches or pooling (`triton_kernels.supports`), torch scores this request. Both give
+the same results up to float32 rounding.
 """
 
 import logging
@@ -16,29 +17,29 @@ _log = logging.getLogger(__name__)
 
 
 class Pages(NamedTuple):
-    """One layer's keys in place. cache: [B, G, N, D], a view. blocks: int64 [ceil(M / N)], the prompt's, in order."""
+    """One layer's keys in the cache. cache: a view [B, G, N, D]. blocks: int64 [ceil(M / N)], the prompt's blocks."""
 
     cache: torch.Tensor
     blocks: torch.Tensor
 
 
 class PagedKeys(Keys, Protocol):
-    """One layer's keys, in pieces for torch and in place for the kernels."""
+    """One layer's keys: in pieces for torch, and in the cache for the kernels."""
 
     @property
     def pages(self) -> Pages | None:
-        """None where the cache has no such view: CPU backends pack their blocks."""
+        """None if the cache has no such view: CPU backends pack their blocks."""
 
 
 class Kernels(NamedTuple):
-    """`scoring_triton.supports` and `scoring_triton.fill_table`."""
+    """The functions `supports` and `fill_table` of `triton_kernels`."""
 
     supports: Callable[[Sequence[torch.Tensor], int], bool]
     fill_table: Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor, float, int], None]
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
-    """The Triton kernels, on CUDA."""
+    """The Triton kernels; None if the device is not CUDA or Triton is missing."""
     if device.type != "cuda":
         return None
     try:
@@ -50,7 +51,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 
 
 class PagedScoring:
-    """Fills tables of attention; one per worker, as it remembers whether the kernels work."""
+    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work."""
 
     def __init__(self, kernels: Kernels | None) -> None:
         self.kernels = kernels
@@ -85,7 +86,7 @@ class PagedScoring:
             return False
         try:
             self.kernels.fill_table(aggregate.table, queries, caches, pages[0].blocks.int(), scales[0], pool_kernel)
-        except Exception as error:  # Triton's compiler and driver raise what they like; a worker must not
+        except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
             self.kernels = None
             _warn(error)
             aggregate.table.zero_()

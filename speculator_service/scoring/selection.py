@@ -1,6 +1,6 @@
-"""Which prompt tokens to keep, from how much each matters (Speculative Prefill, arXiv 2502.02789, 3.3).
+"""Selects the prompt tokens to keep, by their importance (Speculative Prefill, arXiv 2502.02789, 3.3).
 
-Pure: one importance vector in, positions out. Lossy by design; everything else in Skim is exact about what is kept.
+A pure function from importance to positions. It is lossy by design; everything after it is exact for the kept tokens.
 """
 
 import math
@@ -17,12 +17,12 @@ from kv_transfer.messages import SelectionOptions
 def select(
     importance: torch.Tensor, options: SelectionOptions, protected_spans: Iterable[tuple[int, int]] = ()
 ) -> tuple[torch.Tensor, float]:
-    """Positions to keep (int64 [K], ascending, on CPU) and the share of the importance mass that they carry.
+    """Positions to keep (int64 [K], increasing, on CPU), and their share of the total importance (coverage).
 
-    importance: float [M], M >= 1, finite and not negative. All zeros say nothing, so they count as all equal.
-    protected_spans: half-open (start, end) ranges inside the prompt, kept whatever their score.
-    The kept set is the chunks chosen by `options`, the protected spans and the last `options.protect_last` tokens:
-    the last two come on top, they do not use up the keep rate.
+    importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
+    protected_spans: half-open (start, end) ranges inside the prompt that are always kept.
+    Kept are the chunks chosen by `options`, the protected spans, and the last `options.protect_last` tokens. Spans and
+    last tokens are added to the chosen chunks; they do not reduce their number.
     Raises SkimError for importance that is not finite or is negative.
     """
     mass = importance.detach().to("cpu", torch.float64)
@@ -43,20 +43,20 @@ def select(
 
 
 def _choose_chunks(mass: torch.Tensor, size: int, options: SelectionOptions) -> torch.Tensor:
-    """Which chunks of `size` tokens the options choose, bool [chunks]; the last chunk may be short.
+    """The chunks of `size` tokens that the options choose, bool [chunks]; the last chunk may be shorter.
 
-    By keep rate: the ceil(keep_rate * chunks) chunks of the highest mean. By coverage: the fewest chunks whose mass
-    reaches that share, so by the highest sum. Ties go to the earlier chunk.
+    By keep rate: the ceil(keep_rate * chunks) chunks with the highest mean. By coverage: the fewest chunks that reach
+    this share, so those with the highest sums. Ties go to the earlier chunk.
     """
     sums = pad(mass, (0, -mass.numel() % size)).view(-1, size).sum(1)
     chunks = sums.numel()
     lengths = torch.full_like(sums, size)
     lengths[-1] = mass.numel() - (chunks - 1) * size
-    # float64 sums of equal float32 scores are exact, so equal chunks stay equal whatever their length.
+    # float64 sums of equal float32 scores are exact, so chunks with equal scores tie even if their lengths differ.
     rank = sums / lengths if options.coverage is None else sums
     order = rank.sort(descending=True, stable=True).indices
     if options.coverage is None:
-        # In decimal, as the rate was written: in binary floats 0.07 of 100 chunks would be 7.000000000000001, hence 8.
+        # In decimal, as the user wrote the rate: in binary, 0.07 * 100 is 7.000000000000001, which rounds up to 8.
         count = math.ceil(Fraction(str(options.keep_rate)) * chunks)
     else:
         reached = sums[order].cumsum(0)

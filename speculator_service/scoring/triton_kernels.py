@@ -1,17 +1,18 @@
-"""The scoring of `scoring.py` as two Triton kernels, for CUDA: all layers at once, keys where the engine keeps them.
+"""The scoring of `importance.py` as two Triton kernels for CUDA, over all layers at once and over the engine's cache.
 
-The torch reference holds attention weights of [S, H, M] per layer and passes over them a dozen times. Here they never
-leave the chip: the first kernel finds each query row's softmax denominator, the second makes the weights again tile by
-tile, pools them and keeps the maximum over heads and layers, which alone is written, [S, M]. Keys are read twice.
+The torch reference stores attention weights [S, H, M] per layer and reads them about twelve times. Here they stay
+on the chip. The first kernel computes the softmax denominator of each query row. The second kernel computes the weights
+again, tile by tile, pools them and takes the maximum over heads and layers. Only the result [S, M] is written. The keys
+are read twice.
 
-Rows: a KV head's queries are laid out as steps x heads of its group, so one tile of keys serves them all. Pooling is a
-product with a band of ones on the tensor cores, weights split into two float16 halves: their sum is off by at most
-2^-22 of the weight or 1e-12. Softmax, sums and maxima are float32.
+Rows: the queries of a KV head are ordered as steps x heads of its group, so one tile of keys serves them all. Pooling
+is a matrix product with a band of ones on the tensor cores. The weights are split into two float16 parts, with an error
+of at most 2^-22 of the weight or 1e-12. Softmax, sums and maxima are float32.
 
-Run on CPU in Triton's interpreter; compiled for sm_80 and sm_90. Not run: any GPU, so its speed is unknown.
+Tested on CPU in Triton's interpreter, and compiled for sm_80 and sm_90. Not run on a GPU yet, so its speed is unknown.
 """
 
-# ruff: noqa: N803  (Triton writes what is known when a kernel is compiled in capitals)
+# ruff: noqa: N803  (Triton's convention: compile-time constants in capitals)
 
 import math
 from collections.abc import Sequence
@@ -23,14 +24,14 @@ import triton.language as tl
 
 _ALIGNED = 16
 _LN2 = math.log(2.0)
-# Triton would compile anew where one of these is 1, or becomes a multiple of 16.
+# Not specialised: otherwise Triton compiles again if one of these is 1 or a multiple of 16.
 _OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
 
 
 class Tiling(NamedTuple):
-    """How the work is cut. tile: keys that a program holds at once. rows: query rows that it holds, at least 16.
+    """How the work is divided. tile: keys per program. rows: query rows per program, at least 16.
 
-    spread: programs of the first kernel that the prompt is split for, several per multiprocessor. warps: per program.
+    spread: programs that share the prompt in the first kernel, several per multiprocessor. warps: per program.
     """
 
     tile: int = 128
@@ -40,7 +41,7 @@ class Tiling(NamedTuple):
 
     @property
     def largest_pool(self) -> int:
-        """Above this pool_kernel too little of a tile is left; the torch reference takes over."""
+        """The largest pool_kernel. With a larger one a tile has too few outputs, and the torch reference is used."""
         return self.tile // 2
 
 
@@ -48,7 +49,7 @@ TILING = Tiling()
 
 
 def supports(caches: Sequence[torch.Tensor], pool_kernel: int, tiling: Tiling = TILING) -> bool:
-    """Whether `fill_table` can score over these caches: alike, packed along D, aligned, and a pool that is not wide."""
+    """Whether `fill_table` supports these caches (equal layout, packed along D, aligned) and this pool_kernel."""
     first = caches[0]
     alike = all(c.shape == first.shape and c.stride() == first.stride() and c.dtype == first.dtype for c in caches)
     aligned = all((c.data_ptr() - first.data_ptr()) % (_ALIGNED * c.element_size()) == 0 for c in caches)
@@ -65,13 +66,13 @@ def fill_table(
     pool_kernel: int,
     tiling: Tiling = TILING,
 ) -> None:
-    """Write into `table` what each layer's `scoring.layer_scores`, given to `scoring.Aggregate.add`, would leave there.
+    """Fill `table` with the result of `layer_scores` and `Aggregate.add` (in `importance.py`) for all layers.
 
-    table: float32 [R, S, M], R = 1 for the maximum over layers or R = L for a row each. queries: [L, S, H, D], after
-    rotary embedding. caches: L tensors [B, G, N, D], the keys of each layer in blocks of N tokens, any strides but
+    table: float32 [R, S, M], R = 1 for the maximum over layers, R = L for a row per layer. queries: [L, S, H, D], after
+    rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but
     packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
     factor on q·k of all layers. pool_kernel: odd, at most `tiling.largest_pool`. All on one device.
-    A step with a query that is not a number gets NaN everywhere, as in the reference.
+    A step whose query contains a NaN gets NaN everywhere, as in the reference.
     """
     layers, steps, heads, size = queries.shape
     _, kv_heads, block_tokens, _ = caches[0].shape
@@ -94,8 +95,8 @@ def fill_table(
     _row_sums[(layers * kv_heads, spans, step_blocks)](rows, *paged, partial, scale2, span, spans, *sizes, **shape)
 
     sums = partial.logsumexp(-1).view(layers, kv_heads, -1, wide)
-    missing = (sums[:, :, :steps, :group] * 0).sum((0, 1, 3))  # zero, or NaN for the steps that have one
-    sums[:, :, steps:] = torch.inf  # rows of padding weigh nothing
+    nans = (sums[:, :, :steps, :group] * 0).sum((0, 1, 3))  # NaN for steps that contain a NaN, else 0
+    sums[:, :, steps:] = torch.inf  # gives padding rows the weight 0
     sums[..., group:] = torch.inf
     outputs = tiling.tile - pool_kernel + 1
     grid = (triton.cdiv(prompt, outputs), len(table), step_blocks)
@@ -103,15 +104,15 @@ def fill_table(
         rows, *paged, sums, table, scale2, steps, layers // len(table) * kv_heads, *sizes,
         POOL=pool_kernel, STEPS=at_once, **shape,
     )  # fmt: skip
-    table += missing[:, None]
+    table += nans[:, None]
 
 
-def _rows(queries: torch.Tensor, kv_heads: int, most: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
+def _rows(queries: torch.Tensor, kv_heads: int, max_rows: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
     """Queries as [L, G, step blocks * steps * heads, D], zero-padded to powers of two; (step blocks, steps, heads)."""
     layers, steps, heads, size = queries.shape
     group = heads // kv_heads
     wide = triton.next_power_of_2(group)
-    at_once = max(1, min(most // wide, triton.next_power_of_2(steps)), 16 // wide)
+    at_once = max(1, min(max_rows // wide, triton.next_power_of_2(steps)), 16 // wide)
     count = triton.cdiv(steps, at_once)
     dim = max(16, triton.next_power_of_2(size))
     rows = queries.new_zeros((layers, kv_heads, count * at_once, wide, dim))
@@ -124,7 +125,7 @@ def _tile_keys(
     cache, offset, blocks, positions, inside, head, block_tokens, size, stride_block, stride_head, stride_token,
     DIM: tl.constexpr,
 ):  # fmt: skip
-    """Keys [tile, DIM] at `positions` of the sequence; zeros where not `inside` and past the head's size."""
+    """Keys [tile, DIM] at `positions` of the sequence; 0 where `inside` is false and beyond the head size."""
     block = tl.load(blocks + positions // block_tokens, mask=inside, other=0).to(tl.int64)
     at = offset + block * stride_block + head * stride_head + (positions % block_tokens) * stride_token
     dims = tl.arange(0, DIM)
@@ -137,7 +138,7 @@ def _row_sums(
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, into partial [L, G, rows, spans]."""
+    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans]."""
     layer_head, part = tl.program_id(0), tl.program_id(1)
     lines = (layer_head * tl.num_programs(2) + tl.program_id(2)) * ROWS + tl.arange(0, ROWS)
     query = tl.load(rows + lines[:, None] * DIM + tl.arange(0, DIM)[None, :])
@@ -165,13 +166,13 @@ def _pooled_maxima(
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
     POOL: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Maximum of the pooled weights over `layer_heads` layers x KV heads, at one tile's places, into one table row."""
+    """Maximum of the pooled weights over `layer_heads` layers x KV heads, for one tile and one table row."""
     outputs: tl.constexpr = TILE - POOL + 1
     tile, out, step_block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes = tl.arange(0, TILE)
     positions = tile * outputs - POOL // 2 + lanes
     inside = (positions >= 0) & (positions < prompt)
-    # Output place c sums the weights of lanes c to c + POOL - 1.
+    # Output c is the sum of the weights of lanes c to c + POOL - 1.
     band = ((lanes[:, None] >= lanes[None, :]) & (lanes[:, None] < lanes[None, :] + POOL)).to(tl.float16)
     best = tl.zeros([ROWS, TILE], tl.float32)
     for layer_head in range(out * layer_heads, (out + 1) * layer_heads):
@@ -186,7 +187,7 @@ def _pooled_maxima(
         scores -= tl.load(sums + lines)[:, None] * 1.4426950408889634
         weights = tl.where(inside[None, :], tl.exp2(scores), 0.0)
         if POOL > 1:
-            # Lifted so that weights down to 2^-29 have all of float16's digits.
+            # Scaled up, so that weights down to 2^-29 keep float16's full precision.
             weights *= 32768.0
             high = weights.to(tl.float16)
             low = (weights - high.to(tl.float32)).to(tl.float16)

@@ -1,4 +1,4 @@
-"""The speculator on transformers: slow, small, needs no vLLM.
+"""The speculator on transformers: small and slow, without vLLM.
 
-Lives here: the engine and its sessions. Not here: anything that is tuned for speed.
+Lives here: the engine and its sessions. Not here: anything tuned for speed.
 """

@@ -1,4 +1,4 @@
-"""A speculator on plain transformers, for machines without vLLM: one prompt at a time, on a worker thread."""
+"""A speculator on transformers, for machines without vLLM: one prompt at a time, on a worker thread."""
 
 import asyncio
 import random
@@ -23,10 +23,10 @@ from speculator_service.scoring.importance import Aggregate, layer_scores, score
 from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable
 
 PREFILL_TOKENS = 2048
-"""Prompt tokens a forward; between two forwards a cancelled request stops."""
+"""Prompt tokens per forward. A cancelled request stops between two forwards."""
 
 Queries = dict[int, tuple[torch.Tensor, float]]
-"""By layer: one token's queries [H, D] as attention sees them, after rotary embedding, and the factor on q·k."""
+"""For each layer: one token's queries [H, D] after rotary embedding, and the factor on q·k."""
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ _ATTENTION = "skim_sdpa_with_queries"
 def _attend(
     module: Any, query: torch.Tensor, *args: Any, skim_queries: Queries | None = None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """transformers' SDPA attention, noting the last token's queries; query: [1, H, tokens, D]."""
+    """transformers' SDPA attention; also records the last token's queries. query: [1, H, tokens, D]."""
     if skim_queries is not None:
         skim_queries[module.layer_idx] = (query[0, :, -1].clone(), kwargs["scaling"])
     return sdpa_attention_forward(module, query, *args, **kwargs)
@@ -47,7 +47,7 @@ AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
 class TransformersSpeculator(BranchingEngine):
-    """Takes each step's queries from inside attention and the keys from the KV cache."""
+    """Captures each step's queries inside the attention function and reads the keys from the KV cache."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class TransformersSpeculator(BranchingEngine):
         max_sessions: int = 64,
         seed: int | None = None,
     ) -> None:
-        """max_sessions: drafting sessions kept at once. seed: of sampled drafts, another each time by default.
+        """max_sessions: limit for the sessions kept at once. seed: for sampled drafts; random by default.
 
-        Raises ModelError for a folder that cannot be loaded, or attention that cannot be scored.
+        Raises ModelError if the folder cannot be loaded or the model's attention cannot be scored.
         """
         self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
         check_speculator(model)
@@ -76,10 +76,10 @@ class TransformersSpeculator(BranchingEngine):
         self._eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
         config = self._model.config.get_text_config()
         self._num_layers, self._embeddings = config.num_hidden_layers, config.vocab_size
-        self._sessions = CacheSessionTable(max_sessions)  # touched on the worker thread only
+        self._sessions = CacheSessionTable(max_sessions)  # used on the worker thread only
         self._seeds = random.Random(seed)
         self._closed = threading.Event()
-        # One worker: requests queue here, and a queued one that is cancelled never starts.
+        # One worker thread: requests queue here, and a cancelled request in the queue never starts.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculator")
         if len(self._forward([0], DynamicCache())[1]) != self._num_layers:
             raise ModelError(f"model {model}: transformers does not show the queries of {self.info.architecture}")
@@ -117,7 +117,7 @@ class TransformersSpeculator(BranchingEngine):
         top_m: int = 0,
         alternatives: int = 0,
     ) -> list[Drafted]:
-        """As `BranchingEngine.draft_many`; all answers go through the same forwards."""
+        """As `BranchingEngine.draft_many`; all answers share the same forwards."""
         await self.check_health()
         for answer in answers:
             check_ids(answer, self._embeddings)
@@ -134,13 +134,13 @@ class TransformersSpeculator(BranchingEngine):
             raise EngineUnavailableError("the transformers speculator is closed")
 
     def close(self) -> None:
-        """Requests under way or queued end with EngineUnavailableError; waits for the forward that is running."""
+        """Running and queued requests end with EngineUnavailableError. Waits until the current forward has ended."""
         self._closed.set()
         self._worker.shutdown()
         self._model = None
 
     async def _on_worker(self, work: Callable[[threading.Event], Result]) -> Result:
-        """Run `work` on the worker thread; the event tells it that its caller was cancelled."""
+        """Run `work` on the worker thread. The event passed to it is set if the caller is cancelled."""
         cancelled = threading.Event()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work, cancelled)
@@ -157,7 +157,7 @@ class TransformersSpeculator(BranchingEngine):
         session: str | None,
         cancelled: threading.Event,
     ) -> Scores:
-        """All of one request, on the worker thread."""
+        """Serve one request. Runs on the worker thread."""
         start = perf_counter()
         cache = DynamicCache()
         for first in range(0, len(token_ids), PREFILL_TOKENS):
@@ -187,7 +187,7 @@ class TransformersSpeculator(BranchingEngine):
                 torch.from_numpy(a[part].astype("int64"))[None].to(self._model.device)
                 for a in (prompt.token_ids, prompt.positions)
             )
-            # Without the mask, transformers takes gaps in the positions for the seams of packed sequences.
+            # Without this mask, transformers treats gaps in the positions as boundaries of packed sequences.
             mask = torch.ones(1, first + ids.shape[1], dtype=torch.long, device=self._model.device)
             self._model(ids, past_key_values=cache, position_ids=positions, attention_mask=mask, logits_to_keep=1)
         last, position = int(prompt.token_ids[-1]), int(prompt.positions[-1])
@@ -225,7 +225,7 @@ class TransformersSpeculator(BranchingEngine):
     def _forward(
         self, token_ids: list[int], cache: DynamicCache, cancelled: threading.Event | None = None
     ) -> tuple[int, Queries]:
-        """Read the next tokens into the cache: the likeliest token after them, and the last one's queries."""
+        """Append tokens to the cache. Returns the most probable next token and the last token's queries."""
         self._check(cancelled)
         queries: Queries = {}
         ids = torch.tensor([token_ids], device=self._model.device)
@@ -243,5 +243,5 @@ class TransformersSpeculator(BranchingEngine):
             queries = torch.stack([step[layer][0] for step in steps])
             keys = cache.layers[layer].keys[0, :, :prompt]
             aggregate.add(layer_scores(queries, keys, steps[0][layer][1], options.pool_kernel))
-        # Decoding stopped at an EOS, so every step that there is counts.
+        # Decoding stopped at an EOS, so all recorded steps are valid.
         return aggregate.importance(torch.ones(len(steps), dtype=torch.bool)).cpu()

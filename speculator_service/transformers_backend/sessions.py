@@ -1,4 +1,4 @@
-"""Drafting sessions on transformers: one prompt's KV cache, rolled back to the answer and drafted on from."""
+"""Drafting sessions on transformers: each keeps a prompt's KV cache, rolls it back to the answer, and continues it."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from speculator_service.engine import Drafted
 
 
 class CacheSession:
-    """A KV cache that holds a prompt up to its last token, and then a tail: that token and some answer.
+    """A KV cache that holds a prompt except its last token, followed by a tail: that token and part of an answer.
 
-    Several answers are read and continued in one forward each step: their tokens lie side by side behind the cache, and
-    a mask lets each see the part of the cache that it shares and its own tokens (as tree attention does, SpecInfer,
+    Several answers are read and continued in one forward per step. Their tokens lie side by side after the cache.
+    An attention mask lets each answer see its shared part of the cache and its own tokens (tree attention, SpecInfer,
     arXiv 2305.09781, section 4.2).
     """
 
     def __init__(self, cache: DynamicCache, tail: list[int], position: int, context_length: int, seed: int) -> None:
-        """cache: all of the prompt and the tail, which starts with the prompt's last token, at `position`.
+        """cache: holds the prompt and the tail. tail: begins with the prompt's last token, which has `position`.
 
-        seed: of sampled drafts, never used before: draws that shaped the answer must not come again.
+        seed: for sampled drafts. It must be new: random draws that shaped the answer must not be repeated.
         """
         self._cache = cache
         self._tail = tail
-        self._read = len(tail)  # leading tokens of the tail that are in the cache
+        self._read = len(tail)  # number of the tail's tokens that are in the cache
         self._position = position
         self.context_length = context_length
         self._random = torch.Generator().manual_seed(seed)
@@ -44,37 +44,37 @@ class CacheSession:
         alternatives: int,
         check: Callable[[], None],
     ) -> list[Drafted]:
-        """`count` tokens after each answer. check: called before each forward; what it raises ends the drafting."""
+        """Draft `count` tokens after each answer. check: called before each forward; it may raise to stop drafting."""
         tails = [[self._tail[0], *answer.tolist()] for answer in answers]
         shared = [self._common(tail) for tail in tails]
         if len(tails) == 1:
             self._crop_tail(shared[0])
         base = self._length
-        columns = [torch.arange(base - self._read + n) for n in shared]  # what each answer sees in the cache
+        columns = [torch.arange(base - self._read + n) for n in shared]  # cache indices that each answer sees
         unread = [tail[n:] for tail, n in zip(tails, shared, strict=True)]
-        picks = [_Picks(temperature, top_m, alternatives, self._random) for _ in tails]
+        continuations = [_Continuation(temperature, top_m, alternatives, self._random) for _ in tails]
         try:
             for _ in range(count):
                 check()
                 first = [len(tail) - len(new) for tail, new in zip(tails, unread, strict=True)]
                 logits = self._forward(model, unread, first, columns)
-                unread = [[pick.next(row)] for pick, row in zip(picks, logits, strict=True)]
+                unread = [[continuation.next(row)] for continuation, row in zip(continuations, logits, strict=True)]
                 tails = [tail + new for tail, new in zip(tails, unread, strict=True)]
         finally:
             if len(tails) == 1:
                 self._tail, self._read = tails[0], self._read + self._length - base
             else:
                 self._crop(base)
-        return [pick.drafted() for pick in picks]
+        return [continuation.drafted() for continuation in continuations]
 
     @property
     def _length(self) -> int:
         return int(self._cache.get_seq_length())
 
     def _common(self, tail: list[int]) -> int:
-        """Leading tokens of `tail` that are in the cache, but never all: the last one's logits are wanted."""
-        most = min(self._read, len(tail) - 1)
-        return next((i for i in range(most) if self._tail[i] != tail[i]), most)
+        """Number of leading tokens of `tail` in the cache; never all, because the last token's logits are needed."""
+        limit = min(self._read, len(tail) - 1)
+        return next((i for i in range(limit) if self._tail[i] != tail[i]), limit)
 
     def _crop_tail(self, keep: int) -> None:
         self._crop(self._length - self._read + keep)
@@ -87,9 +87,10 @@ class CacheSession:
     def _forward(
         self, model: Any, unread: list[list[int]], first: list[int], columns: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Read each answer's new tokens, from place `first` of its tail: float32 [answers, vocabulary] after the last.
+        """Read each answer's new tokens. Returns the logits after the last one: float32 [answers, vocabulary].
 
-        columns: per answer, the places in the cache that it sees; its new tokens are added.
+        first: for each answer, the index of its first new token in its tail. columns: for each answer the cache indices
+        that it sees; the new tokens are added.
         """
         before = self._length
         total = sum(map(len, unread))
@@ -100,7 +101,7 @@ class CacheSession:
             mask[own[:, None], columns[i]] = True
             mask[own[:, None], before + own] = torch.ones(len(new), len(new), dtype=torch.bool).tril()
             columns[i] = torch.cat([columns[i], before + own])
-            positions += [self._place(start + k) for k in range(len(new))]
+            positions += [self._position_at(start + k) for k in range(len(new))]
             row += len(new)
             last.append(row - 1)
         device = model.device
@@ -114,13 +115,13 @@ class CacheSession:
         ).logits
         return logits[0].float().cpu()
 
-    def _place(self, index: int) -> int:
-        """The position of a token of the tail: the answer begins at M, whatever the last kept token's was."""
+    def _position_at(self, index: int) -> int:
+        """The position of a token of the tail. The answer begins at M, even if the last kept token is not at M - 1."""
         return self.context_length + index - 1 if index else self._position
 
 
-class _Picks:
-    """One continuation: its tokens, the distributions they were sampled from, and the likeliest others."""
+class _Continuation:
+    """One continuation: its tokens, the distributions that they were sampled from, and their alternatives."""
 
     def __init__(self, temperature: float, top_m: int, alternatives: int, random: torch.Generator) -> None:
         self._temperature, self._top_m, self._alternatives, self._random = temperature, top_m, alternatives, random
@@ -129,12 +130,12 @@ class _Picks:
         self._others: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def next(self, logits: torch.Tensor) -> int:
-        """The next token, from logits [vocabulary]: the likeliest, or one of the top m at the temperature."""
+        """Choose the next token from logits [vocabulary]: greedily, or from the top m at the temperature."""
         if self._alternatives:
             self._others.append(_top(logits, self._alternatives))
         if self._top_m:
             probs, ids = _top(logits.double() / self._temperature, self._top_m)
-            # What travels is what is sampled from: float32 probabilities.
+            # Sample from the float32 probabilities that are returned as q.
             probs = (probs / probs.sum()).float()
             token = int(ids[torch.multinomial(probs, 1, generator=self._random)])
             self._q.append((probs, ids))
@@ -149,32 +150,32 @@ class _Picks:
 
 
 def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and ids of the `count` likeliest tokens, likeliest first."""
+    """Probabilities and ids of the `count` most probable tokens, the most probable first."""
     probs, ids = logits.softmax(-1).topk(min(count, logits.numel()))
     return probs, ids
 
 
 def _flat(rows: list[tuple[torch.Tensor, torch.Tensor]], part: int) -> Any:
-    """One part of all rows after each other: probabilities (0) as float32, or ids (1) as int32."""
+    """Concatenate one part of all rows: probabilities (part 0) as float32, or ids (part 1) as int32."""
     kind = np.int32 if part else np.float32
     return torch.cat([row[part] for row in rows]).numpy().astype(kind) if rows else np.empty(0, kind)
 
 
 class CacheSessionTable:
-    """Sessions by id, the longest unused dropped when there are too many."""
+    """Sessions by id. If there are too many, the least recently used is dropped."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
         self._sessions: OrderedDict[str, CacheSession] = OrderedDict()
 
     def add(self, name: str, session: CacheSession) -> None:
         self._sessions[name] = session
         self._sessions.move_to_end(name)
-        while len(self._sessions) > self._most:
+        while len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
 
     def get(self, name: str) -> CacheSession:
-        """Raises SessionLostError if it is not here."""
+        """The session. Raises SessionLostError if it is not here."""
         if name not in self._sessions:
             raise SessionLostError(f"session {name} is not on this speculator: it was evicted or never opened")
         self._sessions.move_to_end(name)

@@ -1,4 +1,4 @@
-"""The target on transformers: slow, small, needs no vLLM.
+"""The target on transformers: small and slow, without vLLM.
 
-Lives here: the engine and its decoding loop. Not here: anything that is tuned for speed.
+Lives here: the engine and its decoding loop. Not here: anything tuned for speed.
 """

@@ -1,4 +1,4 @@
-"""One request on a transformers model: prefill the kept tokens where they were, then decode n answers from there."""
+"""One request on a transformers model: prefill the kept tokens at their original positions, then decode n answers."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ from target_service.sampling import Sampling
 class Decoding:
     """The state of one request: its cache, its position, and a random generator per answer.
 
-    began: time.perf_counter() when the first step started. prompt_logprobs: as in GenerateOutput, after that step.
+    began: time.perf_counter() at the start of the first step. prompt_logprobs: as in GenerateOutput, after that step.
     """
 
     def __init__(self, model: Any, tokenizer: Any, prompt: KeptPrompt, sampling: Sampling) -> None:
@@ -48,7 +48,7 @@ class Decoding:
         ]
 
     def _prefill(self) -> torch.Tensor:
-        """Read the prompt once for all n answers; logits [n, vocabulary] of the first token."""
+        """Prefill the prompt once for all n answers. Returns the logits [n, vocabulary] of the first token."""
         device = self._model.device
         ids = torch.as_tensor(self._prompt.token_ids, dtype=torch.long, device=device)[None]
         positions = torch.as_tensor(self._prompt.positions, dtype=torch.long, device=device)[None]
@@ -62,7 +62,7 @@ class Decoding:
         return logits[:, -1].expand(self._sampling.n, -1)
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, *, logits_to_keep: int) -> torch.Tensor:
-        # Without a mask, transformers takes gaps in the positions for the seams of packed sequences.
+        # Without a mask, transformers treats gaps in the positions as boundaries of packed sequences.
         seen = self._cache.get_seq_length() + ids.shape[1]
         mask = torch.ones((ids.shape[0], seen), dtype=torch.long, device=ids.device)
         out = self._model(
@@ -79,12 +79,12 @@ class Decoding:
         if self._sampling.temperature == 0:
             return int(logprobs.argmax())
         probabilities, ids = (logprobs / self._sampling.temperature).softmax(-1).sort(descending=True)
-        # The smallest set that reaches top_p: drop a token once those before it have.
+        # Keep the smallest set that reaches top_p: drop a token if the more probable tokens already reach it.
         probabilities[probabilities.cumsum(-1) - probabilities >= self._sampling.top_p] = 0
         return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
     def _candidates(self, logprobs: torch.Tensor, token: int, count: int) -> list[TokenLogprob]:
-        """The token itself and the `count` likeliest, each once."""
+        """The token itself and the `count` most probable tokens, without duplicates."""
         top = logprobs.topk(min(count, logprobs.numel())).indices.tolist() if count else []
         rank = int((logprobs > logprobs[token]).sum()) + 1
         ranked = [(token, rank), *((id, at + 1) for at, id in enumerate(top) if id != token)]

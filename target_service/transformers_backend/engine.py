@@ -1,4 +1,4 @@
-"""The target on transformers: for machines without vLLM, and a second opinion in tests. One step at a time."""
+"""The target on transformers, for machines without vLLM and as a second implementation in tests. One step at a time."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from target_service.transformers_backend.decoding import Decoding
 class TransformersTarget(TargetEngine):
     """TargetEngine over AutoModelForCausalLM with a KV cache and explicit position ids.
 
-    device: a torch device. dtype: as in from_pretrained, "auto" for the checkpoint's own.
+    device: a torch device. dtype: as in from_pretrained; "auto" is the checkpoint's dtype.
     Raises ModelError for a folder that cannot be used.
     """
 
@@ -40,7 +40,7 @@ class TransformersTarget(TargetEngine):
         self._closed = False
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """As TargetEngine.generate; refuses sampling fields that it does not know by their name."""
+        """As TargetEngine.generate. Sampling fields that it does not support are errors that name the field."""
         max_tokens = check_request(request, self.info)
         sampling = read_sampling(request.sampling, refuse_others=True, engine="transformers")
         await self.check_health()
@@ -48,7 +48,7 @@ class TransformersTarget(TargetEngine):
         answers = Answers(sampling, max_tokens, self._tokenizer, self._eos_token_ids)
         queued = time.perf_counter()
         while not answers.finished:
-            # A closed or cancelled request ends here: it asks for no further step.
+            # A closed or cancelled request ends here and runs no further step.
             step = await asyncio.get_running_loop().run_in_executor(self._thread, decoding.step)
             if not answers.begun:
                 prefill = {"queue": decoding.began - queued, "prefill": time.perf_counter() - decoding.began}

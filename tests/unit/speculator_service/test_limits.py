@@ -1,4 +1,4 @@
-"""Which lengths the speculator refuses; `test_service` has all that a request may be refused for."""
+"""The speculator's limit for the prompt's length; `test_service` tests the other checks of a request."""
 
 from dataclasses import replace
 

@@ -37,7 +37,7 @@ async def test_scores_spread_over_the_vocabulary(demo_speculator):
     assert 0.99 < importance.max() < 1
 
 
-async def test_fails_as_often_as_it_was_told(demo_speculator):
+async def test_fails_as_often_as_configured(demo_speculator):
     engine = mock(demo_speculator, fail_every=2)
     results = await asyncio.gather(*(engine.score("a", IDS, OPTIONS) for _ in range(4)), return_exceptions=True)
     assert [isinstance(r, EngineUnavailableError) for r in results] == [False, True, False, True]
@@ -70,7 +70,7 @@ async def test_limits_and_close(demo_speculator):
 NO_ANSWER = np.empty(0, np.int32)
 
 
-async def test_drafts_go_on_where_the_look_ahead_tokens_would(demo_speculator):
+async def test_drafts_continue_like_the_look_ahead_tokens(demo_speculator):
     engine = mock(demo_speculator, max_model_len=10)
     tokens = (await engine.score("a", IDS, OPTIONS, keep_session=True)).look_ahead_tokens
     await engine.open_session("b", KeptPrompt.dense(IDS))
@@ -93,7 +93,7 @@ async def test_sampled_drafts_are_in_q(demo_speculator):
     assert probs[0] == pytest.approx(np.array([16, 4, 1]) / 21)  # halves, sharpened by the temperature
 
 
-async def test_sessions_only_where_they_were_kept(demo_speculator):
+async def test_only_kept_sessions_exist(demo_speculator):
     engine = mock(demo_speculator)
     await engine.score("a", IDS, OPTIONS)
     await engine.score("b", IDS, OPTIONS, keep_session=True)

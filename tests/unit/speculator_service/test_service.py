@@ -16,7 +16,7 @@ INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_posit
 
 
 class ScriptedEngine:
-    """Answers with the scores it was given."""
+    """Returns fixed scores."""
 
     info = INFO
 
@@ -36,7 +36,7 @@ class ScriptedEngine:
 
 
 async def test_selection_of_a_scored_prompt(make_request):
-    # Kept [0, 1, 3, 6, 7] and the last: the next token sits at position 10 whatever was dropped.
+    # Kept are [0, 1, 3, 6, 7] and the last token. The next token has position 10, no matter what was dropped.
     service = SpeculatorService(ScriptedEngine([0.9, 0.8, 0, 0.7, 0, 0, 0.6, 0.5, 0, 0.1], [41, 42]))
     selection = await service.select(
         make_request(range(100, 110), keep_rate=0.5, granularity="token", protect_last=1, look_ahead=2)
@@ -85,7 +85,7 @@ async def test_keeping_everything_is_dense(make_request):
         ("h:1", DecodeOptions(draft_context="kept"), "open_session"),
     ],
 )
-async def test_a_session_stays_where_it_is_wanted(make_request, address, decode, kept_by):
+async def test_a_session_is_kept_if_the_request_asks_for_drafts(make_request, address, decode, kept_by):
     engine = ScriptedEngine([1.0, 0, 0.5])
     request = replace(make_request([7, 8, 9], granularity="token", keep_rate=0.5, protect_last=1), decode=decode)
     selection = await SpeculatorService(engine, address).select(request)

@@ -1,4 +1,4 @@
-"""What is refused before an engine sees it, and that the refusal names the numbers."""
+"""Requests that are refused before they reach an engine, with the numbers in the error."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The mock keeps the engine's contract: streams, stops, kinds of output, failures, counts."""
+"""The mock fulfils the engine's interface: streams, stops, output kinds, failures, counts."""
 
 import asyncio
 from pathlib import Path
@@ -89,7 +89,7 @@ async def test_timings_are_on_the_first_output_alone() -> None:
     assert [dict(o.timings) for o in outputs] == [{"queue": 0.0, "prefill": 5.0}, {}, {}]
 
 
-async def test_fails_before_the_first_token_as_often_as_told() -> None:
+async def test_fails_before_the_first_token_as_often_as_configured() -> None:
     target = MockTarget(MODEL, fail_before_first=2)
     for _ in range(2):
         with pytest.raises(EngineUnavailableError):

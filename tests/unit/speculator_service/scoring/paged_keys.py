@@ -1,4 +1,4 @@
-"""Keys in a paged cache laid out as on a GPU, with neither engine nor GPU."""
+"""Keys in a paged cache with the layout of a GPU, without an engine and without a GPU."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from speculator_service.scoring.paged import Pages
 
 @dataclass
 class GpuKeys:
-    """memory: [B, G, N, 2D], any strides. blocks: int64, the prompt's. length: M. step: blocks in a piece."""
+    """memory: [B, G, N, 2D], any strides. blocks: int64, the prompt's blocks. length: M. step: blocks per piece."""
 
     memory: torch.Tensor
     blocks: torch.Tensor
@@ -37,11 +37,11 @@ class GpuKeys:
 
 
 def random_keys(layers, *, prompt, kv_heads=2, block=16, size=16, dtype=torch.float32):
-    """A layer each, in blocks whose order is random, among those of other requests."""
+    """The keys of each layer, in blocks of random order between the blocks of other requests."""
     needed = -(-prompt // block)
     generator = torch.Generator().manual_seed(prompt)
     shape = (layers, needed + 3, kv_heads, block, 2 * size)
-    # As engines lay it out: keys beside values, and tokens before heads in memory.
+    # The engines' layout: keys next to values, and tokens before heads in memory.
     memory = torch.randn(shape, generator=generator).to(dtype).transpose(2, 3).contiguous().transpose(2, 3)
     blocks = torch.randperm(needed + 3, generator=generator)[:needed]
     return [GpuKeys(layer, blocks, prompt) for layer in memory]

@@ -22,7 +22,7 @@ def aggregate_of(per_layer, aggregation):
 
 
 def naive_importance(queries, keys, scale, kernel, aggregation, valid):
-    """DESIGN steps 1 to 3 one number at a time. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S]."""
+    """The paper's scoring in plain loops. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S]."""
     layers, steps, heads, _ = queries.shape
     _, kv_heads, prompt, _ = keys.shape
     importance = [0.0] * prompt
@@ -85,7 +85,7 @@ def test_wrong_gqa_mapping_would_be_seen():
 
 
 def test_worked_example_three_step_means():
-    # From the worked example: step 0 whole, position 1 for each step; the other steps are solved from the means.
+    # The worked example gives step 0 completely and position 1 for each step; the other values follow from the means.
     means = torch.tensor([0.2321, 0.3021, 0.2894, 0.2552, 0.2060, 0.1163])
     step0 = torch.tensor([0.2974, 0.2974, 0.2681, 0.2857, 0.2136, 0.1266])
     step1 = torch.tensor([0.1995, 0.2952, 0.2900, 0.2400, 0.2022, 0.1100])
@@ -144,7 +144,7 @@ def test_tensor_parallel_ranks_agree_with_one(aggregation):
 
     whole = table(slice(None), slice(None)).importance(valid)
     ranks = [table(slice(4 * r, 4 * r + 4), slice(2 * r, 2 * r + 2)) for r in range(2)]
-    # Completing the maximum after the mean over steps is what the table is there to avoid.
+    # The maximum over ranks must come before the mean over steps; this is why the table exists.
     late = torch.maximum(*(rank.importance(valid) for rank in ranks))
     assert not torch.allclose(late, whole, rtol=1e-3)
     ranks[0].table = torch.maximum(ranks[0].table, ranks[1].table)  # all_reduce(MAX)
@@ -168,7 +168,7 @@ def test_aggregate_counts_its_layers():
         aggregate.add(torch.ones(1, 1))
 
 
-def test_masked_steps_count_for_nothing():
+def test_masked_steps_are_ignored():
     scores = torch.rand(4, 10)
     short = aggregate_of([scores[:2]], "max").importance(torch.ones(2, dtype=torch.bool))
     for garbage in (0.9, math.nan):

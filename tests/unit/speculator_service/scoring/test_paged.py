@@ -1,4 +1,4 @@
-"""Which way a worker's keys are scored, and that pieces of keys and tiles of weights change nothing."""
+"""The choice between Triton kernels and torch; pieces of keys and tiles of weights do not change the scores."""
 
 import logging
 import sys
@@ -36,7 +36,7 @@ def by_torch(queries, keys, scales=SCALES):
 
 
 def filled(scoring_, queries, keys, scales=SCALES):
-    """The table, of an aggregate that is complete."""
+    """The table of a complete aggregate."""
     full = aggregate()
     scoring_.fill(full, queries, keys, scales, 13)
     full.importance(torch.ones(STEPS, dtype=torch.bool))
@@ -44,7 +44,7 @@ def filled(scoring_, queries, keys, scales=SCALES):
 
 
 def ones(table, *arguments):
-    """A kernel whose work can be told from torch's."""
+    """A kernel whose result differs from torch's."""
     table.fill_(1.0)
 
 
@@ -87,7 +87,7 @@ def test_without_kernels_torch_scores(queries, keys):
     torch.testing.assert_close(filled(PagedScoring(None), queries, keys), by_torch(queries, keys))
 
 
-def test_kernels_that_fail_are_left_for_good_with_one_warning(queries, keys, caplog):
+def test_failing_kernels_are_replaced_for_good_with_one_warning(queries, keys, caplog):
     broken = PagedScoring(Kernels(YES, breaks_halfway))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -97,7 +97,7 @@ def test_kernels_that_fail_are_left_for_good_with_one_warning(queries, keys, cap
     assert warning.endswith("which do not run here: out of resource: shared memory")
 
 
-def test_what_is_not_for_the_kernels_is_torchs_and_they_stay(queries, keys, caplog):
+def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, keys, caplog):
     class Packed(type(keys[0])):
         pages = None
 

@@ -16,7 +16,7 @@ def kept(importance, spans=(), **options):
 
 
 def naive_select(scores, options, spans):
-    """The rule in sorted() and sets."""
+    """The selection rule with sorted() and sets."""
     prompt = len(scores)
     if not any(scores):
         scores = [1.0] * prompt
@@ -41,7 +41,7 @@ def naive_select(scores, options, spans):
 
 @st.composite
 def problems(draw):
-    # Sixteenths, many of them equal: sums are exact, so ties and coverage are the same in any order of adding.
+    # Sixteenths, many of them equal. Their sums are exact, so ties and coverage do not depend on the order of addition.
     scores = [n / 16 for n in draw(st.lists(st.integers(0, 6), min_size=1, max_size=90))]
     options = SelectionOptions(
         keep_rate=draw(st.sampled_from([1e-6, 0.07, 0.1, 0.2, 0.5, 0.7, 1.0]) | st.floats(0.001, 1)),
@@ -101,14 +101,14 @@ def test_worked_example_three_step_means():
 
 def test_ties_go_to_the_earlier_chunk():
     assert kept([0.25] * 7, keep_rate=0.5, chunk_size=2) == [0, 1, 2, 3, 6]
-    # Added up in float32, the last chunk of 11 would have a higher mean than those of 32.
+    # With float32 sums, the last chunk of 11 tokens would have a higher mean than the chunks of 32.
     last = torch.full((11,), 0.1)
     assert last.sum() / 11 > torch.full((32,), 0.1).sum() / 32
     assert kept([0.1] * 75, keep_rate=0.25) == [*range(32), 74]
 
 
 def test_short_last_chunk_divides_by_its_own_length():
-    # Means 0.5, 0.3, 0.4: divided by 4, the last chunk would come last.
+    # The means are 0.5, 0.3, 0.4. If the last sum were divided by 4, the last chunk would rank last.
     importance = [0.5] * 4 + [0.3] * 4 + [0.4]
     assert kept(importance, keep_rate=0.6, chunk_size=4) == [0, 1, 2, 3, 8]
 

@@ -1,4 +1,4 @@
-"""Prints, as JSON, how far the Triton kernels are from `scoring.py`, by case; run with TRITON_INTERPRET=1."""
+"""Prints, as JSON, the error of the Triton kernels against `importance.py` for each case; needs TRITON_INTERPRET=1."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ _dot = InterpreterBuilder.create_dot
 
 
 def _dot_of_bfloat16(builder, a, b, *args):
-    """The interpreter holds bfloat16 as its bits and would multiply those."""
+    """The interpreter stores bfloat16 as integers of its bits and would multiply these."""
     wide = [
         TensorHandle(_convert_float(x.data, tl.bfloat16, tl.float32, None).view("float32"), tl.float32)
         if x.dtype.scalar == tl.bfloat16
@@ -65,7 +65,7 @@ CASES = {
 
 
 def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference's table and the kernels'. swapped: two blocks exchanged. missing: step 1's query is NaN."""
+    """The table of the reference and of the kernels. swapped: exchange two blocks. missing: step 1's query is NaN."""
     dtype, generator = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt)
     queries = 2 * torch.randn(case.layers, case.steps, case.heads, case.size, generator=generator)
     queries = queries.to(dtype)
@@ -89,7 +89,7 @@ def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple
 
 
 def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Torch's table and that of `PagedScoring` with the kernels, and whether it kept them."""
+    """The tables of torch and of `PagedScoring` with the kernels, and whether it still uses the kernels."""
     keys = random_keys(case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size)
     queries = 2 * torch.randn(
         case.layers, case.steps, case.heads, case.size, generator=torch.Generator().manual_seed(1)
@@ -104,7 +104,7 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
 
 
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """Largest error relative to the value, absolute under 1e-3."""
+    """Largest relative error; absolute for values under 1e-3."""
     return float(((expected - found).abs() / expected.clamp(min=1e-3)).max())
 
 

@@ -57,7 +57,7 @@ async def test_every_option_of_scoring(heads, kv_heads, build):
                 options = SelectionOptions(layers=layers, aggregation=aggregation, pool_kernel=kernel, look_ahead=2)
                 seen.append((await check_against_oracle(engine, oracle, prompt, options)).importance)
     distinct = {tuple(s.tolist()) for s in seen}
-    # With one layer both aggregations are the same; otherwise no two options may agree.
+    # With one layer both aggregations agree. All other pairs of options must give different scores.
     assert len(distinct) == 10
     engine.close()
 
@@ -72,7 +72,7 @@ async def test_decoding_stops_at_an_eos(build):
     stopped = await check_against_oracle(engine, scoring_oracle.load(path), prompt, options)
     first = free.look_ahead_tokens.index(eos)
     assert stopped.look_ahead_tokens == free.look_ahead_tokens[: first + 1]
-    # The same steps without the mask: the EOS must matter.
+    # Negative control: without the mask the scores differ.
     assert not torch.allclose(stopped.importance, free.importance, **TOLERANCE)
     shorter = await engine_scores(plain, prompt, SelectionOptions(look_ahead=first))
     torch.testing.assert_close(stopped.importance, shorter.importance, **TOLERANCE)
@@ -113,7 +113,7 @@ async def test_a_cancelled_request_stops_before_its_next_forward(build, monkeypa
     assert 1 <= forwards < 5000
 
 
-async def test_closing_ends_what_is_under_way(build, monkeypatch):
+async def test_closing_ends_running_requests(build, monkeypatch):
     engine = create_engine("transformers", build("llama", head_dim=16))
     monkeypatch.setattr(transformers_engine, "PREFILL_TOKENS", 1)
     tasks = [asyncio.create_task(engine_scores(engine, random_prompt(5000), SelectionOptions())) for _ in range(3)]
