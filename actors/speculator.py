@@ -7,11 +7,11 @@ import ray
 
 from actors.failures import reply_to_failure
 from actors.observability.draft_spans import DraftSpans
-from actors.observability.logs import log_through_serve
+from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
 from actors.observability.tracing import create_tracer
-from actors.start_up import uncollected
+from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
@@ -44,8 +44,10 @@ class SpeculatorActor:
         log_through_serve()
         self._tracer = create_tracer(traces)
         self._draft_spans = DraftSpans(self._tracer)
-        with uncollected():
-            self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        async with retried_start("speculator", engine, model, tensor_parallel, options):
+            with uncollected(), kept_log_file():
+                self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        self._watch = EngineWatch(self._engine, "speculator")
         self._drafts = None
         if channel is not None:
             branches = channel.get("max_branches", 64)
@@ -90,6 +92,7 @@ class SpeculatorActor:
                 self._drafts.adopt(session, selection.kept.look_ahead_tokens, request.decode.draft_ahead)
             return encode(selection)
         except Exception as error:
+            await self._watch.check()
             return reply_to_failure(error, "speculator")
 
     async def end_session(self, session: str) -> None:
@@ -116,5 +119,7 @@ class SpeculatorActor:
         if tracer := getattr(self, "_tracer", None):
             self._draft_spans.close()
             tracer.close()
+        if watch := getattr(self, "_watch", None):
+            watch.stop()
         if engine := getattr(self, "_engine", None):
             engine.close()

@@ -1,8 +1,33 @@
-"""Garbage collection while a replica starts."""
+"""How a replica starts, starts again after failures, and ends when its engine dies."""
 
+import asyncio
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from typing import Protocol
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from kv_transfer.errors import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 60.0
+"""The longest pause before a replica starts after failed starts, in seconds; the first one is 1 s, each next twice."""
+
+WATCH_PERIOD_S = 0.25
+
+
+class Engine(Protocol):
+    """What the watch asks of an engine."""
+
+    async def check_health(self) -> None:
+        """Raise EngineUnavailableError if the engine cannot serve."""
+        ...
 
 
 @contextmanager
@@ -18,3 +43,66 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+@asynccontextmanager
+async def retried_start(pool: str, *settings: object) -> AsyncIterator[None]:
+    """The start of a replica's engine: paused after failed starts of this pool with these settings.
+
+    Serve 2.60 starts a replica again at once, for ever. The number of failures in a row is kept in Ray's internal
+    key-value store, because neither a replica nor Serve's controller lives as long. Outside Ray nothing is noted.
+    """
+    key = f"skim-failed-starts-{pool}-{sha256(repr(settings).encode()).hexdigest()[:16]}".encode()
+    known = _internal_kv_get(key) if ray.is_initialized() else None
+    failures = int(known or 0)
+    if failures:
+        pause = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
+        logger.warning("the %s pool failed to start %d times in a row; it starts again in %g s", pool, failures, pause)
+        await asyncio.sleep(pause)
+    try:
+        yield
+    except Exception:
+        if ray.is_initialized():
+            _internal_kv_put(key, str(failures + 1).encode(), overwrite=True)
+        raise
+    if failures:
+        _internal_kv_del(key)
+
+
+class EngineWatch:
+    """Ends the replica's process when its engine dies, so that Serve starts another one at once.
+
+    Callers then see a dead replica, which they leave at once, and not one that refuses each request until Serve's
+    health checks have failed often enough. Outside Ray nothing is watched.
+    """
+
+    def __init__(self, engine: Engine, pool: str) -> None:
+        self._engine, self._pool = engine, pool
+        self._task = asyncio.create_task(self._watch()) if ray.is_initialized() else None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """End the process if the engine is dead; does nothing otherwise."""
+        if self._task is None:
+            return
+        try:
+            await self._engine.check_health()
+        except EngineUnavailableError as error:
+            logger.error("this %s replica ends, because its engine is gone: %s", self._pool, error)
+            end_process()
+
+    def stop(self) -> None:
+        """Watch no longer: the engine is about to be closed on purpose."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+def end_process() -> None:
+    """Leave at once: the interpreter's own end would wait for an engine that does not answer."""
+    logging.shutdown()
+    os._exit(1)

@@ -9,11 +9,11 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
-from actors.observability.logs import log_through_serve
+from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
 from actors.observability.tracing import create_tracer
-from actors.start_up import uncollected
+from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest
@@ -43,8 +43,10 @@ class TargetActor:
         self._tracer = create_tracer(traces)
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
-        with uncollected():
-            self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        async with retried_start("target", engine, model, tensor_parallel, options):
+            with uncollected(), kept_log_file():
+                self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+        self._watch = EngineWatch(self._engine, "target")
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)
@@ -67,6 +69,7 @@ class TargetActor:
                         answer.add(output)
                         yield encode(output)
         except Exception as error:
+            await self._watch.check()
             yield reply_to_failure(error, "target")
 
     async def stats(self) -> dict[str, Any]:
@@ -83,5 +86,7 @@ class TargetActor:
     def __del__(self) -> None:
         if tracer := getattr(self, "_tracer", None):
             tracer.close()
+        if watch := getattr(self, "_watch", None):
+            watch.stop()
         if engine := getattr(self, "_engine", None):
             engine.close()

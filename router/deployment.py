@@ -1,5 +1,6 @@
-"""The router's Ray Serve deployment: an ASGI app bound late, once both pools have answered."""
+"""The router's Ray Serve deployment: an ASGI app that is built once both pools have answered."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from fastapi.responses import JSONResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.observability.logs import log_through_serve
+from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
@@ -16,6 +17,7 @@ from kv_transfer.model_info import check_pair
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
+from router.start_up import StartingApp
 
 
 class RouterDeployment:
@@ -48,12 +50,19 @@ class RouterDeployment:
         self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s, RayMeter())
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        # Here, not above: whoever deploys this class need not load vLLM.
-        with uncollected():
-            from router.openai_app import build_openai_app
+    async def __serve_build_asgi_app__(self) -> StartingApp:
+        self._app = StartingApp(self._build_app)
+        return self._app
 
-        await self._pools.connect()
+    async def problem(self) -> tuple[str | None, bool]:
+        """Why this replica does not serve yet, in a sentence, and whether a person must mend it; (None, False) else."""
+        return self._app.problem, self._app.failed
+
+    async def _build_app(self) -> FastAPI:
+        # In a thread, so that requests are answered meanwhile; the pools start at the same time.
+        await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm))
+        from router.openai_app import build_openai_app
+
         check_pair(self._pools.speculator, self._pools.target)
         app = await build_openai_app(
             self._dispatcher,
@@ -69,6 +78,12 @@ class RouterDeployment:
     def __del__(self) -> None:
         if tracer := getattr(self, "_tracer", None):
             tracer.close()
+
+
+def _load_vllm() -> None:
+    """Import what the app is made of, for some seconds. Whoever deploys the class above need not load it."""
+    with uncollected(), kept_log_file():
+        import router.openai_app  # noqa: F401
 
 
 def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:

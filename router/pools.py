@@ -90,8 +90,14 @@ class ServePools:
         self.target: ModelInfo
 
     async def connect(self) -> None:
-        """Wait until an engine answers in each pool, and learn what it runs."""
-        replies = await asyncio.gather(*(handle.info.remote() for handle in self._unary))
+        """Wait until an engine answers in each pool, and learn what it runs.
+
+        Raises EngineUnavailableError if a replica dies meanwhile.
+        """
+        try:
+            replies = await asyncio.gather(*(handle.info.remote() for handle in self._unary))
+        except (RayError, RayServeException, grpc.RpcError) as error:
+            raise EngineUnavailableError("a replica died while the router connected to its pool") from error
         self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
 
     async def select(self, request: SelectRequest) -> Selection:

@@ -150,6 +150,17 @@ def deploy(
     _announce(url, deployment.served_model_name)
 
 
+@app.command(rich_help_panel=SERVING)
+def status(
+    address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
+) -> None:
+    """Say of each pool and of the router what runs, and why a pool is down; exit code 1 if one is."""
+    from cluster.commands.status import run_status
+
+    if not run_status(address, Console(highlight=False)):
+        raise typer.Exit(1)
+
+
 def _announce(url: str, model: str, how_it_stops: str = "") -> None:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "..."}]})
     console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")

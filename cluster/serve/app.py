@@ -26,11 +26,20 @@ WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
 ACCELERATOR = "accelerator_type:"
 """Prefix of the Ray resource that names a GPU type."""
 
+MAX_STARTS = 1_000_000
+"""Serve gives a pool up for good after so many failed starts in a row, and pauses up to a minute between them.
+
+It must never come to that. Serve remembers only in its controller's memory that a pool has run, and counts failed
+starts in every rolling update: with a small number, one start that the kernel ends for memory could end the pool.
+A wrong configuration still fails at once: `cluster.serve.deployment` looks at the first failed start itself.
+"""
+
 SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_worker_niceness": "0",
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(MAX_STARTS),
 }
 """Environment of every process of a Ray cluster that serves Skim.
 
@@ -39,6 +48,8 @@ three loops in threads that wait for one another. A starting engine blocks that 
 after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
 workers is removed: the engines are the main work of the machine.
 """
+
+HEALTH_CHECK_PERIOD_S = 2.0
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
@@ -129,8 +140,9 @@ def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str
         options["label_selector"] = pool.node_labels
     return serve.deployment(actor, name=name).options(
         **sizes[name],
-        # A model that cannot start will not start the second time either.
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=MAX_STARTS,
+        # Serve learns of a replica's death by its health check alone.
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         ray_actor_options=options,
     )
 

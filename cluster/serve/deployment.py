@@ -32,6 +32,9 @@ from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
 
+FAILED_START = "failed to start with exception"
+"""Part of Serve's message on a deployment whose replica did not start (ray.serve._private.deployment_state)."""
+
 # Each status call costs CPU time, on the same cores on which the replicas start.
 _POLL_S = 1.0
 
@@ -55,7 +58,7 @@ def deployed(
             check_memory(config)
             _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches(progress))})
         else:
-            _join_ray(address)
+            join_ray(address)
             _make_way(config, name)
         stack.callback(_stop, name)
         yield apply(config, name, progress=progress)
@@ -64,9 +67,16 @@ def deployed(
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
     check_models(config)
-    _join_ray(address)
+    join_ray(address)
     try:
-        return apply(config, progress=progress)
+        is_new = APP_NAME not in serve.status().applications
+        try:
+            return apply(config, progress=progress)
+        except SkimError:
+            # Serve would try to start a new one for ever. Where it is a change, the replicas of before go on.
+            if is_new and APP_NAME in serve.status().applications:
+                serve.delete(APP_NAME)
+            raise
     finally:
         ray.shutdown()
 
@@ -102,7 +112,7 @@ def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
         _init_ray("start Ray on this machine", address="local", num_cpus=cpus, resources=pools, include_dashboard=False)
 
 
-def _join_ray(address: str) -> None:
+def join_ray(address: str) -> None:
     _init_ray(f"reach the Ray cluster at {address}", address=address)
 
 
@@ -166,23 +176,37 @@ def _await_running(name: str, progress: Progress) -> None:
             if deployment.status == "HEALTHY" and part not in told:
                 told.add(part)
                 progress(f"{part} is ready")
-        if application.status == ApplicationStatus.RUNNING:
+        if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
             return
         if _has_failed(application):
             messages = [d.message for d in application.deployments.values() if d.message] + [application.message]
-            raise SkimError(f"the deployment did not start: {_reason(messages)}")
+            raise SkimError(f"the deployment did not start: {failure_reason(messages)}")
         time.sleep(_POLL_S)
 
 
+def _routers_are_ready(name: str) -> bool:
+    """Whether every router has connected to both pools. Raises SkimError for what a person must mend."""
+    problems = serve.get_app_handle(name).broadcast("problem").results()
+    for problem, failed in problems:
+        if failed:
+            raise SkimError(f"the deployment did not start: {problem}")
+    return bool(problems) and all(problem is None for problem, _ in problems)
+
+
 def _has_failed(application: ApplicationStatusOverview) -> bool:
-    """Whether the start has failed. A replica that died after it was running is no failure: Serve replaces it."""
+    """Whether a start has failed. A replica that died after it was running is no failure: Serve replaces it.
+
+    Serve itself starts a pool again for ever (`cluster.serve.app.MAX_STARTS`). Its message tells of the failed start.
+    """
+    if any(part.status != "HEALTHY" and FAILED_START in part.message for part in application.deployments.values()):
+        return True
     if application.status != ApplicationStatus.UNHEALTHY:
         return application.status == ApplicationStatus.DEPLOY_FAILED
     sick = [part for part in application.deployments.values() if part.status == "UNHEALTHY"]
     return not sick or any(part.status_trigger != "HEALTH_CHECK_FAILED" for part in sick)
 
 
-def _reason(messages: list[str]) -> str:
+def failure_reason(messages: list[str]) -> str:
     """The message of the last exception in Serve's report of a failed replica."""
     for message in messages:
         found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)

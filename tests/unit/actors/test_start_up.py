@@ -1,8 +1,14 @@
+"""How a replica starts, starts again after failures, and ends when its engine dies."""
+
+import asyncio
 import gc
 
 import pytest
 
-from actors.start_up import uncollected
+from actors import start_up
+from actors.start_up import LONGEST_PAUSE_S, EngineWatch, retried_start, uncollected
+from kv_transfer.errors import EngineUnavailableError
+from tests.unit.router.conftest import until
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +31,95 @@ def test_a_start_that_fails_leaves_the_collector_on():
     with pytest.raises(RuntimeError), uncollected():
         raise RuntimeError
     assert gc.isenabled()
+
+
+@pytest.fixture
+def in_ray(monkeypatch):
+    """As in a replica's process: Ray's key-value store is a dict, and pauses are noted instead of slept."""
+    store, pauses = {}, []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(start_up, "_internal_kv_get", store.get)
+    monkeypatch.setattr(start_up, "_internal_kv_put", lambda key, value, overwrite: store.update({key: value}))
+    monkeypatch.setattr(start_up, "_internal_kv_del", store.pop)
+    monkeypatch.setattr(start_up.asyncio, "sleep", sleep)
+    return pauses
+
+
+async def start(*settings, fails):
+    async with retried_start("target", *settings):
+        if fails:
+            raise RuntimeError
+
+
+async def test_pauses_grow_with_the_failures_in_a_row(in_ray):
+    for _ in range(9):
+        with pytest.raises(RuntimeError):
+            await start("model", fails=True)
+    assert in_ray == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    await start("model", fails=False)
+    in_ray.clear()
+    await start("model", fails=False)
+    assert in_ray == []
+
+
+async def test_other_settings_start_without_a_pause(in_ray):
+    with pytest.raises(RuntimeError):
+        await start("wrong", fails=True)
+    await start("mended", fails=False)
+    assert in_ray == []
+
+
+class Mortal:
+    """An engine that dies when it is told to."""
+
+    dead = False
+
+    async def check_health(self):
+        if self.dead:
+            raise EngineUnavailableError("dead")
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    ends = []
+    monkeypatch.setattr(start_up, "end_process", lambda: ends.append(1))
+    monkeypatch.setattr(start_up, "WATCH_PERIOD_S", 0.0)
+    return ends
+
+
+async def test_a_replica_ends_when_its_engine_dies(monkeypatch, ends):
+    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
+    engine = Mortal()
+    watch = EngineWatch(engine, "target")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await watch.check()
+    assert ends == []
+    engine.dead = True
+    await until(lambda: bool(ends))
+    watch.stop()
+    ends.clear()
+    await watch.check()
+    assert ends == [], "an engine that is closed on purpose ends nothing"
+
+
+async def test_a_failed_request_looks_at_once(monkeypatch, ends):
+    monkeypatch.setattr(start_up, "WATCH_PERIOD_S", 3600.0)
+    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
+    engine = Mortal()
+    watch = EngineWatch(engine, "target")
+    engine.dead = True
+    await watch.check()
+    watch.stop()
+    assert ends == [1]
+
+
+async def test_outside_ray_nothing_ends(ends):
+    engine = Mortal()
+    engine.dead = True
+    await EngineWatch(engine, "target").check()
+    assert ends == []

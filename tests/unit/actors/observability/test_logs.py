@@ -2,7 +2,9 @@
 
 import json
 import logging
+import logging.config
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from ray.serve._private.common import ServeComponentType
 from ray.serve.schema import LoggingConfig
 
 from actors.failures import reply_to_failure
-from actors.observability.logs import PACKAGES, log_through_serve
+from actors.observability.logs import PACKAGES, kept_log_file, log_through_serve
 
 
 @pytest.fixture
@@ -82,6 +84,16 @@ def test_without_it_our_records_are_not_there(replica: Any) -> None:
     assert file.read_text() == ""
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_configures_logging_leaves_serves_file_in_use(replica: Any, kept: bool) -> None:
+    """vllm.logger does so when it is imported. Control: without the context the file gets nothing any more."""
+    file = replica("TEXT")
+    with kept_log_file() if kept else nullcontext():
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    logging.getLogger("router.dispatch").error("after the import")
+    assert ("after the import" in file.read_text()) is kept
+
+
 def test_outside_of_a_replica_nothing_changes() -> None:
     log_through_serve()
     assert all(logging.getLogger(name).propagate for name in PACKAGES)
@@ -89,5 +101,7 @@ def test_outside_of_a_replica_nothing_changes() -> None:
 
 def test_every_package_that_runs_in_a_replica_is_named() -> None:
     root = Path(__file__).parents[4]
-    logging_ones = {file.parent.name for file in root.glob("*/*.py") if "getLogger(__name__)" in file.read_text()}
-    assert logging_ones - {"benchmarks", "cluster", "evals"} <= set(PACKAGES)
+    files = [file for package in root.glob("*/__init__.py") for file in package.parent.rglob("*.py")]
+    logging_ones = {file.relative_to(root).parts[0] for file in files if "getLogger(__name__)" in file.read_text()}
+    assert logging_ones - {"benchmarks", "cluster", "evals", "tests"} <= set(PACKAGES)
+    assert {"actors", "router", "speculator_service"} <= logging_ones

@@ -1,14 +1,17 @@
 """Starting a deployment in a cluster that others may use too. Ray and Serve are replaced by fakes."""
 
+import inspect
 import os
 from types import SimpleNamespace
 
 import pytest
+from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
+from cluster.serve.deployment import FAILED_START
 from kv_transfer.environment import CORES
 from kv_transfer.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -88,17 +91,19 @@ def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The statuses of the application that Serve reports, one per call."""
+    """The statuses of the application that Serve reports, one per call: application, speculator, trigger, message."""
     seen = []
 
     def status():
-        application, speculator, trigger = seen.pop(0)
+        application, speculator, trigger, *message = seen.pop(0)
         parts = {"speculator": (speculator, trigger), "target": ("HEALTHY", "CONFIG_UPDATE_COMPLETED")}
         overview = {name: DeploymentStatusOverview(*states, {}, "") for name, states in parts.items()}
+        overview["speculator"].message = "".join(message)
         return SimpleNamespace(applications={APP_NAME: ApplicationStatusOverview(application, "it is so", 0, overview)})
 
     monkeypatch.setattr(deployment.serve, "status", status)
     monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(deployment, "_routers_are_ready", lambda name: True)
     return seen
 
 
@@ -124,6 +129,54 @@ def test_what_does_not_start_is_not_waited_for(seen, state):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
     with pytest.raises(SkimError, match="the deployment did not start: it is so"):
         deployment._await_running(APP_NAME, print)
+
+
+def test_the_first_failed_start_ends_the_wait(seen):
+    """Serve itself would go on for ever."""
+    failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
+    seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
+    with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
+        deployment._await_running(APP_NAME, print)
+
+
+def test_a_slow_start_does_not(seen):
+    slow = "Deployment 'target' has 1 replicas that have taken more than 30s to initialize."
+    seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", slow), ("RUNNING", "HEALTHY", "UNSPECIFIED")]
+    deployment._await_running(APP_NAME, lambda line: None)
+
+
+def test_serve_still_says_so_of_a_failed_start():
+    """The wait above reads Serve's message."""
+    assert FAILED_START in inspect.getsource(DeploymentState.record_replica_startup_failure)
+
+
+@pytest.mark.parametrize(("before", "calls"), [({}, ["delete skim", "leave"]), ({APP_NAME: None}, ["leave"])])
+def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster, monkeypatch, before, calls):
+    def fail(config, progress):
+        cluster.applications = {APP_NAME: None}
+        raise SkimError("no such folder")
+
+    cluster.applications = before
+    monkeypatch.setattr(deployment, "check_models", lambda config: None)
+    monkeypatch.setattr(deployment, "join_ray", lambda address: None)
+    monkeypatch.setattr(deployment, "apply", fail)
+    with pytest.raises(SkimError, match="no such folder"):
+        deployment.deploy(CONFIG, "auto")
+    assert cluster.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("problems", "ready"), [([(None, False)] * 2, True), ([(None, False), ("waiting", False)], False), ([], False)]
+)
+def test_a_deployment_is_ready_when_its_routers_are(monkeypatch, problems, ready):
+    answer = SimpleNamespace(results=lambda: problems)
+    monkeypatch.setattr(
+        deployment.serve, "get_app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer)
+    )
+    assert deployment._routers_are_ready(APP_NAME) == ready
+    problems.append(("two tokenizers", True))
+    with pytest.raises(SkimError, match="the deployment did not start: two tokenizers"):
+        deployment._routers_are_ready(APP_NAME)
 
 
 @pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])

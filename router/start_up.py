@@ -1,0 +1,90 @@
+"""A router that answers from its first second: 503 with `Retry-After` until both pools answered and the app is built.
+
+A pool can be away for long: it starts, it starts again after a death, or its start fails over and over. A router that
+waited for it in its own constructor would not exist for Serve, and Serve's proxy would hold every request without an
+answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kv_transfer.errors import EngineUnavailableError, SkimError
+from router.context import HttpError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = (1.0, 30.0)
+"""The first and the longest pause between two tries to build the app, in seconds."""
+
+NOT_BUILT = "the router's HTTP app cannot be built; its replica's log has the cause"
+WAITING = "waiting for a replica of each pool; `skim status` says what keeps them"
+
+
+class StartingApp:
+    """An ASGI app that builds the real one in the background and passes everything on to it afterwards.
+
+    build: makes the app; it is tried again, with growing pauses, until it succeeds. `problem` says in one sentence why
+    there is no app yet, and is None once there is one. `failed`: whether the last try failed by a mistake that a person
+    must mend, and not because a pool is away.
+    """
+
+    def __init__(self, build: Callable[[], Awaitable[ASGIApp]]) -> None:
+        self._build = build
+        self._app: ASGIApp | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lifespan = AsyncExitStack()
+        self.problem: str | None = WAITING
+        self.failed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._refuse(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1013})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Serve begins and ends the app by ASGI's lifespan messages; the real app's own lifespan lies within."""
+        await receive()
+        self._task = asyncio.create_task(self._start())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._lifespan.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self) -> None:
+        pause, longest = RETRY_S
+        while True:
+            try:
+                app = await self._build()
+                # Starlette's apps run their lifespan by this context; Serve knows only the outer app.
+                if router := getattr(app, "router", None):
+                    await self._lifespan.enter_async_context(router.lifespan_context(app))
+                self._app, self.problem, self.failed = app, None, False
+                return
+            except EngineUnavailableError as error:
+                self.problem, self.failed = str(error), False
+            except SkimError as error:
+                self.problem, self.failed = str(error), True
+                logger.error("the router cannot serve: %s", error)
+            except (Exception, SystemExit):  # vLLM's argument parser leaves by SystemExit
+                self.problem, self.failed = NOT_BUILT, True
+                logger.exception(NOT_BUILT)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
+        headers = {"retry-after": "5"}
+        await JSONResponse(error.body(), HTTPStatus.SERVICE_UNAVAILABLE, headers)(scope, receive, send)

@@ -1,0 +1,58 @@
+"""`skim status`: a line for each pool, and why it is down."""
+
+from types import SimpleNamespace
+
+import pytest
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
+
+from cluster.commands import status
+from cluster.serve.app import APP_NAME
+from cluster.serve.deployment import FAILED_START
+
+FAILURE = (
+    f"A replica {FAILED_START}. Retrying 999998 more time(s). Error:\nTraceback (most recent call last):\n"
+    '  File "/x/y.py", line 1, in z\nkv_transfer.errors.ModelError: model folder /models/big does not exist\n'
+)
+
+
+def part(state, replicas, message=""):
+    return DeploymentStatusOverview(state, "UNSPECIFIED", replicas, message)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What Serve says is put here, by application."""
+    applications = {}
+    monkeypatch.setattr(status, "join_ray", lambda address: None)
+    monkeypatch.setattr(status.serve, "status", lambda: SimpleNamespace(applications=applications))
+    return applications
+
+
+def put(served, **parts):
+    served[APP_NAME] = ApplicationStatusOverview("DEPLOYING", "", 0, parts)
+
+
+def test_all_is_well(skim, served):
+    put(served, target=part("HEALTHY", {"RUNNING": 2}), router=part("HEALTHY", {"RUNNING": 1}))
+    ran = skim("status")
+    assert (ran.code, ran.out) == (0, "router: healthy (1 running)\ntarget: healthy (2 running)\n")
+
+
+def test_a_pool_that_is_down_says_why(skim, served):
+    put(
+        served,
+        speculator=part("UPDATING", {"STARTING": 1}),
+        target=part("UPDATING", {"STARTING": 1, "STOPPING": 0}, FAILURE),
+    )
+    ran = skim("status")
+    assert ran.code == 1
+    assert ran.out == (
+        "speculator: updating (0 running, 1 starting): replicas are starting or ending\n"
+        "target: updating (0 running, 1 starting): model folder /models/big does not exist\n"
+    )
+
+
+def test_where_nothing_runs(skim, served):
+    ran = skim("status")
+    assert ran.code == 2
+    assert "no deployment of Skim runs on the Ray cluster at auto" in ran.error

@@ -1,0 +1,110 @@
+"""A router answers from its first second, whatever its pools do."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from kv_transfer.errors import EngineUnavailableError, ModelError
+from router import start_up
+from router.start_up import NOT_BUILT, WAITING, StartingApp
+from tests.unit.router.conftest import until
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(start_up, "RETRY_S", (0.0, 0.0))
+
+
+@asynccontextmanager
+async def running(app: StartingApp):
+    """`app` as Serve runs it: the lifespan's start before the first request, its end after the last."""
+    incoming, sent = asyncio.Queue(), asyncio.Queue()
+    living = asyncio.create_task(app({"type": "lifespan"}, incoming.get, sent.put))
+    await incoming.put({"type": "lifespan.startup"})
+    assert (await sent.get())["type"] == "lifespan.startup.complete"
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+            yield client
+    finally:
+        await incoming.put({"type": "lifespan.shutdown"})
+        assert (await sent.get())["type"] == "lifespan.shutdown.complete"
+        await living
+
+
+def real_app(events):
+    """An app with a lifespan of its own, which notes its start and its end."""
+
+    @asynccontextmanager
+    async def lifespan(app):
+        events.append("start")
+        yield
+        events.append("end")
+
+    app = FastAPI(lifespan=lifespan)
+    app.get("/health")(lambda: "fine")
+    return app
+
+
+async def test_every_request_is_answered_until_the_pools_are_there():
+    pools, events = asyncio.Event(), []
+
+    async def build():
+        await pools.wait()
+        return real_app(events)
+
+    app = StartingApp(build)
+    async with running(app) as client:
+        for method, path in (("GET", "/health"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"]["type"] == "ServiceUnavailableError"
+        assert (app.problem, app.failed) == (WAITING, False)
+        pools.set()
+        await until(lambda: app.problem is None)
+        assert (await client.get("/health")).json() == "fine"
+        assert events == ["start"]
+    assert events == ["start", "end"]
+
+
+@pytest.mark.parametrize(
+    ("error", "problem", "failed"),
+    [
+        (EngineUnavailableError("a replica died"), "a replica died", False),
+        (ModelError("two tokenizers"), "two tokenizers", True),
+        (RuntimeError("in /secret/path"), NOT_BUILT, True),
+        (SystemExit(2), NOT_BUILT, True),
+    ],
+)
+async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
+    mended, tried = asyncio.Event(), []
+
+    async def build():
+        tried.append(1)
+        if len(tried) == 3:
+            await mended.wait()
+            return real_app([])
+        raise error
+
+    app = StartingApp(build)
+    async with running(app) as client:
+        await until(lambda: len(tried) == 3)
+        assert (app.problem, app.failed) == (problem, failed)
+        refused = await client.get("/health")
+        assert refused.status_code == 503
+        assert "secret" not in json.dumps(refused.json())
+        mended.set()
+        await until(lambda: app.problem is None)
+        assert (await client.get("/health")).status_code == 200
+        assert app.failed is False
+
+
+async def test_a_router_that_ends_while_it_waits_ends_at_once():
+    async def build():
+        await asyncio.Event().wait()
+
+    async with running(StartingApp(build)):
+        pass
