@@ -1,8 +1,10 @@
 """One `skim serve` of mock engines for the modules that harm it, in alphabetical order, `test_killed_ray` last."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 import ray
 import yaml
 
+from cluster.commands.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
@@ -33,11 +36,21 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
+
+
+def target_folder(folder: Path) -> Path:
+    """Where the target's model of a `skim serve` lies that was started in `folder`."""
+    return folder / "target"
+
+
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     config = folder / "mock.yaml"
-    config.write_text(yaml.safe_dump(SETTINGS))
+    settings = {**SETTINGS, "target": {**SETTINGS["target"], "model": str(target_folder(folder))}}
+    shutil.copytree(ROOT / "demo_models" / "target", target_folder(folder))
+    config.write_text(yaml.safe_dump(settings))
     served = skim_serve(config, folder)
     processes = [psutil.Process(served.process.pid)]
     try:
@@ -81,3 +94,12 @@ def await_replicas(pool: str, count: int) -> None:
 
 def kill(name: str) -> None:
     ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+
+
+def await_answers(pool: str, count: int, client: httpx.Client) -> None:
+    """Until the pool has `count` replicas and the endpoint answers."""
+    await_replicas(pool, count)
+    deadline = time.monotonic() + 120
+    while client.post("/v1/chat/completions", json=BODY).status_code != 200:
+        assert time.monotonic() < deadline, f"no answer from {replicas(pool)}"
+        time.sleep(1)

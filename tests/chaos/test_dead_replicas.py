@@ -1,27 +1,14 @@
 """Replicas that die under a request: retried where another is there, dense without a speculator, else one clean 503."""
 
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from cluster.commands.demo_document import make_document
-from tests.chaos.conftest import await_replicas, kill, replicas
+from tests.chaos.conftest import BODY, await_answers, kill, replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
-
-BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
-
-
-def await_answers(pool: str, count: int, client: httpx.Client) -> None:
-    """Until the pool has `count` replicas and the endpoint answers."""
-    await_replicas(pool, count)
-    deadline = time.monotonic() + 120
-    while client.post("/v1/chat/completions", json=BODY).status_code != 200:
-        assert time.monotonic() < deadline, f"no answer from {replicas(pool)}"
-        time.sleep(1)
 
 
 def in_flight(client: httpx.Client, count: int, stream: bool, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
