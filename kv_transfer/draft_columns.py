@@ -1,8 +1,8 @@
 """The draft messages as columns: each field of all rows travels as one list or one flat array.
 
 A message of 32 rows holds about a hundred small arrays. Encoding them one by one costs ten times as much as the gRPC
-call itself. The decoder checks the columns completely and refuses bad messages, so the code behind it need not check
-again.
+call itself. The decoder refuses columns that do not fit each other, and q that is no distribution (`drafts.check_q`),
+so the code behind it need not check again.
 """
 
 from itertools import accumulate
@@ -11,16 +11,13 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState, check_q
 from kv_transfer.errors import WireError
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.messages import Int32Array
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-
-# The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
-_SUM_TOLERANCE = 1e-3
 
 
 class RequestColumns(msgspec.Struct, frozen=True):
@@ -103,7 +100,7 @@ class ReplyColumns(msgspec.Struct, frozen=True):
         tokens, q_ids, q_probs = _ids(self.tokens), _ids(self.q_ids), _unpack(self.q_probs, np.float32)
         rows = _split(tokens, self.counts), _split(q_ids, sizes), _split(q_probs, sizes)
         if q_ids.size:
-            _check_q(tokens, np.repeat(self.widths, self.counts), q_ids, q_probs)
+            check_q(tokens, np.repeat(self.widths, self.counts), q_ids, q_probs)
         columns = zip(self.sessions, self.positions, *rows, self.ahead, strict=True)
         return DraftReply(self.sequence, [Draft(*row) for row in columns], self.lost)
 
@@ -151,22 +148,3 @@ def _split(flat: Any, sizes: list[int]) -> list[Any]:
 def _check_sessions(sessions: list[str]) -> None:
     if len(set(sessions)) != len(sessions):
         raise WireError("a session has two rows in one message")
-
-
-def _check_q(tokens: Int32Array, widths: Any, ids: Int32Array, probs: Float32Array) -> None:
-    """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0.
-
-    widths: [drafts], pairs of q per draft.
-    """
-    with_q = widths > 0
-    tokens, widths = tokens[with_q], widths[with_q]
-    starts = np.cumsum(widths) - widths
-    # A NaN fails this comparison too.
-    if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):
-        raise WireError("a draft's probabilities are below 0 or do not sum to 1")
-    # A repeated id would lose probability when q is expanded to the vocabulary; q = 0 would accept any draft.
-    keys = np.sort(np.repeat(np.arange(widths.size) << 31, widths) + ids)
-    if (keys[1:] == keys[:-1]).any():
-        raise WireError("a draft's distribution names a token twice")
-    if not np.logical_or.reduceat((ids == np.repeat(tokens, widths)) & (probs > 0), starts).all():
-        raise WireError("a draft cannot come from its own distribution: its probability is 0")

@@ -8,9 +8,13 @@ token, which has position M in the model.
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from kv_transfer.errors import WireError
 from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt
+
+# The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
+_SUM_TOLERANCE = 1e-3
 
 
 def _no_ids() -> Int32Array:
@@ -104,3 +108,22 @@ def check_answers(reply: DraftReply, request: DraftRequest) -> None:
     asked = rows.keys() | {state.session for state in request.restored}
     if not asked.issuperset(reply.lost):
         raise WireError("a session is said to be lost that was not asked for")
+
+
+def check_q(tokens: Int32Array, widths: npt.NDArray[np.int64], ids: Int32Array, probs: Float32Array) -> None:
+    """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0.
+
+    widths: [drafts], pairs of q per draft.
+    """
+    with_q = widths > 0
+    tokens, widths = tokens[with_q], widths[with_q]
+    starts = np.cumsum(widths) - widths
+    # A NaN fails this comparison too.
+    if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):
+        raise WireError("a draft's probabilities are below 0 or do not sum to 1")
+    # A repeated id would lose probability when q is expanded to the vocabulary; q = 0 would accept any draft.
+    keys = np.sort(np.repeat(np.arange(widths.size) << 31, widths) + ids)
+    if (keys[1:] == keys[:-1]).any():
+        raise WireError("a draft's distribution names a token twice")
+    if not np.logical_or.reduceat((ids == np.repeat(tokens, widths)) & (probs > 0), starts).all():
+        raise WireError("a draft cannot come from its own distribution: its probability is 0")

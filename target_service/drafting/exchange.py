@@ -169,7 +169,7 @@ class DraftExchange:
                 self._fall_back(session, "lost")
                 continue
             session.acknowledge(row)
-            proposal = checked_proposal(draft, row, self._vocab_size) if draft else None
+            proposal = checked_proposal(draft, self._vocab_size) if draft else None
             if proposal is None:
                 self._fall_back(session, "broken" if draft else "no_draft")
             elif proposal.tokens.size:

@@ -1,4 +1,4 @@
-"""A session on the target's side: what the drafter has acknowledged, the next row to send, and the check of its drafts.
+"""A session on the target's side: what the drafter has acknowledged, the next row to send, and its drafts.
 
 Bookkeeping over `kv_transfer.drafts`: nothing here waits, and no content of a draft can raise an error.
 """
@@ -29,33 +29,17 @@ def one_hot(tokens: Int32Array) -> Proposal:
     return Proposal(tokens, np.empty((tokens.size, 0), np.int32), np.empty((tokens.size, 0), np.float32))
 
 
-def checked_proposal(draft: Draft, row: DraftRow, vocab_size: int) -> Proposal | None:
-    """Check the drafts for `row` and cut them to its length; None for drafts that cannot be verified.
+def checked_proposal(draft: Draft, vocab_size: int) -> Proposal | None:
+    """The drafts as a proposal; None if a token id is not in the target's vocabulary.
 
-    All token ids must be in the vocabulary. Each q must sum to 1 and give its draft a probability above 0.
+    All else is checked before, in `kv_transfer.drafts`: q by `check_q`, position and count by `check_answers`.
     """
-    if draft.position != row.position + row.tokens.size or draft.tokens.ndim != 1:
-        return None
     count = draft.tokens.size
-    tokens = draft.tokens[: row.max_drafts]
-    if not _are_ids(tokens, vocab_size):
-        return None
-    if row.top_m == 0 or draft.q_ids.size == 0:
-        return one_hot(tokens)
-    if count == 0 or draft.q_ids.size % count or draft.q_ids.shape != draft.q_probs.shape:
-        return None
-    ids = draft.q_ids.reshape(count, -1)[: tokens.size]
-    probs = draft.q_probs.reshape(count, -1)[: tokens.size]
-    held = np.where(ids == tokens[:, None], probs, 0).sum(axis=1)
-    # NaN fails each of these comparisons.
-    right = _are_ids(ids, vocab_size) and (probs >= 0).all() and (held > 0).all()
-    if not right or not (np.abs(probs.sum(axis=1, dtype=np.float64) - 1) < 1e-3).all():
-        return None
-    return Proposal(tokens, ids, probs)
-
-
-def _are_ids(ids: Int32Array, vocab_size: int) -> bool:
-    return bool(((ids >= 0) & (ids < vocab_size)).all())
+    for ids in (draft.tokens, draft.q_ids):
+        if ((ids < 0) | (ids >= vocab_size)).any():
+            return None
+    shape = count, draft.q_ids.size // max(1, count)
+    return Proposal(draft.tokens, draft.q_ids.reshape(shape), draft.q_probs.reshape(shape))
 
 
 class TargetSession:
