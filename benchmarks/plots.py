@@ -6,7 +6,7 @@ changed. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ def figure(
             drawing.savefig(path, dpi=160, metadata={"Software": None, SOURCE: digest(result)})
         except OSError as error:
             raise SkimError(f"cannot write {path}: {error.strerror}") from None
+
+
+def prompt_axis(axis: Any, lengths: Sequence[int]) -> None:
+    """Make the x axis one of prompt lengths in tokens: logarithmic, with a tick at each length."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths, labels=[f"{length // 1024}k" if length >= 1024 else str(length) for length in lengths])
+    axis.minorticks_off()
+    axis.set_xlabel("prompt tokens")
 
 
 def require() -> None:

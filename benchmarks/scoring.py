@@ -177,12 +177,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
     with plots.figure(path, result, panels=2) as [times, memory]:
         times.plot(lengths, [alone["scoring_ms"] for _, alone in rows], label="scoring")
         times.plot(lengths, [alone["keys_ms"] for _, alone in rows], label="reading the keys once")
-        times.set(xlabel="prompt tokens", ylabel="ms", yscale="log")
+        times.set(ylabel="ms", yscale="log")
         memory.plot(lengths, [alone["peak_bytes"] / 2**20 for _, alone in rows], label="peak memory of scoring")
         memory.plot(lengths, [alone["key_bytes"] / 2**20 for _, alone in rows], label="the keys themselves")
-        memory.set(xlabel="prompt tokens", ylabel="MiB", ylim=(0, None))
+        memory.set(ylabel="MiB", ylim=(0, None))
         for axes in (times, memory):
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, labels=[f"{length // 1024}k" for length in lengths])
-            axes.minorticks_off()
+            plots.prompt_axis(axes, lengths)
             axes.legend()

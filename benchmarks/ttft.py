@@ -280,16 +280,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
             ("limit_ms", "limit: the two forwards alone"),
         ):
             times.plot(lengths, [row[name] / 1e3 for row in lowest], label=label)
-        times.set(xlabel="prompt tokens", ylabel="seconds to first token", ylim=(0, None))
+        times.set(ylabel="seconds to first token", ylim=(0, None))
         for rate in rates:
             at_rate = [row for row in rows if row["keep_rate"] == rate]
             medians = [row["dense_over_skim"]["median"] for row in at_rate]
             ratios.plot([row["prompt_tokens"] for row in at_rate], medians, label=f"keep {rate}")
         ratios.axhline(1, color="black", linewidth=1)
-        ratios.set(xlabel="prompt tokens", ylabel="times as fast as dense vLLM", ylim=(0, None))
+        ratios.set(ylabel="times as fast as dense vLLM", ylim=(0, None))
         for axes in (times, ratios):
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, labels=[f"{length // 1024}k" for length in lengths])
-            axes.minorticks_off()
+            plots.prompt_axis(axes, lengths)
         times.legend()
         ratios.legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -1,16 +1,14 @@
 """`skim eval`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
+from benchmarks.commands.lists import values
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
-
-Value = TypeVar("Value", int, float, str)
 
 
 def evaluate(
@@ -67,9 +65,9 @@ def evaluate(
         target=str(target),
         speculator=None if speculator is None else str(speculator),
         endpoint=endpoint,
-        keep_rates=_list(keep_rates, float, "--keep-rates"),
-        tasks=tuple(TASKS) if tasks is None else _list(tasks, str, "--tasks"),
-        lengths=_list(lengths, int, "--lengths"),
+        keep_rates=values(keep_rates, float, "--keep-rates"),
+        tasks=tuple(TASKS) if tasks is None else values(tasks, str, "--tasks"),
+        lengths=values(lengths, int, "--lengths"),
         samples=samples,
         seed=seed,
         style=style,  # type: ignore[arg-type]
@@ -81,14 +79,6 @@ def evaluate(
         speculator_options=_options(speculator_options, "--speculator-options"),
     )
     measure(results, lambda tell: run.run(settings, tell), json_file, plot_file)
-
-
-def _list(text: str, kind: Callable[[str], Value], name: str) -> tuple[Value, ...]:
-    """The different values of a comma-separated list such as `0.1,0.2`. Raises SkimError."""
-    try:
-        return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
-    except ValueError:
-        raise SkimError(f"{name} takes numbers with commas between them, not {text!r}") from None
 
 
 def _options(text: str, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands.lists import values
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import MAX_LOOK_AHEAD
@@ -74,7 +75,8 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(","))
-    if unknown := [word for word in words if word not in known]:
-        raise SkimError(f"--modes: {unknown[0]!r} is not a mode; choose from {', '.join(known)}")
+    words = values(text, str, "--modes")
+    wrong = next((word for word in words if word not in known), None if words else text)
+    if wrong is not None:
+        raise SkimError(f"--modes: {wrong!r} is not a mode; choose from {', '.join(known)}")
     return words

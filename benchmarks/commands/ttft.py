@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands.lists import numbers
 from benchmarks.commands.show import JsonFile, PlotFile, measure
-from kv_transfer.errors import SkimError
+
+LONGEST = 200_000
 
 
 def ttft(
@@ -27,21 +29,10 @@ def ttft(
     from benchmarks import ttft as benchmark
 
     settings = benchmark.TtftSettings(
-        lengths=tuple(map(int, _numbers(lengths, "--lengths", 64))),
-        keep_rates=tuple(_numbers(keep_rates, "--keep-rates", 0.001, 1.0)),
-        short_lengths=tuple(map(int, _numbers(short_lengths, "--short-lengths", 64))),
+        lengths=tuple(map(int, numbers(lengths, "--lengths", 64, LONGEST))),
+        keep_rates=tuple(numbers(keep_rates, "--keep-rates", 0.001, 1.0)),
+        short_lengths=tuple(map(int, numbers(short_lengths, "--short-lengths", 64, LONGEST))),
         rounds=rounds,
         seed=seed,
     )
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
-
-
-def _numbers(text: str, option: str, lowest: float, highest: float = 200_000) -> list[float]:
-    """The different numbers of a comma-separated list, in ascending order. Raises SkimError."""
-    try:
-        numbers = sorted({float(word) for word in text.split(",")})
-    except ValueError:
-        raise SkimError(f"{option} takes numbers with commas between them, not {text!r}") from None
-    if not lowest <= numbers[0] or not numbers[-1] <= highest:
-        raise SkimError(f"{option} takes numbers from {lowest:g} to {highest:g}, not {text!r}")
-    return numbers

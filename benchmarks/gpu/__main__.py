@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands.lists import values
 from benchmarks.gpu import decode as decoding
 from benchmarks.gpu import scoring as scores
 from benchmarks.gpu import ttft as first_token
@@ -65,7 +66,11 @@ def ttft(
     """Time to first token: dense, Skim, and the lower limit of Skim's method (both forwards alone)."""
     chosen, device = preset(preset_name), device_named(device)
     settings = first_token.GpuTtftSettings(
-        preset_name, device, _whole(lengths) or chosen.lengths, _numbers(keep_rates), rounds=rounds
+        preset_name,
+        device,
+        values(lengths, int, "--lengths") or chosen.lengths,
+        values(keep_rates, float, "--keep-rates"),
+        rounds=rounds,
     )
 
     async def measure() -> dict[str, Any]:
@@ -97,10 +102,10 @@ def decode(
     settings = decoding.GpuDecodeSettings(
         preset_name,
         device,
-        _whole(lengths) or chosen.lengths,
+        values(lengths, int, "--lengths") or chosen.lengths,
         keep_rate,
         drafts,
-        _numbers(acceptances),
+        values(acceptances, float, "--acceptances"),
         answer_tokens,
         rounds,
     )
@@ -138,23 +143,12 @@ def scoring(
     settings = scores.GpuScoringSettings(
         device_named(device),
         chosen.speculator,
-        _whole(lengths) or tuple(sorted({1024, 4096, *chosen.lengths})),
+        values(lengths, int, "--lengths") or tuple(sorted({1024, 4096, *chosen.lengths})),
         look_ahead,
         rounds=rounds,
-        tilings=tuple(filter(None, tilings.split(","))),
+        tilings=values(tilings, str, "--tilings"),
     )
     _finish(scores, scores.run(settings, _progress), json_file, plot_file)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part)
-    except ValueError:
-        raise SkimError(f"{text!r} is not a list of numbers: write them with commas, such as 0.1,0.2") from None
-
-
-def _whole(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in _numbers(text))
 
 
 def _progress(what: str, done: float) -> None:

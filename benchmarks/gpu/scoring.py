@@ -195,8 +195,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
             left.plot(lengths, [row["ms"] for row in own], label=kernel)
             right.plot(lengths, [row["share_of_copy"] for row in own], label=kernel)
         for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xlabel("prompt tokens")
+            plots.prompt_axis(axis, sorted({row["prompt_tokens"] for row in rows}))
             axis.legend()
         left.set_yscale("log")
         left.set_title("scoring, ms")

@@ -134,8 +134,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
             left.plot(lengths, [row["skim_ms"] / 1e3 for row in rows], label=f"Skim, keep {rate}")
             right.plot(lengths, [row["dense_to_skim"]["median"] for row in rows], label=f"keep {rate}")
         for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xlabel("prompt tokens")
+            plots.prompt_axis(axis, lengths)
             axis.legend()
         left.set_yscale("log")
         left.set_title("seconds to the first token")

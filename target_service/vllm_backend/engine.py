@@ -20,6 +20,7 @@ from kv_transfer.positions import encode_positions
 from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
+from target_service.sampling import DELTA
 from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
@@ -123,7 +124,7 @@ class VllmTarget(TargetEngine):
         prompt = request.prompt
         if not prompt.is_dense:
             extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
-        fields = {"output_kind": 1, **request.sampling, "max_tokens": max_tokens}
+        fields = {"output_kind": DELTA, **request.sampling, "max_tokens": max_tokens}
         unknown = fields.keys() - set(SamplingParams.__struct_fields__)
         if unknown:
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")

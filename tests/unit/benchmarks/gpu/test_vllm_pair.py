@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import engines, vllm_pair
-from benchmarks.gpu.__main__ import _numbers, _whole
 from benchmarks.gpu.engines import device_named, running_pair
 from benchmarks.gpu.memory import GIB
 from benchmarks.gpu.presets import preset
@@ -95,6 +94,3 @@ def test_mistakes_on_the_command_line(monkeypatch):
         device_named("auto")
     with pytest.raises(SkimError, match="no device 'tpu'"):
         device_named("tpu")
-    with pytest.raises(SkimError, match="not a list of numbers"):
-        _numbers("0.1;0.2")
-    assert _whole("16384,131072") == (16384, 131072)
