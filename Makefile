@@ -1,4 +1,4 @@
-# Every target makes what it needs; `make demo` and `make test` work alone on a fresh clone.
+# Every target makes what it needs, so `make demo` and `make test` work on a fresh clone.
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
@@ -6,45 +6,45 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -q
 LIMIT := 22m
-# Tests start the same code in some hundred processes: what is compiled once stays, whatever the machine says of that.
+# Tests start the same code in hundreds of processes: keep compiled Python, even if the environment says not to.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test lint unit engine e2e chaos results lock clean
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(INSTALLED) ## ask a question about a long document through both pools, beside the dense run
+demo: $(INSTALLED) ## answer a question about a long document, speculative and dense
 	$(BIN)/skim demo
 
-# A test that hangs is ended by its own time limit (pyproject.toml), all of them together by this one: with lint and the
-# installation they stay within 25 minutes.
-test: lint ## lint and all tests, at most 25 minutes on two quiet cores
+# A test that hangs is stopped by its own time limit (pyproject.toml); this limit is for all tests together. With lint
+# and the installation they take at most 25 minutes.
+test: lint ## run lint and all tests, at most 25 minutes on two idle cores
 	@timeout --foreground --kill-after=60 $(LIMIT) $(MAKE) --no-print-directory unit engine e2e chaos || { \
-		code=$$?; [ $$code != 124 ] || echo "The tests were not done after $(LIMIT) and were stopped." >&2; exit $$code; }
+		code=$$?; [ $$code != 124 ] || echo "The tests were not finished after $(LIMIT) and were stopped." >&2; exit $$code; }
 
-lint: $(INSTALLED) ## style, types, and who may import whom
+lint: $(INSTALLED) ## check style, types and imports
 	@printf '\n== lint: style, types, imports\n'
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(INSTALLED) ## tests without an engine, seconds
+unit: $(INSTALLED) ## run the tests without an engine, about a minute
 	@printf '\n== unit: no engine, no cluster\n'
 	$(PYTEST) -n 2 --dist loadfile tests/unit
 
-engine: $(INSTALLED) ## tests on real engines, on CPU
+engine: $(INSTALLED) ## run the tests of real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
 	$(PYTEST) -n 2 --dist loadfile tests/engine
 
-e2e: $(INSTALLED) ## tests of Ray, HTTP and real clients
+e2e: $(INSTALLED) ## run the tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'
 	$(PYTEST) tests/e2e
 
-chaos: $(INSTALLED) ## tests in which clients hang up and processes die
+chaos: $(INSTALLED) ## run the tests in which clients hang up and processes die
 	@printf '\n== chaos: clients that hang up, processes that die\n'
 	$(PYTEST) tests/chaos
 
@@ -52,11 +52,11 @@ $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)
 	@touch $@
 
-results: $(INSTALLED) ## docs/results.md and its plots from benchmarks/results
+results: $(INSTALLED) ## make docs/results.md and its plots from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
-# Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest of everything.
-lock: ## pin all dependencies anew in requirements/cpu.lock and gpu.lock
+# Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest version of every package.
+lock: ## pin all dependencies in requirements/cpu.lock and gpu.lock
 	$(PYTHON) -m venv --without-pip build/lock
 	$(PYTHON) -m pip --python build/lock/bin/python install --quiet pip==26.2 pip-tools==7.6.2
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
