@@ -1,4 +1,4 @@
-"""What goodput tells of the points it measured."""
+"""The goodput benchmark's table, description and summary of measured points."""
 
 from benchmarks.goodput import describe, summary, table
 
@@ -51,7 +51,7 @@ def test_a_knee_that_was_not_found_is_no_number() -> None:
 
 
 def test_goodput_is_what_was_served_at_the_knee_not_what_was_offered() -> None:
-    """And not the largest of all points: one that misses the objective more often may serve more."""
+    """It is also not the largest goodput of all rates: a rate that misses the objective can have a larger one."""
     points = [
         {**POINT, "rate": 1.0, "share": 1.0, "request_goodput": 0.9},
         {**POINT, "rate": 2.0, "share": 0.95, "request_goodput": 1.4},

@@ -1,4 +1,4 @@
-"""The search for the knee, on servers made of one number."""
+"""The search for the knee, with servers that are a single number: their capacity."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from benchmarks.knee import STEP, Point, breaks_at, knee, next_rate
 
 
 def search(capacity: float, first: float, tries: int) -> list[Point]:
-    """Points of a server that serves all requests up to its capacity in time, and none beyond."""
+    """Points of a server that meets the objective for all requests up to its capacity, and for none above it."""
     points: list[Point] = []
     for _ in range(tries):
         rate = next_rate(points, first)

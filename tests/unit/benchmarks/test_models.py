@@ -1,4 +1,4 @@
-"""The bench pair's cost, counted by hand, and that its models follow from their settings."""
+"""The bench pair: its operations are counted by hand, and its models follow from their settings."""
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,7 +39,7 @@ def test_models_are_made_once_and_follow_from_their_seed(tmp_path, monkeypatch) 
     assert first == again != other
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, other)]
     assert weights[0] != weights[1]
-    assert len(list(first.parent.iterdir())) == 2, "nothing half made is left"
+    assert len(list(first.parent.iterdir())) == 2, "no partial model is left"
     infos = [inspect_model(str(folder), engine="vllm") for folder in (first, other)]
     check_pair(*infos)
     assert infos[0].max_position == models.MAX_POSITIONS

@@ -1,4 +1,4 @@
-"""Differences and parts of the overhead, from times made up."""
+"""The overhead benchmark: differences and parts, computed from given times."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from router.server_timing import read_server_timing
 
 
 def test_what_is_added_is_the_difference_of_the_same_prompts() -> None:
-    """The ratio of medians would hide it: prompts differ more from each other than the two ways do."""
+    """The ratio of medians would hide it, because prompts differ more from each other than the two paths do."""
     base = [Timed(first, first + 10, 4) for first in (100.0, 900.0, 300.0, 500.0)]
     slower = [
         Timed(timed.first_ms + more, timed.end_ms + 20, 4) for timed, more in zip(base, (5, 6, 7, 8), strict=True)

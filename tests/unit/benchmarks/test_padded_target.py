@@ -1,4 +1,4 @@
-"""A padded target says what the original says, to the bit; a layer that does something would be seen."""
+"""A padded target has exactly the logits of the original. The control: a layer that adds something changes them."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ IDS = torch.tensor([random_prompt(80, seed=1)])
 
 
 def logits(folder: Path, **changed: float) -> torch.Tensor:
-    """Of every place of IDS, in float32. changed: projections of the last layer to fill with a value."""
+    """The float32 logits at every position of IDS. changed: projections of the last layer, and the value to fill."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for name, value in changed.items():
         torch.nn.init.constant_(model.get_submodule(f"model.layers.{len(model.model.layers) - 1}.{name}").weight, value)
@@ -30,7 +30,7 @@ def test_the_logits_are_the_originals(tmp_path: Path, family) -> None:
     model = AutoModelForCausalLM.from_pretrained(padded)
     assert len(model.model.layers) == model.config.num_hidden_layers == 6
     assert sum(p.numel() for p in model.parameters()) == parameters
-    # The added layers are not empty: their keys and values are those of real layers.
+    # The added layers are not empty: they have the keys and values of real layers.
     assert all(layer.self_attn.k_proj.weight.abs().sum() > 0 for layer in model.model.layers)
     assert AutoTokenizer.from_pretrained(padded).get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()
 

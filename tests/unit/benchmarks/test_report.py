@@ -1,4 +1,4 @@
-"""The results page and its plots are what the committed JSON says."""
+"""The results page and its plots follow from the committed JSON files."""
 
 import json
 import re
@@ -21,7 +21,7 @@ CHANNEL = {
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A folder of results that holds one."""
+    """A folder with one result."""
     (tmp_path / "channel.json").write_text(json.dumps(CHANNEL))
     return tmp_path
 
@@ -129,7 +129,7 @@ def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_
     page = report(results)
     assert "1 prompts of 2048 or 8192 tokens per round" in page
     assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
-    assert "KV kB" not in page  # nothing to show in any row
+    assert "KV kB" not in page  # this column is empty in all rows
     assert "padded" not in page
     draw(tmp_path / "plots", results)
     assert (tmp_path / "plots" / "decode.png").exists()

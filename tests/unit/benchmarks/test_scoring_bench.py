@@ -1,4 +1,4 @@
-"""What `skim bench scoring` makes of given times."""
+"""The rows, the table and the plot of `skim bench scoring`, from given times."""
 
 from benchmarks import plots
 from benchmarks.scoring import describe, plot, row_of, share_of, table

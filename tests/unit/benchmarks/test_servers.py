@@ -1,4 +1,4 @@
-"""What is compared is compared on equal terms."""
+"""The compared systems have equal options."""
 
 from pathlib import Path
 
@@ -12,4 +12,4 @@ def test_a_stock_server_has_the_cores_and_the_memory_that_skims_engines_have(mon
     servers.stock_server(Path("target"), 4096, 8192)
     assert told.items() >= (servers.engine_environment() | KEPT_HEAP).items()
     assert CORES in told
-    assert told["VLLM_PLUGINS"] == "", "stock means stock"
+    assert told["VLLM_PLUGINS"] == "", "a stock server loads no plug-in"

@@ -1,4 +1,4 @@
-"""What `skim bench ttft` makes of given times, and the order in which it takes them."""
+"""`skim bench ttft`: the order of its turns, and its rows, table and plot from given times."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ def timing(column: str, tokens: int, rate: float | None, index: int, ms: float, 
 
 
 def times(tokens: int, rate: float | None) -> list[Timing]:
-    """Three rounds of a machine that gets slower: the ratios within a round are 4 and 1.25 in all of them."""
+    """Three rounds on a machine that gets slower. The ratios within a round are always 4 and 1.25."""
     return [
         made
         for index, slow in enumerate((1.0, 2.0, 10.0))
@@ -76,7 +76,7 @@ def test_turns_alternate_and_turn_round() -> None:
     assert [turn.column for turn in at_4096[1]] == ["skim", "limit", "skim", "limit", "dense"]
     for turn, following in itertools.pairwise(first):
         if turn.column == "skim":
-            assert following == Turn("limit", turn.prompt_tokens, turn.keep_rate), "the limit learns what Skim kept"
+            assert following == Turn("limit", turn.prompt_tokens, turn.keep_rate), "the limit follows Skim"
     assert [turn for turn in first if turn.prompt_tokens == 256] == [
         Turn(column, 256, None) for column in ("dense", "skim", "limit")
     ]

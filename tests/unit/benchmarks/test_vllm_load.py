@@ -1,4 +1,4 @@
-"""The load generator is asked for what the benchmark says it measures; vLLM's own parser reads it."""
+"""The arguments of the load generator fit what the benchmarks measure, and vLLM's parser accepts them."""
 
 import gc
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_arrivals_are_poisson_and_the_objective_is_the_first_tokens() -> None:
     assert (args.request_rate, args.burstiness) == (0.5, 1.0)
     assert args.goodput == ["ttft:1500.0"]
     assert args.extra_body == {"cache_salt": "a"}
-    assert args.ready_check_timeout_sec == 0, "a check sends the first prompt, and then a prefix cache knows it"
+    assert args.ready_check_timeout_sec == 0, "a check would send the first prompt, and a prefix cache would hold it"
     alone = parsed(rate=None)
     assert (alone.max_concurrency, alone.request_rate) == (1, np.inf)
 
@@ -43,7 +43,7 @@ def test_no_two_prompts_begin_alike() -> None:
 
 @pytest.mark.parametrize("completed", [0, 1])
 def test_the_heap_is_as_it_was(monkeypatch: pytest.MonkeyPatch, completed: int) -> None:
-    """vLLM's generator freezes it, and at the end of the process nanobind would list it as leaked."""
+    """vLLM's generator freezes the heap. Nanobind would report the frozen objects as leaks when the process ends."""
 
     async def main_async(args: object) -> dict[str, object]:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""The demo pair's tokenizer, and how long it finds a text."""
+"""The demo pair's tokenizer, and a function that counts the tokens of a text."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`skim eval`: from options to files; mistakes are one sentence."""
+"""`skim eval`: from options to files. A user's mistake gives an error of one sentence."""
 
 import json
 

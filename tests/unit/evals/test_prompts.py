@@ -1,5 +1,5 @@
-"""Every selector keeps as many tokens, all protected ones among them; the baseline of the speculator's own scores is
-what serving keeps.
+"""All selectors keep the same number of tokens and all protected ones. Filling by the speculator's scores gives the
+selection of serving.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ def test_windows_lie_where_they_say(prompt):
     kept = kept_prompts(prompt, scores(prompt, 1), scores(prompt, 2), SelectionOptions(keep_rate=0.3), seed=3)
     size = prompt.token_ids.size
     last = kept["last window"].positions
-    # The first three tokens are the template's, and a chunk that is kept in part leaves a gap.
+    # The first three tokens belong to the template, and a chunk that is kept in part leaves a gap.
     assert (last[3:] > size - last.size - 32).all()
     ends = kept["first + last"].positions
     middle = (ends > 0.25 * size) & (ends < 0.75 * size)
@@ -77,7 +77,7 @@ def test_random_chunks_follow_from_the_seed(prompt):
 @pytest.mark.parametrize("size", [1000, 1024])
 @pytest.mark.parametrize("keep_rate", [0.05, 0.1, 0.5, 0.9])
 def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, size):
-    """The budget rule favours nobody: with the same scores it keeps the same tokens."""
+    """The budget rule favours no selector: the same scores keep the same tokens."""
     importance = torch.from_numpy(np.random.default_rng(0).random(size, np.float32))
     options, spans = SelectionOptions(keep_rate=keep_rate), [(0, 1), (size - 60, size - 20), (300, 310)]
     chosen, _ = select(importance, options, spans)

@@ -1,4 +1,4 @@
-"""`skim eval` as a whole on engines in this process, the table and the plot."""
+"""A whole run of `skim eval` with engines in this process, its table and its plot."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_every_selector_is_measured_on_every_prompt():
     assert len(result["cells"]) == 2 * (1 + len(result["selectors"]))
     assert {c["n"] for c in result["cells"]} == {2}
     assert seen[-1] == 1
-    assert "wrong origin" not in result["selectors"], "only vLLM can be told to decode from elsewhere"
+    assert "wrong origin" not in result["selectors"], "only the vLLM target can decode from another position"
     assert str(MODELS) not in json.dumps(result)
 
 

@@ -1,4 +1,4 @@
-"""Generated prompts hold what their answers need, where it should be; right answers score and wrong ones do not."""
+"""Generated prompts hold what their answers need, in the right order. Right answers score, wrong answers do not."""
 
 import re
 from collections import Counter

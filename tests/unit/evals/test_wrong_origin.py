@@ -1,4 +1,4 @@
-"""Requests that ask for it, and no others, decode from len(kept)."""
+"""Only requests that carry FROM_KEPT decode from position len(kept)."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ ASKED = {KEPT_POSITIONS: encode_positions(KEPT, 12)}
 
 
 def positions(found, count):
-    """Where the first `count` slots sit."""
+    """The positions of the first `count` slots."""
     offsets = np.empty(count, np.int64)
     found.fill(offsets, 0)
     return (offsets + np.arange(count)).tolist()

@@ -30,10 +30,10 @@ SELECT_TIMEOUT_S = 60.0
 
 
 class LocalPools:
-    """Both pools in this process; every message still makes its way over the wire's bytes.
+    """Both pools in this process. Every message is still encoded to bytes and decoded.
 
-    speculator, target: options of the mocks. selects, generates: the requests that came. A selection leaves a session
-    in the mock speculator; nothing drafts, so only `end_session` ends it.
+    speculator, target: options of the mocks. selects, generates: the requests that arrived. A selection leaves a
+    session in the mock speculator. Nothing drafts, so only `end_session` ends it.
     """
 
     def __init__(self, speculator: dict[str, Any] | None = None, target: dict[str, Any] | None = None) -> None:
@@ -67,13 +67,13 @@ class LocalPools:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another task brings about; the mocks signal nothing."""
+    """Poll until another task makes the condition true; the mocks send no signal."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
 class SwitchedTracer:
-    """A tracer that is off until a test sets `tracer`."""
+    """A tracer that records nothing until a test sets `tracer`."""
 
     tracer: Tracer = NO_TRACER
 
@@ -84,10 +84,10 @@ class SwitchedTracer:
         self.tracer.close()
 
 
-# One app for the whole session, and so one event loop for all that use it: building it costs seconds.
+# Building the app takes seconds, so the whole session uses one app, in one event loop.
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
-    """client: httpx over the app. dispatcher: what the app calls; its `pools` may be exchanged. switch: its tracer."""
+    """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
     from router.deployment import add_selection_route
     from router.openai_app import build_openai_app
 
@@ -103,7 +103,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
 
 @pytest.fixture
 def use_pools(served: SimpleNamespace) -> Iterator[Any]:
-    """Put other pools behind the app: `use_pools(speculator={...}, target={...})`; gives them."""
+    """Replace the pools behind the app with `use_pools(speculator={...}, target={...})`, which returns them."""
     before = served.dispatcher.pools
 
     def use(**options: Any) -> LocalPools:
@@ -116,7 +116,7 @@ def use_pools(served: SimpleNamespace) -> Iterator[Any]:
 
 @pytest.fixture
 def pools(served: SimpleNamespace) -> LocalPools:
-    """The pools behind the app, their records and failures cleared."""
+    """The pools behind the app, with their records and failures cleared."""
     pools = served.dispatcher.pools
     pools.selects.clear()
     pools.generates.clear()

@@ -1,4 +1,4 @@
-"""Dense or speculative, and why."""
+"""The decision whether a prompt runs dense or speculative, and its reason."""
 
 from dataclasses import replace
 
@@ -46,5 +46,5 @@ def test_the_first_reason_is_told():
     [{"keep_rate": 0.999}, {"coverage": 0.999}, {"keep_rate": 1.0, "coverage": 0.5}, {"min_prompt_tokens": 1}],
 )
 def test_less_than_all_is_speculative(options):
-    """With a coverage, the keep rate says nothing."""
+    """With a coverage, the keep rate is not used."""
     assert decide(TRAITS, OPTIONS.model_copy(update=options)).speculative

@@ -1,4 +1,4 @@
-"""A prompt's way through the two pools: who is asked, with what, and what happens when a pool fails."""
+"""Requests to the two pools: which pool gets which request, and what happens when a pool fails."""
 
 import asyncio
 from contextvars import ContextVar
@@ -26,7 +26,7 @@ def prompt(ids=IDS, **fields):
 
 
 async def run(pools, one_prompt, timeout_s=60.0, **options):
-    """What came out, the outcome, the dispatcher."""
+    """The outputs, the outcome, the dispatcher and the context of one prompt."""
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
     context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
@@ -38,7 +38,7 @@ async def test_the_target_sees_what_the_speculator_kept():
     ran = await run(pools, prompt(), keep_rate=0.25)
     kept = pools.generates[0].prompt
     assert kept.token_ids.tolist() == [IDS[i] for i in kept.positions]
-    # 19 chunks, a quarter of them is 5; the first token and the last 32 come on top.
+    # The prompt has 19 chunks, so 5 of them are kept, and also the first token and the last 32.
     assert kept.token_ids.size == 5 * 32 + 32 + 1
     assert kept.context_length == 600
     assert kept.look_ahead_tokens.size == 8
@@ -76,7 +76,7 @@ async def test_every_part_of_the_time_is_accounted_for():
     ],
 )
 async def test_a_dense_prompt_never_meets_the_speculator(ids, fields, options, reason):
-    """The last two: without the text, or with offsets that do not fit, nobody knows where a chat's turns lie."""
+    """The last two cases have no text, or offsets that do not fit it, so the turns of the chat cannot be found."""
     pools = LocalPools()
     ran = await run(pools, prompt(ids, **fields), **options)
     assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.keep_rate) == ("dense", reason, 1.0)
@@ -144,7 +144,7 @@ async def test_a_late_selection_runs_dense_and_is_aborted():
 
 
 async def test_what_the_speculator_refuses_is_the_clients_mistake():
-    """An id outside the vocabulary: a dense run would be refused as well."""
+    """A token id outside the vocabulary would be refused in a dense run too."""
     pools = LocalPools()
     with pytest.raises(InvalidRequestError, match="token id 5000"):
         await run(pools, prompt([5000, *IDS]))
@@ -168,7 +168,7 @@ async def test_a_prompt_too_long_for_a_pool_reaches_none(speculator, target, num
 
 async def test_a_prompt_that_just_fits_both_pools_runs():
     assert (await run(LocalPools({"max_model_len": 608}, {"max_model_len": 604}), prompt())).outputs[-1].finished
-    # The speculator's limit is none for a dense prompt.
+    # The speculator's limit does not apply to a dense prompt.
     assert (await run(LocalPools({"max_model_len": 100}), prompt(), enabled=False)).outputs[-1].finished
 
 
@@ -206,7 +206,7 @@ async def test_cancelling_a_request_aborts_it_where_it_is(slow):
 
 
 async def test_a_session_that_no_answer_will_use_is_ended():
-    """The client hangs up before the target began: the drafter would hear of it from nobody else."""
+    """The client disconnects before the target has begun, so only the router can tell the drafter."""
     pools = LocalPools(target={"prefill_ms": 600_000})
     task = asyncio.create_task(run(pools, prompt()))
     await until(lambda: pools.target_engine.running)
@@ -226,7 +226,7 @@ async def test_a_session_of_a_request_that_no_target_took_is_ended():
 
 
 async def test_the_end_of_a_session_is_no_part_of_its_request():
-    """Serve knows by a context variable which calls belong to a request, and cancels them with it."""
+    """Serve marks the calls of a request by a context variable and cancels them with the request."""
     request, pools = ContextVar("request", default=None), LocalPools()
     seen = []
 
@@ -242,7 +242,7 @@ async def test_the_end_of_a_session_is_no_part_of_its_request():
 
 
 async def test_the_session_of_an_answer_that_began_is_the_targets():
-    """It may still be drafting when the router hears the last of it; the target tells the drafter."""
+    """The session may still be drafting when the router gets the last output. The target tells the drafter."""
     pools = LocalPools()
     await run(pools, prompt())
     await asyncio.sleep(0)
@@ -260,7 +260,7 @@ async def test_the_explanation_adds_up():
     assert entry["protected_spans"] == [[0, 3]]
     assert entry["options"]["keep_rate"] == 0.1
     assert len(entry["look_ahead_tokens"]) == 8
-    # Numbers only: nobody may read another client's prompt here.
+    # Numbers only: the view must not show another client's prompt.
     assert not any(isinstance(value, str) for value in entry.values())
 
 
@@ -274,7 +274,7 @@ def test_the_log_holds_the_latest_selections():
 
 
 async def test_several_prompts_are_accounted_for_in_their_order():
-    """The second is decided first: the first waits for its selection."""
+    """The second prompt is decided first, because the first one waits for its selection."""
     selected = asyncio.Event()
 
     class WaitingPools(LocalPools):

@@ -1,4 +1,4 @@
-"""vLLM's HTTP app over the mock pools: the option has one effect on every endpoint, streaming or not."""
+"""vLLM's HTTP app with mock pools: the option has the same effect on every endpoint, with and without streaming."""
 
 import json
 
@@ -16,7 +16,7 @@ ENDPOINTS = (*CHAT_LIKE, "/v1/completions")
 
 
 def request_body(path, document, max_tokens=4, **fields):
-    """The document and its question as each endpoint wants to be asked."""
+    """The request body of each endpoint for the document and its question."""
     prompt = {
         "/v1/chat/completions": {"messages": document.messages, "max_tokens": max_tokens},
         "/v1/completions": {"prompt": document.prompt, "max_tokens": max_tokens},
@@ -33,7 +33,7 @@ async def ask(client, path, body, **kwargs):
 
 
 def events(response):
-    """The JSON objects of a server-sent stream."""
+    """The JSON objects in a stream of server-sent events."""
     lines = (line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {"))
     return [json.loads(line) for line in lines]
 
@@ -44,7 +44,7 @@ async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, d
     for path in ENDPOINTS:
         body = request_body(path, document, stream=stream, speculative_prefill=KEEP)
         if path == "/v1/completions":
-            # A raw prompt has no turns to protect: give it the chat's tokens and what was protected of them.
+            # A raw prompt has no turns to protect, so it gets the chat's tokens and its protected spans.
             chat = pools.selects[0]
             body["prompt"] = chat.token_ids.tolist()
             body["speculative_prefill"] = {**KEEP, "protected_spans": chat.protected_spans.tolist()}
@@ -72,7 +72,7 @@ async def test_without_the_option_the_deployments_defaults_hold(client, pools, d
 
 
 async def test_without_the_middleware_the_option_is_ignored(client, pools, document, monkeypatch):
-    """The control: vLLM drops fields that it does not know, so nothing else brings the option in."""
+    """The control: vLLM ignores fields that it does not know, so only the middleware reads the option."""
     monkeypatch.setattr(SkimMiddleware, "__call__", lambda self, *asgi: self.app(*asgi))
     response = await ask(client, ENDPOINTS[0], request_body(ENDPOINTS[0], document, speculative_prefill=False))
     assert len(pools.selects) == 1
@@ -135,7 +135,7 @@ async def test_no_selection_is_a_404_that_says_why(client, document):
 
 
 async def test_several_prompts_are_selected_one_by_one_and_answered_in_order(client, pools, document):
-    """The mock's answer depends on the prompt, so that a swapped one would show."""
+    """The mock's answer depends on the prompt, so swapped answers would be noticed."""
     prompts = [document.prompt, "short", document.document]
     body = {"model": MODEL_NAME, "prompt": prompts, "max_tokens": 4}
     together = await ask(client, "/v1/completions", body)
@@ -185,7 +185,7 @@ async def test_what_is_never_compressed_runs_dense(client, pools, document, path
 
 
 async def test_a_dense_answer_is_the_plain_targets(client, pools, document):
-    """keep_rate 1 and an option switched off are the same request to the target."""
+    """keep_rate 1 and the value false lead to the same request to the target."""
     body = request_body(ENDPOINTS[0], document)
     texts = [
         (await ask(client, ENDPOINTS[0], {**body, "speculative_prefill": option})).json()["choices"][0]["message"]
@@ -260,7 +260,7 @@ async def test_system_prompt_and_question_are_kept(client, pools, document):
 
 
 async def test_a_batch_protects_each_conversation_by_its_own_turns(client, pools, document):
-    """One chat's material is the other's system prompt."""
+    """The document of one chat is the system prompt of the other."""
     material, question = {"role": "user", "content": document.document}, {"role": "user", "content": "Why?"}
     chats = [[{**material, "role": "system"}, question], [material, question]]
     body = {"model": MODEL_NAME, "messages": chats, "max_tokens": 2}

@@ -1,4 +1,4 @@
-"""`skim eval` over the router's HTTP app: an endpoint's prompts are those that engines in one process are given."""
+"""`skim eval` with the router's HTTP app: an endpoint gets the same prompts as engines in this process."""
 
 import httpx
 import pytest
@@ -34,7 +34,7 @@ async def test_an_endpoint_serves_what_the_engines_of_one_process_are_given(endp
     pair = (str(MODELS / "target"), str(MODELS / "speculator"))
     engines = Engines(*pair, engine="mock", target_options={}, speculator_options={}, **ASKED)
     here, there = await engines.ask(sample), await endpoint.ask(sample)
-    # A mock's answer is a hash of the kept ids, their positions and the context length.
+    # The mock's answer is a hash of the kept ids, their positions and the context length.
     assert there == {case: here[case] for case in there}
     assert {name for name, _ in there} == {"dense", "speculator", "look-ahead 0"}
     assert len({answer.text for answer in there.values()}) > 1

@@ -1,4 +1,4 @@
-"""What a client sees when something is wrong: one clean HTTP error on every endpoint, for streams too."""
+"""Errors that a client sees: one HTTP error in the OpenAI shape on every endpoint, also for streams."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ class Breaking:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_an_error_inside_a_stream_shows_nothing_of_its_inside(served, client, pools, document, path, monkeypatch):
-    """After the first token the status is sent: the error is an event of the stream."""
+    """The status is sent with the first token, so a later error is an event of the stream."""
     monkeypatch.setattr(served.dispatcher, "pools", Breaking(pools))
     response = await client.post(path, json=request_body(path, document, stream=True))
     assert response.status_code == 200
@@ -135,7 +135,7 @@ async def test_reserved_fields_are_refused(client, pools, document, path):
 
 
 async def test_reserved_arguments_are_refused_behind_the_middleware_too(client, pools, document, monkeypatch):
-    """Should a body ever pass it unread, the engine client still refuses."""
+    """The engine client refuses reserved arguments even if the middleware lets them through."""
     monkeypatch.setattr("router.middleware._refuse_reserved", lambda fields: None)
     for fields in ({"kv_transfer_params": {"a": 1}}, {"vllm_xargs": {"skim_positions": "0"}}):
         error = await refused(client, ENDPOINTS[0], request_body(ENDPOINTS[0], document, **fields), 400)
@@ -189,7 +189,7 @@ async def test_a_malformed_body_is_vllms_to_refuse(client, body):
 
 
 def raw_call(body, path=ENDPOINTS[0], leave=None):
-    """scope, receive, send of a client that sends `body` and leaves when the event `leave` is set."""
+    """scope, receive and send of a client that sends `body` and disconnects when the event `leave` is set."""
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"host", b"router")], "http_version": "1.1",

@@ -1,4 +1,4 @@
-"""What the router and the pools' services log by default: never a prompt, nor an answer."""
+"""By default, the router and the services of the pools log no prompt and no answer."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SECRET = "passcode of the kettle"
 
 
 class Collector(logging.Handler):
-    """Everything that is logged, as text, with its trace."""
+    """All log records as text, with their stack traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Collector(logging.Handler):
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
     collector = Collector()
-    # vLLM's and Serve's loggers do not hand on to the root.
+    # The loggers of vLLM and Serve do not propagate to the root logger.
     loggers = [logging.getLogger(name) for name in (None, "vllm", "ray.serve")]
     root_level = loggers[0].level
     loggers[0].setLevel(logging.INFO)
@@ -60,13 +60,13 @@ async def test_no_prompt_is_logged(client, pools, document, logged, path):
         await client.post(path, json=body)
     text = "\n".join(logged)
     for said in ("runs dense: gone", "failed in the router", "RuntimeError: not foreseen"):
-        assert said in text, "what is to be logged is"
+        assert said in text, "the expected records are logged"
     told = [word for word in set(document.document.split()) if len(word) > 5 and word in text]
     assert told == []
 
 
 async def test_a_prompt_in_a_log_would_be_seen(logged):
-    """The control, on each logger that is looked at."""
+    """The control: a prompt would be found in each of these loggers."""
     for name in ("router.dispatch", "speculator_service.drafting.drafter", "vllm.entrypoints", "ray.serve"):
         logging.getLogger(name).warning("prompt: %s", SECRET)
     reply_to_failure(RuntimeError(SECRET), "target")

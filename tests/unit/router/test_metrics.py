@@ -1,4 +1,4 @@
-"""What the router records of a prompt, dense, speculative, and after a pool failed."""
+"""The metrics that the router records for a dense prompt, for a speculative one, and after a pool has failed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ASGI middleware alone, around a small app: what it reads, what it lets through, when it lets go."""
+"""The ASGI middleware around a small app: what it reads, what it passes on, and when it sends the headers."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ DEFAULTS = PrefillOptions(keep_rate=0.25)
 
 
 class Call:
-    """One request through the middleware; `sent` is what reached the client."""
+    """One request through the middleware. `sent`: the messages that reached the client."""
 
     def __init__(self, app, chunks=(b"{}",), method="POST", headers=(), scope_type="http"):
         self.sent = []
@@ -47,7 +47,7 @@ class Call:
 
 
 class Recorder:
-    """An app that notes what it was given and answers 200."""
+    """An app that records what it receives and answers 200."""
 
     async def __call__(self, scope, receive, send):
         self.context = CURRENT.get()
@@ -108,7 +108,7 @@ async def test_a_malformed_body_is_the_apps_to_refuse(body):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
 async def test_the_option_is_read_in_every_encoding_of_json(encoding):
-    """`json.loads`, and so FastAPI, takes them all."""
+    """`json.loads`, and therefore FastAPI, reads all of them."""
     app, _ = await through(json.dumps({"speculative_prefill": False}).encode(encoding))
     assert not app.context.options.enabled
 
@@ -159,7 +159,7 @@ async def test_other_extra_arguments_pass(fields):
 
 
 class Streaming:
-    """An app that begins its response before the engine has answered, as vLLM's streams do."""
+    """An app that starts its response before the engine has answered, as vLLM does for streams."""
 
     def __init__(self, *steps):
         self.steps = steps
@@ -225,7 +225,7 @@ async def test_an_error_before_the_first_token_replaces_the_response(status, ret
 
 
 def last_event(call):
-    """Name and JSON of the stream's last event."""
+    """The name and the JSON data of the stream's last event."""
     name, data = call.body.decode().removesuffix("\n\n").rpartition("event: ")[2].split("\ndata: ")
     return name, json.loads(data)
 
@@ -241,7 +241,7 @@ async def test_an_error_after_the_first_token_ends_the_stream():
 
 
 class Raising(Streaming):
-    """A stream that lets what the engine client raised through."""
+    """A stream that passes on the exception of the engine client."""
 
     async def __call__(self, scope, receive, send):
         await super().__call__(scope, receive, lambda m: send({**m, "more_body": True}))

@@ -1,4 +1,4 @@
-"""The option speculative_prefill: body and header, what each field may be, and the sentence for what it may not."""
+"""The option speculative_prefill in body and header: the valid values of each field, and the error for the others."""
 
 import json
 
@@ -148,7 +148,7 @@ def test_a_header_without_equals_sign_is_shown_an_example():
     assert error.param == "x-speculative-prefill"
 
 
-# The brackets overflow the JSON parser's stack, the digits are over Python's limit for integers.
+# The brackets overflow the stack of the JSON parser; the digits exceed Python's limit for integers.
 @given(st.one_of(st.text(), st.lists(st.tuples(st.text(), st.text())).map(lambda p: ";".join(map("=".join, p)))))
 @example("keep=" + "[" * 60_000)
 @example("keep=" + "1" * 5000)

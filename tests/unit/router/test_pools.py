@@ -1,4 +1,4 @@
-"""The calls over Serve handles, on handles that fail as Ray's do: retries, admission, cancellation."""
+"""Calls through Serve handles that fail as Ray's handles do: retries, admission, cancellation."""
 
 import asyncio
 from contextvars import ContextVar
@@ -42,7 +42,7 @@ GOOD = (ACCEPTED, output("a"), output("b", finished=True))
 
 
 async def play(step):
-    """What a replica does: answer, fail, or hang."""
+    """The behaviour of a replica: it answers, fails or hangs."""
     if step is FOREVER:
         await asyncio.Event().wait()
     if isinstance(step, Exception):
@@ -77,7 +77,7 @@ class Reply:
 
 
 class Handle:
-    """Stands in for DeploymentHandle: each call of a method takes the next reply and notes its payload."""
+    """Stands in for DeploymentHandle: each call of a method takes the next reply and records its payload."""
 
     def __init__(self, *replies):
         self.replies, self.payloads, self.streams = list(replies), [], False
@@ -91,7 +91,7 @@ class Handle:
         return self
 
     def broadcast(self, *call):
-        """Stands in for DeploymentBroadcastResponse too: its results take the next reply."""
+        """Also stands in for DeploymentBroadcastResponse: its results take the next reply."""
         self.broadcasts.append(call)
 
         async def results(*, timeout_s, return_exceptions):
@@ -105,13 +105,13 @@ class Handle:
 
 
 def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0):
-    """ServePools over handles that give these replies, and the two handles."""
+    """ServePools with handles that give these replies, and the two handles."""
     handles = Handle(*speculator), Handle(*target)
     return ServePools(*handles, admission_timeout_s), *handles
 
 
 def split_pools(*, prefill=(), target=()):
-    """ServePools with a split target, and the handles of its halves."""
+    """ServePools with a split target, and the handles of its two pools."""
     halves = Handle(*target), Handle(*prefill)
     return ServePools(Handle(), halves[0], 60.0, halves[1]), *halves
 
@@ -170,7 +170,7 @@ async def test_a_pool_without_a_free_replica_is_said_in_time(refusal):
 
 
 async def test_admission_ends_the_wait_not_the_answer():
-    """A replica that has the request may take its time."""
+    """The limit does not apply to a replica that has accepted the request."""
     reply = Reply(ACCEPTED, FOREVER)
     pools, _, _ = serve_pools(target=[reply], admission_timeout_s=0.02)
     task = asyncio.create_task(texts(pools))
@@ -321,7 +321,7 @@ async def test_a_cancelled_selection_is_cancelled_in_the_pool():
 
 
 async def test_while_a_selection_waits_both_halves_of_the_target_are_woken_once(monkeypatch):
-    """Else two empty pools would start one after the other."""
+    """Otherwise two empty pools would start one after the other."""
     monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
     halves = Handle(Reply(died()), Reply(FOREVER)), Handle(Reply(FOREVER), Reply(FOREVER))
     pools = ServePools(Handle(Reply(FOREVER), Reply(FOREVER)), halves[0], 60.0, halves[1])
@@ -335,7 +335,7 @@ async def test_while_a_selection_waits_both_halves_of_the_target_are_woken_once(
 
 
 async def test_waking_the_target_is_no_part_of_the_request_that_waited_first(monkeypatch):
-    """Serve knows by a context variable which calls belong to a request, and cancels them with it."""
+    """Serve marks the calls of a request by a context variable and cancels them with the request."""
     monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
     request, seen = ContextVar("request", default=None), []
     pools, _, target = serve_pools(speculator=[Reply(FOREVER)], target=[Reply(FOREVER)])

@@ -1,4 +1,4 @@
-"""What of a chat prompt may be dropped: message contents, and never anything around them."""
+"""The parts of a chat prompt that may be dropped: contents of messages, and never the text around them."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ QUESTION = "What is the price of the golden kettle?"
 
 
 def rendered(messages, tools="", contents=str.strip):
-    """A chat template in small: tools, then role and content of each turn, then the assistant's turn begun."""
+    """A small chat template: tools, then the role and content of each turn, then the start of the assistant's turn."""
     turns = "".join(f"<{m['role']}>{contents(m['content'])}</s>" for m in messages)
     return f"{tools}{turns}<assistant>"
 
 
 def dropped(text, messages):
-    """The texts that may be dropped."""
+    """The parts of the text that may be dropped."""
     return [text[start:end] for start, end in compressible_chars(text, messages)]
 
 
@@ -73,7 +73,7 @@ def test_the_last_of_several_parts_is_the_question():
     parts = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": QUESTION}]
     text = f"<user>{LONG.strip()}<image>{QUESTION}</s>"
     assert dropped(text, [user(parts)]) == [LONG.strip()]
-    # A long last part has a question of its own, and the parts before it are material.
+    # A long last part holds its own question, so the parts before it are material.
     parts[2]["text"] = f"{LONG}\n{QUESTION}"
     assert dropped(f"<user>Title. {parts[2]['text']}</s>", [user(["Title.", parts[2]])]) == ["Title.", f"{LONG}\n"]
 
@@ -114,7 +114,7 @@ def test_no_tokens():
     assert droppable_tokens("", [], []).tolist() == []
 
 
-# Few letters, so that contents repeat each other, the roles and the tools.
+# Only few letters, so that contents repeat each other, the roles and the tools.
 CONTENTS = st.text("use r\n", max_size=6) | st.just("user") | st.just(LONG)
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": CONTENTS}),
@@ -125,7 +125,7 @@ MESSAGES = st.lists(
 
 @given(MESSAGES, st.text("use r", max_size=8))
 def test_nothing_outside_contents_is_ever_dropped(messages, tools):
-    """Tokens of one character each, the finest there are."""
+    """Each token is one character."""
     text, allowed = tools, []
     for i, message in enumerate(messages):
         text += f"<{message['role']}>"
@@ -150,6 +150,6 @@ def test_on_the_demo_template(document):
     pieces = [text[start:end] for start, end in encoded.offset_mapping]
     shown = "".join(piece if drop else "|" * (len(piece) > 0) for piece, drop in zip(pieces, mask, strict=True))
     stretches = [stretch.strip() for stretch in shown.split("|") if stretch.strip()]
-    # The first word of a content shares its token with the space before it, which is the template's.
+    # The first word of a content shares its token with the space before it, and the space belongs to the template.
     assert stretches == [".", ".", document.document.removeprefix("The ")]
     assert 0.9 < mask.mean() < 1

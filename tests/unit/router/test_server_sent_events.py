@@ -1,4 +1,4 @@
-"""Lines of a stream as a client reads them, the router's own error among them."""
+"""Lines of a stream as a client reads them, with the router's error event."""
 
 import pytest
 

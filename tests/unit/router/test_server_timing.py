@@ -1,4 +1,4 @@
-"""What the router writes into `Server-Timing` is what a client reads."""
+"""A client reads from `Server-Timing` what the router has written."""
 
 from router.server_timing import read_server_timing, write_server_timing
 

@@ -1,4 +1,4 @@
-"""Spans of one request through the router and two actors that are processes of their own but for the process."""
+"""Spans of one request through the router and two actors. All run in this process, but each has its own tracer."""
 
 import asyncio
 from contextlib import aclosing
@@ -30,7 +30,7 @@ KEEP = {"speculative_prefill": {"keep_rate": 0.25}}
 
 
 class ActorPools:
-    """Pools over the actors themselves: all that crosses is bytes."""
+    """Pools that call the actors directly, with messages as bytes."""
 
     def __init__(self, speculator, target):
         self._speculator, self._target = speculator, target
@@ -58,7 +58,7 @@ class ActorPools:
 
 
 class Processes:
-    """router, speculator, target: what each recorded."""
+    """The spans that router, speculator and target recorded."""
 
     def __init__(self, sample_ratio=1.0):
         self.router = SpanRecorder(sample_ratio)
@@ -75,7 +75,7 @@ class Processes:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def traced(served, monkeypatch):
-    """`await traced(speculator={...}, target={...})`: traces are on, over these mocks; gives the processes."""
+    """`await traced(speculator={...}, target={...})`: traces requests to these mocks; gives the Processes."""
     before = served.dispatcher.pools
 
     async def use(speculator=None, target=None, sample_ratio=1.0):
@@ -186,7 +186,7 @@ async def test_several_prompts_of_one_request(served, traced, document):
 
 
 async def test_no_text_is_in_a_span(served, traced, document):
-    """Of good requests, refused ones and failing engines; the control is that counts and names are there."""
+    """Covers good requests, refused requests and failing engines. The control: counts and names are found."""
     processes = await traced(speculator={"fail_every": 2}, target={"fail_before_first": 1})
     for path in ENDPOINTS:
         body = request_body(path, document)
@@ -236,7 +236,7 @@ async def test_a_refused_request_is_no_error_of_the_server(served, traced, docum
     body = request_body("/v1/chat/completions", document, speculative_prefill={"keep_rate": 7})
     await served.client.post("/v1/chat/completions", json=body)
     [span] = processes.all
-    assert span.name == "POST", "it was refused before it had a route"
+    assert span.name == "POST", "the request was refused before it had a route"
     assert span.attributes["http.response.status_code"] == 400
     assert span.status.is_unset
 
@@ -270,7 +270,7 @@ async def test_a_client_that_hangs_up_ends_its_spans(served, traced, document, s
 
 
 async def test_a_request_that_serve_cancels_ends_its_spans(document):
-    """Serve cancels the task that the app runs in."""
+    """Serve cancels the task in which the app runs."""
 
     async def app(scope, receive, send):
         with CURRENT.get().span.child("below"):
@@ -293,7 +293,7 @@ async def test_the_clients_choice_of_sampling_holds_everywhere(served, traced, d
     assert processes.all == []
     processes = await traced(sample_ratio=0.0)
     await served.client.post("/v1/chat/completions", json=body)
-    assert processes.all == [], "the pools follow the router"
+    assert processes.all == [], "the pools sample what the router samples"
     await served.client.post("/v1/chat/completions", json=body, headers={"traceparent": SAMPLED})
     assert len(processes.all) == 12
 

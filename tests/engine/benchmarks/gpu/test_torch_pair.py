@@ -1,4 +1,4 @@
-"""The plain torch pair computes what transformers does, and the measurements come out whole at toy size."""
+"""The torch pair computes the same as transformers, and all measurements run at toy size."""
 
 import json
 
@@ -17,7 +17,7 @@ from speculator_service.scoring.importance import Aggregate, layer_scores
 
 SMALL = Preset("toy-small", "toy-small", (64,))
 CONFIG = MODELS["toy-small"]
-# Where attention is peaked and embeddings are not read back, the likeliest token depends on every position.
+# With peaked attention and untied embeddings, the most likely token depends on every position.
 PEAKED = {**CONFIG, "initializer_range": (2 / CONFIG["hidden_size"]) ** 0.5, "tie_word_embeddings": False}
 
 
@@ -49,10 +49,10 @@ def test_chunks_and_restored_positions_are_transformers(monkeypatch, ids):
     model, stock = TorchModel(PEAKED, "cpu", 200, seed=3), _stock(3)
     positions = np.sort(np.random.default_rng(0).choice(500, ids.size, replace=False)).astype(np.int64)
     tokens = torch.from_numpy(ids.astype(np.int64))
-    # The last chunk is 16 tokens long; all of its predictions count.
+    # The last chunk has 16 tokens; all of its predictions are compared.
     found = model.read(tokens, torch.from_numpy(positions), last=16)
     assert found.tolist() == _likeliest(stock, ids.tolist(), positions.tolist())[-16:].tolist()
-    # Wrong positions would be seen.
+    # The control: wrong positions change the predictions.
     assert found.tolist() != _likeliest(stock, ids.tolist(), list(range(ids.size)))[-16:].tolist()
 
 
@@ -94,7 +94,7 @@ async def test_acceptance_is_forced(pair, ids, acceptance, per_verify):
     assert 1 + decoded.accepted / decoded.verifications == per_verify
     assert decoded.tokens == len(decoded.ids) - 1 >= 20
     if not acceptance:
-        # Nothing held, so the target's own answer came out: rejected drafts left no trace.
+        # No draft was accepted, so the answer is the target's own: rejected drafts leave no trace.
         assert decoded.ids == plain.ids
 
 
@@ -144,7 +144,7 @@ def test_a_tiling_is_read():
 
 
 def _shown(module, result, folder):
-    """It can be written, put into words and a table, and drawn."""
+    """The result can be written as JSON, described, shown as a table and drawn."""
     json.dumps(result)
     columns, rows = module.table(result)
     assert rows

@@ -1,4 +1,4 @@
-"""`skim bench`: what it offers, and what a user's mistakes look like."""
+"""`skim bench`: its help, and its errors for a user's mistakes."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
 
 @pytest.mark.parametrize(("said", "before"), [("0", f"{ENABLE}=0 "), (None, "")])
 def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, said, before):
-    """The results page shows it under the figures: whoever repeats it must get the same proxy."""
+    """The results page shows the command below the figures. Repeating it must use the same proxy."""
     monkeypatch.delenv(ENABLE, raising=False)
     if said:
         monkeypatch.setenv(ENABLE, said)

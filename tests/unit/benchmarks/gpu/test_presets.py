@@ -1,4 +1,4 @@
-"""The sizes are those of the models that lend their shape, and what they need of a device is counted right."""
+"""The presets have the sizes of the named models, and the memory that they need is computed correctly."""
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -43,7 +43,7 @@ def test_a_pair_that_fits_shares_the_device():
     parts = shares(needs, 80 * GIB, 78 * GIB)
     assert sum(parts) == pytest.approx(0.94)
     assert all(80 * GIB * part >= need.total for part, need in zip(parts, needs, strict=True))
-    # Something else holds half of the device.
+    # Another process holds half of the device.
     assert sum(shares(needs, 80 * GIB, 43 * GIB)) == pytest.approx(43 / 80)
 
 

@@ -1,4 +1,4 @@
-"""What the vLLM pair forces, plans and refuses, without an engine."""
+"""The vLLM pair without an engine: forced drafts, memory plans and refusals."""
 
 import numpy as np
 import pytest
