@@ -18,7 +18,7 @@ from cluster.batch.rows import BatchRequest, Response, RowFault
 from kv_transfer.errors import EngineUnavailableError, SkimError
 
 CONNECT_TIMEOUT_S = 10.0
-GONE = frozenset({429, 502, 503, 504})
+UNAVAILABLE = frozenset({429, 502, 503, 504})
 """Status codes of an endpoint, or of a gateway before it, that may be temporary."""
 
 
@@ -60,7 +60,7 @@ class BatchClient:
             response = await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
         except APIStatusError as error:
             response = error.response
-            if response.status_code in GONE:
+            if response.status_code in UNAVAILABLE:
                 await self._check_alive()
         body = _body(response.content)
         request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
@@ -70,7 +70,7 @@ class BatchClient:
         try:
             await self._http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 1, "timeout": 60.0})
         except APIStatusError as error:
-            if error.response.status_code not in GONE:
+            if error.response.status_code not in UNAVAILABLE:
                 return
         except APIConnectionError:
             pass

@@ -74,10 +74,10 @@ class PartWorker:
         except UnusableRowError as row:
             fault = msgspec.structs.replace(row.fault, message=f"line {number}: {row.fault.message}")
             return BatchAnswer(name, row.custom_id, None, fault)
-        said = await self._client.ask(request)
-        if isinstance(said, RowFault):
-            return BatchAnswer(name, request.custom_id, None, said)
-        return BatchAnswer(name, request.custom_id, said, None)
+        outcome = await self._client.ask(request)
+        if isinstance(outcome, RowFault):
+            return BatchAnswer(name, request.custom_id, None, outcome)
+        return BatchAnswer(name, request.custom_id, outcome, None)
 
 
 def answer_parts(work: Work, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:

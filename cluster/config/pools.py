@@ -124,7 +124,7 @@ class PoolConfig(BaseModel):
     def _starts_in_range(self) -> Self:
         scaling = self.autoscaling
         if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
-            raise ValueError("replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas")
+            raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
         return self
 
     @property

@@ -112,8 +112,8 @@ def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Applicatio
     For an application that is run from Python, Serve's own version is random (ray.serve._private.client): any change
     would restart every engine.
     """
-    told = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
-    deployment._version = hashlib.sha256(told.encode()).hexdigest()
+    arguments = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
+    deployment._version = hashlib.sha256(arguments.encode()).hexdigest()
     return deployment.bind(*args, **kwargs)
 
 

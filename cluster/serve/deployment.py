@@ -59,7 +59,7 @@ def deployed(
             _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches(progress))})
         else:
             join_ray(address)
-            _make_way(config, name)
+            _prepare_cluster(config, name)
         stack.callback(_stop, name)
         yield apply(config, name, progress=progress)
 
@@ -126,7 +126,7 @@ def _init_ray(what: str, **options: Any) -> None:
         raise SkimError(f"cannot {what}: {first_line}") from error
 
 
-def _make_way(config: DeploymentConfig, name: str) -> None:
+def _prepare_cluster(config: DeploymentConfig, name: str) -> None:
     """Delete the application that a killed run of `name` left. Raises SkimError if the cluster serves another one."""
     try:
         running = set(serve.status().applications)
@@ -169,12 +169,12 @@ def _check_resources(config: DeploymentConfig) -> None:
 
 
 def _await_running(name: str, progress: Progress) -> None:
-    told: set[str] = set()
+    ready: set[str] = set()
     while True:
         application = serve.status().applications[name]
         for part, deployment in application.deployments.items():
-            if deployment.status == "HEALTHY" and part not in told:
-                told.add(part)
+            if deployment.status == "HEALTHY" and part not in ready:
+                ready.add(part)
                 progress(f"{part} is ready")
         if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
             return

@@ -174,7 +174,7 @@ def test_numbers_are_fine_as_environment_variables(write):
         ),
         (
             "target: {model: big, replicas: 9, autoscaling: {max_replicas: 3}}\nspeculator: {model: s}",
-            "target: replicas must lie between autoscaling.min_replicas and autoscaling.max_replicas",
+            "target: replicas must be between autoscaling.min_replicas and autoscaling.max_replicas",
         ),
         (
             "target: {model: big, tensor_parallel: 8, gpus_per_replica: 4}\nspeculator: {model: s}",

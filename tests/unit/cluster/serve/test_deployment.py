@@ -32,13 +32,13 @@ def cluster(monkeypatch):
 
 
 def test_an_empty_cluster_needs_the_port(cluster):
-    deployment._make_way(CONFIG, APP_NAME)
+    deployment._prepare_cluster(CONFIG, APP_NAME)
     assert cluster.calls == ["check 8000"]
 
 
 def test_an_idle_serve_holds_the_port_itself(cluster):
     cluster.serve_up = True
-    deployment._make_way(CONFIG, APP_NAME)
+    deployment._prepare_cluster(CONFIG, APP_NAME)
     assert cluster.calls == []
 
 
@@ -74,7 +74,7 @@ def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
 
 def test_what_a_killed_run_left_is_replaced(cluster):
     cluster.serve_up, cluster.applications = True, {"skim-batch-1": None}
-    deployment._make_way(CONFIG, "skim-batch-1")
+    deployment._prepare_cluster(CONFIG, "skim-batch-1")
     assert cluster.calls == ["delete skim-batch-1"]
 
 
@@ -184,7 +184,7 @@ def test_what_others_serve_is_let_be(cluster, name):
     """Also an application with the name that every `skim serve` uses."""
     cluster.serve_up, cluster.applications = True, {APP_NAME: None}
     with pytest.raises(SkimError, match="this Ray cluster already serves skim: use its endpoint, or stop it"):
-        deployment._make_way(CONFIG, name)
+        deployment._prepare_cluster(CONFIG, name)
     assert cluster.calls == ["leave"]
 
 
