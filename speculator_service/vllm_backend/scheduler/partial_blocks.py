@@ -82,7 +82,7 @@ class PartialBlockScheduler(Scheduler):
             return
         hash = make_block_hash_with_group_id(BlockHash(sha256(("partial", before, tokens, block.block_id))), 0)
         self.kv_cache_manager.block_pool._insert_block_hash(hash, block, num_tokens=computed)
-        for old in partial_blocks[: len(partial_blocks) + 1 - MAX_PER_PREFIX]:
+        for old in partial_blocks[: -MAX_PER_PREFIX + 1]:
             self._forget(old)
         self._partial_blocks.pop(before, None)
         self._partial_blocks[before] = [*partial_blocks[-MAX_PER_PREFIX + 1 :], PartialBlock(block, hash, tokens)]

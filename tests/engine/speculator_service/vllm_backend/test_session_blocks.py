@@ -184,6 +184,23 @@ async def test_a_prompt_that_takes_the_whole_cache_is_read_again(start):
     engine.close()
 
 
+async def test_as_many_partial_blocks_of_a_prefix_are_found_as_are_remembered(start):
+    """The oldest is forgotten only for one more than MAX_PER_PREFIX."""
+    engine, prompts = start(), [np.arange(16, 36, dtype=np.int32) + 100 * i for i in range(5)]
+
+    async def read(prompt):
+        before = engine._engine.tokens_read
+        await engine.open_session("s", KeptPrompt.dense(prompt))
+        return engine._engine.tokens_read - before
+
+    for prompt in prompts[:4]:
+        assert await read(prompt) == 20
+    for prompt in prompts[:4]:
+        assert await read(prompt) == 1
+    assert [await read(prompts[4]), await read(prompts[0])] == [20, 20]
+    engine.close()
+
+
 async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
     """Idle sessions hold no block and no slot; a prompt takes their place, the longest unused first."""
     engine = start()
@@ -206,7 +223,7 @@ async def rounds_beside_a_prompt(engine, turns):
     """
     await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(), keep_session=True)
     simulated = engine._engine
-    simulated.scheduler.turns = turns(lambda: simulated.tokens_read)
+    simulated.scheduler.time_slices = turns(lambda: simulated.tokens_read)
     began = simulated.tokens_read
     prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
     reading = asyncio.create_task(engine.score("p", prompt, SelectionOptions(look_ahead=1)))
