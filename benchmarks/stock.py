@@ -21,7 +21,6 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
-from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import SkimError
@@ -48,7 +47,7 @@ class StockEngine:
         with patch.dict(os.environ, {**environment, "VLLM_PLUGINS": ""}):
             args = AsyncEngineArgs(model=str(model), use_tqdm_on_load=False, **options)
             config = args.create_engine_config()
-            with cpu_processes(config, OMPProcessManager):
+            with cpu_processes(config):
                 engine = AsyncLLM.from_vllm_config(config)
         try:
             yield cls(engine)

@@ -1,26 +1,33 @@
 """Prefix-cache keys that include positions: KV computed at other positions is never shared.
 
-vLLM hashes the token ids of a block, the hash of the block before it, and extra keys. We append the block's offsets to
-the extra keys; blocks without offsets keep their plain key, so a lead-in that was kept whole is shared with everybody.
+vLLM hashes the token ids of a block, the hash of the block before it, and extra keys. The block's position offsets are
+appended to the extra keys. A block whose offsets are all zero keeps its plain key, so that kept prompts share an
+unbroken beginning with plain ones.
 """
 
 from typing import Any
 
-from kv_transfer.position_map import position_map
-from vllm_hooks.symbols import vllm_symbol
+import numpy as np
 
-PARAMETERS = ["request", "start_token_idx", "end_token_idx", "start_mm_idx"]
+from kv_transfer.position_map import PositionMap, position_map
+
+HOOKED = tuple(
+    (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
+    for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool")
+)
+"""For `symbols.check_symbols`."""
 
 
-def check() -> None:
-    """Raise SkimError unless this vLLM has the function that `hash_positions` replaces."""
-    for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool"):
-        vllm_symbol(module, "generate_block_hash_extra_keys", PARAMETERS)
+class PositionHashing:
+    """Scheduler mixin: its engine core hashes positions. vLLM makes the scheduler before the first block hash."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        hash_positions()
+        super().__init__(*args, **kwargs)
 
 
 def hash_positions() -> None:
     """Replace `generate_block_hash_extra_keys` in this process, an engine core that Skim started; idempotent."""
-    check()
     from vllm.v1.core import block_pool, kv_cache_utils
 
     plain_keys = kv_cache_utils.generate_block_hash_extra_keys
@@ -31,10 +38,22 @@ def hash_positions() -> None:
         request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
     ) -> tuple[tuple[Any, ...] | None, int]:
         keys, mm_idx = plain_keys(request, start_token_idx, end_token_idx, start_mm_idx)
-        restored = position_map(request.sampling_params.extra_args) if request.sampling_params else None
+        restored = _map_of(request)
         offsets = restored.block_key(start_token_idx, end_token_idx) if restored else None
         return (keys, mm_idx) if offsets is None else ((*(keys or ()), offsets), mm_idx)
 
     extra_keys.hashes_positions = True  # type: ignore[attr-defined]
     kv_cache_utils.generate_block_hash_extra_keys = extra_keys
     block_pool.generate_block_hash_extra_keys = extra_keys
+
+
+def position_offsets(request: Any, start: int, end: int) -> list[int]:
+    """Original position minus slot, for each of the slots [start, end); zeros for a plain request."""
+    offsets = np.zeros(end - start, np.int64)
+    if restored := _map_of(request):
+        restored.fill(offsets, start)
+    return offsets.tolist()
+
+
+def _map_of(request: Any) -> PositionMap | None:
+    return position_map(request.sampling_params.extra_args) if request.sampling_params else None

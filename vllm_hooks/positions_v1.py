@@ -6,12 +6,9 @@ import numpy as np
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.position_map import Int64Array, position_map
-from vllm_hooks.symbols import vllm_symbol
 
-
-def check() -> None:
-    """Raise SkimError unless this vLLM has the method that `restore_positions` wraps."""
-    vllm_symbol("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", ["self", "input_ids", "positions"])
+HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),)
+"""For `symbols.check_symbols`."""
 
 
 def restore_positions(runner: Any) -> None:
@@ -21,14 +18,14 @@ def restore_positions(runner: Any) -> None:
     because CUDA graphs replay reads of that buffer, and taken back after it, because drafters compute slots from it.
     A step without restored positions runs as it would without the hook.
     """
-    check()
     forward = runner._model_forward
 
     def model_forward(*args: Any, **kwargs: Any) -> Any:
         offsets = _batch_offsets(runner)
         if offsets is None:
             return forward(*args, **kwargs)
-        positions = runner.positions[: offsets.size]
+        buffer = runner.mrope_positions.gpu if runner.uses_mrope else runner.positions
+        positions = buffer[..., : offsets.size]
         shift = async_tensor_h2d(offsets, runner.device)
         positions += shift
         try:

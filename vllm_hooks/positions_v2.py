@@ -14,25 +14,21 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.position_map import PositionMap, position_map
-from vllm_hooks.symbols import vllm_symbol
 
-MODEL_STATES = "vllm.v1.worker.gpu.model_states"
-
-
-def check() -> None:
-    """Raise SkimError unless this vLLM has what `restored_model_state` replaces and overrides."""
-    vllm_symbol(MODEL_STATES, "resolve_model_state_cls", ["vllm_config", "model"])
-    state = f"{MODEL_STATES}.interface"
-    vllm_symbol(state, "ModelState.add_request", ["self", "req_index", "new_req_data"])
-    vllm_symbol(state, "ModelState.remove_request", ["self", "req_id"])
-    vllm_symbol(state, "ModelState.prepare_inputs", ["self", "input_batch", "req_states"])
-    vllm_symbol(state, "ModelState.prepare_dummy_inputs", ["self", "num_reqs", "num_tokens"])
+_STATES = "vllm.v1.worker.gpu.model_states"
+HOOKED = (
+    (_STATES, "resolve_model_state_cls", "vllm_config model"),
+    (f"{_STATES}.interface", "ModelState.add_request", "self req_index new_req_data"),
+    (f"{_STATES}.interface", "ModelState.remove_request", "self req_id"),
+    (f"{_STATES}.interface", "ModelState.prepare_inputs", "self input_batch req_states"),
+    (f"{_STATES}.interface", "ModelState.prepare_dummy_inputs", "self num_reqs num_tokens"),
+)
+"""For `symbols.check_symbols`."""
 
 
 @contextmanager
 def restored_model_state() -> Iterator[None]:
     """While a model loads in this context, its runner gets a ModelState that restores positions."""
-    check()
     import vllm.v1.worker.gpu.model_states as model_states
 
     resolve = model_states.resolve_model_state_cls

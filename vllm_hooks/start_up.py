@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
 
 
 @contextmanager
-def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[None]:
+def cpu_processes(config: Any) -> Iterator[None]:
     """How the processes of an engine start on CPU, while it starts in this context; nothing changes elsewhere.
 
     With enforce_eager nothing at all is compiled. vLLM's small helpers otherwise are (`torch.compile` in
@@ -51,8 +51,7 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
 
     They keep the memory that they free (KEPT_HEAP), unless the environment has said otherwise.
 
-    config: vllm.config.VllmConfig, whose executor is set. omp_manager: vllm.utils.ompmultiprocessing.OMPProcessManager,
-    since nothing here imports vLLM.
+    config: vllm.config.VllmConfig, whose executor is set.
     """
     if config.device_config.device_type != "cpu":
         yield
@@ -62,8 +61,10 @@ def cpu_processes(config: Any, omp_manager: Callable[[Any], Any]) -> Iterator[No
         if config.model_config.enforce_eager:
             stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
         if config.parallel_config.world_size == 1:
+            from vllm.utils.ompmultiprocessing import OMPProcessManager
+
             config.parallel_config.distributed_executor_backend = "uni"
-            stack.enter_context(omp_manager(config).configure_omp_envs(rank=0, local_rank=0))
+            stack.enter_context(OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0))
         yield
 
 

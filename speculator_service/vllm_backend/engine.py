@@ -28,7 +28,6 @@ from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
-from speculator_service.vllm_backend.session_positions import kept_session
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import start_engine
 
@@ -89,7 +88,7 @@ class VllmSpeculator(BranchingEngine):
         """See `SpeculatorEngine.open_session`."""
         check_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
-        opened = kept_session(prompt)
+        opened = EngineSession.over(prompt)
         read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)

@@ -21,6 +21,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from kv_transfer.errors import ModelError
+from vllm_hooks.symbols import check_symbols
 
 
 def scorable_layers(config: VllmConfig) -> list[Attention]:
@@ -94,6 +95,8 @@ class QueryCapture:
         return taken
 
     def _wrap(self, index: int, layer: Attention) -> None:
+        implementation = type(layer.impl)
+        check_symbols([(implementation.__module__, f"{implementation.__qualname__}.forward", "self layer query")])
         forward = layer.impl.forward
 
         def capture(attention: Attention, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -18,7 +18,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from kv_transfer.errors import SessionLostError
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.positions import encode_positions
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
 
@@ -44,6 +46,14 @@ class EngineSession:
 
     def __post_init__(self) -> None:
         self.read = self.prompt
+
+    @classmethod
+    def over(cls, prompt: KeptPrompt) -> "EngineSession":
+        """A session over the kept tokens, which the engine reads at their original positions (`vllm_hooks`)."""
+        extra_args = None
+        if not prompt.is_dense:
+            extra_args = {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
+        return cls(prompt.token_ids, prompt.context_length, extra_args=extra_args)
 
 
 @dataclass(slots=True)

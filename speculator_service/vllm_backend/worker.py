@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from vllm.distributed import get_tp_group
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -31,15 +30,10 @@ from speculator_service.vllm_backend.query_capture import QueryCapture, scorable
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SCORES
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest, Wanted
-from speculator_service.vllm_backend.session_positions import RestoredPositions
-
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+from vllm_hooks.worker import RestoringWorker
 
 
-class SpeculatorWorker(PlatformWorker):
+class SpeculatorWorker(RestoringWorker):
     """vLLM's worker of this platform, which also scores the requests that carry `SCORE_ARG`."""
 
     def load_model(self, **kwargs: Any) -> None:
@@ -64,13 +58,6 @@ class SpeculatorWorker(PlatformWorker):
         block_size = groups[0].kv_cache_spec.block_size
         self._ledger = RequestLedger(block_size)
         self._keys = KeyReader(self._layers[0], block_size)
-        self._positions = RestoredPositions(
-            self.model_runner.get_model(),
-            kv_cache_config.num_blocks * block_size,
-            block_size,
-            self._layers[0].layer_name,
-            self.device,
-        )
         self._scoring = PagedScoring(kernels_for(self.device))
         if self._scoring.kernels:
             self._compile_kernels()
@@ -103,7 +90,6 @@ class SpeculatorWorker(PlatformWorker):
         """Run the model, and take the queries that are wanted of this step."""
         self._wanted = self._ledger.update(step)
         self._capture.expect([wanted.slot for wanted in self._wanted])
-        self._positions.expect(step)
         output = super().execute_model(step)
         if self._wanted:
             queries = self._capture.collect()

@@ -12,13 +12,10 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from target_service.drafting.target_session import Proposal
-from vllm_hooks.symbols import vllm_symbol
 
-
-def check() -> None:
-    """Raise SkimError unless this vLLM has the method that `DraftDistributions` replaces."""
-    name = "GPUModelRunner._get_spec_decode_draft_probs"
-    vllm_symbol("vllm.v1.worker.gpu_model_runner", name, ["self", "spec_decode_metadata"])
+_REPLACED = "GPUModelRunner._get_spec_decode_draft_probs"
+HOOKED = (("vllm.v1.worker.gpu_model_runner", _REPLACED, "self spec_decode_metadata"),)
+"""For `symbols.check_symbols`."""
 
 
 class DraftDistributions:
@@ -29,7 +26,6 @@ class DraftDistributions:
     """
 
     def __init__(self, runner: Any) -> None:
-        check()
         self._runner = runner
         self.proposals: Mapping[str, Proposal] = {}
         self.scheduled: Mapping[str, list[int]] = {}

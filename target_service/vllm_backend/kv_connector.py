@@ -20,7 +20,7 @@ from kv_transfer.environment import with_environment
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateRequest
 from target_service.limits import KvRole, check_leg
-from vllm_hooks.symbols import vllm_symbol
+from vllm_hooks.symbols import check_symbols
 
 _CONNECTOR = "NixlConnector"
 _NIXL_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
@@ -58,7 +58,7 @@ def read_from_one_thread(transfer: Any) -> None:
         return
     if "num_threads" in transfer.kv_connector_extra_config:
         return
-    vllm_symbol(_NIXL_WORKER, "nixl_agent_config", ["enable_prog_thread"])
+    check_symbols([(_NIXL_WORKER, "nixl_agent_config", "enable_prog_thread")])
     worker: Any = importlib.import_module(_NIXL_WORKER)
     worker.nixl_agent_config = one_thread_agent_config
 

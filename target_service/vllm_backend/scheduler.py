@@ -9,27 +9,19 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from target_service.drafting.settings import max_drafts
-from vllm_hooks.block_hash import hash_positions
+from vllm_hooks.block_hash import PositionHashing
 
 
-class TargetScheduler(Scheduler):
-    """vLLM's scheduler; the engine core makes it before it makes the first block hash."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        hash_positions()
-        super().__init__(*args, **kwargs)
+class TargetScheduler(PositionHashing, Scheduler):
+    """vLLM's scheduler."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
         _limit_drafts(self.requests, draft_token_ids.req_ids)
 
 
-class AsyncTargetScheduler(AsyncScheduler):
+class AsyncTargetScheduler(PositionHashing, AsyncScheduler):
     """The same for async scheduling, which is a class of its own in vLLM."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        hash_positions()
-        super().__init__(*args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)

@@ -20,16 +20,22 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from vllm_hooks.block_hash import position_offsets
+
 MAX_PER_PREFIX = 4
 """Tails remembered after the same whole blocks: the latest, as branches leave many."""
 
 
+Slot = tuple[int, int]
+"""Token id and position offset: the KV of two slots is the same only if both are."""
+
+
 class PartialBlock(NamedTuple):
-    """A block whose first tokens are these, as long as it carries this hash."""
+    """A block whose first slots hold these, as long as it carries this hash."""
 
     block: KVCacheBlock
     hash: BlockHashWithGroupId
-    tokens: tuple[int, ...]
+    slots: tuple[Slot, ...]
 
     @property
     def is_there(self) -> bool:
@@ -55,9 +61,9 @@ class PartialBlockScheduler(Scheduler):
         blocks, count, boundary, diverged = super()._get_local_prefix_cache_hit(request)
         if self.kv_cache_manager.prefix_cache_lookup_enabled(request) and self._has_room(request):
             # The last token is always read: its logits are wanted.
-            wanted = request.all_token_ids[count : min(count + self.block_size, request.num_tokens - 1)]
+            wanted = _slots(request, count, min(count + self.block_size, request.num_tokens - 1))
             partial_blocks = self._there(self._before(request, count // self.block_size))
-            found = ((_common(block.tokens, wanted), block) for block in partial_blocks)
+            found = ((_common(block.slots, wanted), block) for block in partial_blocks)
             common, partial = max(found, key=lambda c: c[0], default=(0, None))
             if partial and common:
                 return KVCacheBlocks(([*blocks.blocks[0], partial.block],)), count + common, boundary, diverged
@@ -72,20 +78,20 @@ class PartialBlockScheduler(Scheduler):
     def _remember(self, request: Request) -> None:
         computed = min(request.num_computed_tokens, request.num_tokens)
         full = computed // self.block_size
-        tokens = tuple(request.all_token_ids[full * self.block_size : computed])
-        if not tokens:
+        slots = _slots(request, full * self.block_size, computed)
+        if not slots:
             return
         block = self.kv_cache_manager.get_blocks(request.request_id).blocks[0][full]
         before = self._before(request, full)
         partial_blocks = self._there(before)
-        if block.block_hash is not None or any(partial.tokens == tokens for partial in partial_blocks):
+        if block.block_hash is not None or any(partial.slots == slots for partial in partial_blocks):
             return
-        hash = make_block_hash_with_group_id(BlockHash(sha256(("partial", before, tokens, block.block_id))), 0)
+        hash = make_block_hash_with_group_id(BlockHash(sha256(("partial", before, slots, block.block_id))), 0)
         self.kv_cache_manager.block_pool._insert_block_hash(hash, block, num_tokens=computed)
         for old in partial_blocks[: -MAX_PER_PREFIX + 1]:
             self._forget(old)
         self._partial_blocks.pop(before, None)
-        self._partial_blocks[before] = [*partial_blocks[-MAX_PER_PREFIX + 1 :], PartialBlock(block, hash, tokens)]
+        self._partial_blocks[before] = [*partial_blocks[-MAX_PER_PREFIX + 1 :], PartialBlock(block, hash, slots)]
         if len(self._partial_blocks) > self.kv_cache_manager.block_pool.num_gpu_blocks:
             del self._partial_blocks[next(iter(self._partial_blocks))]
 
@@ -105,6 +111,11 @@ class PartialBlockScheduler(Scheduler):
         return bytes(request.block_hashes[full - 1]) if full else (request.cache_salt or "").encode()
 
 
-def _common(a: tuple[int, ...], b: list[int]) -> int:
+def _slots(request: Request, start: int, end: int) -> tuple[Slot, ...]:
+    """What the slots [start, end) hold; a block's hash knows only the positions before it."""
+    return tuple(zip(request.all_token_ids[start:end], position_offsets(request, start, end), strict=True))
+
+
+def _common(a: tuple[Slot, ...], b: tuple[Slot, ...]) -> int:
     """Length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -13,11 +13,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from speculator_service.vllm_backend.scheduler.multi_step import MultiStepScheduler
 from speculator_service.vllm_backend.scheduler.partial_blocks import PartialBlockScheduler
+from vllm_hooks.block_hash import PositionHashing
 
 SCORES = "skim_scores"
 
 
-class SpeculatorScheduler(MultiStepScheduler, PartialBlockScheduler):
+class SpeculatorScheduler(PositionHashing, MultiStepScheduler, PartialBlockScheduler):
     """Schedules a step after the last one's tokens are known: with several tokens a step, ahead would gain little."""
 
     def update_from_output(

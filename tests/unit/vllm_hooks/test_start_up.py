@@ -20,13 +20,11 @@ def chosen_core(monkeypatch):
 
 
 @pytest.fixture
-def manager():
+def cpu_build():
     from vllm.platforms import current_platform
-    from vllm.utils.ompmultiprocessing import OMPProcessManager
 
     if not current_platform.is_cpu():
         pytest.skip("vLLM's CPU build alone binds threads")
-    return OMPProcessManager
 
 
 def config(ranks, device="cpu", *, eager=False):
@@ -46,28 +44,30 @@ def config(ranks, device="cpu", *, eager=False):
     )
 
 
-def test_a_single_rank_runs_in_the_engine_core_on_the_cores_that_were_given(manager):
+@pytest.mark.usefixtures("cpu_build")
+def test_a_single_rank_runs_in_the_engine_core_on_the_cores_that_were_given():
     one = config(1)
-    with cpu_processes(one, manager):
+    with cpu_processes(one):
         assert (os.environ["OMP_PLACES"], os.environ["OMP_NUM_THREADS"]) == ("{0}", "1")
     assert one.parallel_config.distributed_executor_backend == "uni"
     assert "OMP_PLACES" not in os.environ
 
 
 @pytest.mark.parametrize("other", [config(2), config(1, "cuda")])
-def test_other_engines_are_left_as_they_are(manager, other):
-    with cpu_processes(other, manager):
+def test_other_engines_are_left_as_they_are(other):
+    with cpu_processes(other):
         assert "OMP_PLACES" not in os.environ
     assert other.parallel_config.distributed_executor_backend == "mp"
 
 
+@pytest.mark.usefixtures("cpu_build")
 @pytest.mark.parametrize(
     ("ranks", "device", "eager", "compiles"),
     [(1, "cpu", True, False), (2, "cpu", True, False), (2, "cpu", False, True), (1, "cuda", True, True)],
 )
-def test_eager_engines_on_cpu_compile_nothing(manager, monkeypatch, ranks, device, eager, compiles):
+def test_eager_engines_on_cpu_compile_nothing(monkeypatch, ranks, device, eager, compiles):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
-    with cpu_processes(config(ranks, device, eager=eager), manager):
+    with cpu_processes(config(ranks, device, eager=eager)):
         assert os.environ["TORCH_COMPILE_DISABLE"] == ("0" if compiles else "1")
     assert os.environ["TORCH_COMPILE_DISABLE"] == "0"
 
@@ -96,13 +96,21 @@ print(faults() - before)
     [({}, "cpu", True), ({}, "cuda", False), ({"MALLOC_MMAP_MAX_": "65536"}, "cpu", False)],
     ids=["an engine on CPU", "on a GPU", "told otherwise"],
 )
-def test_memory_that_an_engine_on_cpu_frees_is_used_again_without_a_page_fault(
-    manager, monkeypatch, told, device, kept
-):
+@pytest.mark.usefixtures("cpu_build")
+def test_memory_that_an_engine_on_cpu_frees_is_used_again_without_a_page_fault(monkeypatch, told, device, kept):
     for name in KEPT_HEAP:
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with cpu_processes(config(1, device), manager):
+    with cpu_processes(config(1, device)):
         process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True)
     assert (int(process.stdout) < 1000) is kept, process.stdout
+
+
+def test_without_vllm_the_modules_that_every_process_loads_can_be_imported():
+    blocked = "import sys; sys.modules['vllm'] = None\n"
+    subprocess.run([sys.executable, "-c", blocked + "import vllm_hooks.start_up"], check=True)
+    control = subprocess.run(
+        [sys.executable, "-c", blocked + "import vllm_hooks.engine"], capture_output=True, text=True
+    )
+    assert "ModuleNotFoundError" in control.stderr

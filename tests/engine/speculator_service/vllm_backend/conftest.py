@@ -133,6 +133,17 @@ def tokens_a_step(most: int):
     return limit
 
 
+def patience(seconds: float):
+    """For `Rig.call`: how long the rounds of a gang wait for each other. Only for a single rank, as `tokens_a_step`."""
+
+    def wait(worker):
+        from speculator_service.vllm_backend.scheduler import gang
+
+        gang.PATIENCE_S = seconds
+
+    return wait
+
+
 def kept_of(token_ids, seed=0) -> KeptPrompt:
     """About a third of the tokens, in runs of 16, with the last ones."""
     ids = np.array(token_ids, np.int32)

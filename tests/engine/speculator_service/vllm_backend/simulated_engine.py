@@ -1,14 +1,15 @@
 """vLLM's scheduler and KV cache manager as they are, over a KV cache that only remembers what each slot was made for.
 
 Takes the place of AsyncLLM and of the worker, which follows what the scheduler says and nothing else. A slot holds the
-hash of all tokens up to its own, of the salt and of the positions. A request that reads a slot made for anything else
-is counted in `wrong_reads`. The next token is a function of the hash.
+hash of the salt and of all tokens up to its own with their positions. A request that reads a slot made for anything
+else is counted in `wrong_reads`. The next token is a function of the hash.
 """
 
 import asyncio
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -16,28 +17,38 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kv_transfer.position_map import position_map
 from speculator_service.vllm_backend.scheduler.multi_step import MULTI_STEP, following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 
 
-def root(cache_salt, extra_args):
-    """What the hash of a sequence starts from."""
-    return hash((cache_salt, (extra_args or {}).get("skim_kept_positions")))
+class Sequence:
+    """What the slots of a request hold after each of its tokens."""
+
+    def __init__(self, cache_salt=None, extra_args=None):
+        self.states, self._positions = [hash(cache_salt)], position_map(extra_args)
+
+    def read(self, tokens):
+        """Add the slots of these tokens; returns the sequence."""
+        offsets, start = np.zeros(len(tokens), np.int64), len(self.states) - 1
+        if self._positions:
+            self._positions.fill(offsets, start)
+        for token, offset in zip(tokens, offsets.tolist(), strict=True):
+            self.states.append(hash((self.states[-1], token, offset)))
+        return self
 
 
 def next_token(state):
     return 16 + state % 1000
 
 
-def continuation(state, tokens, count):
-    """The `count` tokens that follow `tokens`, after a root."""
-    for token in tokens:
-        state = hash((state, token))
-    found = []
+def continuation(tokens, count, cache_salt=None, extra_args=None):
+    """The `count` tokens that follow `tokens`."""
+    sequence, found = Sequence(cache_salt, extra_args).read(tokens), []
     for _ in range(count):
-        found.append(next_token(state))
-        state = hash((state, found[-1]))
+        found.append(next_token(sequence.states[-1]))
+        sequence.read(found[-1:])
     return found
 
 
@@ -83,7 +94,7 @@ class SimulatedEngine:
             cache_salt=prompt.get("cache_salt"),
             block_hasher=self._hasher,
         )
-        self._states[request_id] = [root(request.cache_salt, sampling.extra_args)]
+        self._states[request_id] = Sequence(request.cache_salt, sampling.extra_args)
         self._done[request_id] = asyncio.get_running_loop().create_future()
         self.scheduler.add_request(request)
         if self._pump is None or self._pump.done():
@@ -166,15 +177,14 @@ class SimulatedEngine:
         return [blocks[i // self._size] * self._size + i % self._size for i in range(count)]
 
     def _write(self, request_id, start, count):
-        states = self._states[request_id]
-        for token in self._tokens[request_id][len(states) - 1 :]:
-            states.append(hash((states[-1], token)))
+        states = self._states[request_id].states
+        self._states[request_id].read(self._tokens[request_id][len(states) - 1 :])
         for i, slot in enumerate(self._slots_of(request_id, start + count)[start:], start):
             self._slots[slot] = states[i + 1]
 
     def _read(self, request_id, count):
         """Check the first `count` slots, and sample if those are all tokens that there are."""
-        states, tokens = self._states[request_id], self._tokens[request_id]
+        states, tokens = self._states[request_id].states, self._tokens[request_id]
         slots = self._slots_of(request_id, count)
         self.wrong_reads += sum(self._slots.get(slot) != state for slot, state in zip(slots, states[1:], strict=False))
         if count < len(tokens):

@@ -8,9 +8,9 @@ import pytest
 from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from speculator_service.vllm_backend.scheduler import multi_step
+from speculator_service.vllm_backend.scheduler import multi_step, partial_blocks
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
-from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation, root
+from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation
 from tests.reference.models import build_model
 
 pytestmark = pytest.mark.slow
@@ -57,10 +57,10 @@ class Life:
 
     async def run(self, name, rounds):
         while self.engine.session_stats()["rounds"] < rounds:
-            state, prompt = await self.open(name)
+            keys, prompt = await self.open(name)
             answer = self.ids(0)
             for _ in range(self.rng.integers(0, 60)):
-                answer = await self.round(name, state, prompt, answer)
+                answer = await self.round(name, keys, prompt, answer)
             await self.engine.close_session(name)
 
     async def open(self, name):
@@ -73,11 +73,11 @@ class Life:
             prompt = KeptPrompt(ids[kept], kept, ids.size) if kept.size else KeptPrompt.dense(ids)
             await self.engine.open_session(name, prompt)
             session = self.engine._sessions.get(name)
-            return root(session.cache_salt, session.extra_args), prompt.token_ids
+            return (session.cache_salt, session.extra_args), prompt.token_ids
         await self.engine.score(name, ids, SelectionOptions(look_ahead=4), cache_salt=salt, keep_session=True)
-        return root(salt, None), ids
+        return (salt, None), ids
 
-    async def round(self, name, state, prompt, answer):
+    async def round(self, name, keys, prompt, answer):
         # Sometimes more than one engine step makes, over several blocks.
         count = int(self.rng.integers(1, 7) if self.rng.random() < 0.98 else 80)
         if self.rng.random() < 0.1:
@@ -88,7 +88,7 @@ class Life:
             await asyncio.wait({call})
         answers = [answer, *(np.concatenate([answer, self.ids(2)]) for _ in range(self.rng.integers(0, 3)))]
         drafts = [d.tokens.tolist() for d in await self.engine.draft_many(name, answers, count)]
-        self.wrong += drafts != [continuation(state, [*prompt.tolist(), *a.tolist()], count) for a in answers]
+        self.wrong += drafts != [continuation([*prompt.tolist(), *a.tolist()], count, *keys) for a in answers]
         taken = drafts[0][: self.rng.integers(0, count + 1)]
         back = self.rng.integers(0, answer.size + 1) if self.rng.random() < 0.05 else answer.size
         return np.concatenate([answer[:back], np.array(taken, np.int32), self.ids(1)])
@@ -136,8 +136,8 @@ async def test_a_round_is_one_step(start, monkeypatch):
         before = simulated.steps
         answers = [np.arange(16, 16 + n, dtype=np.int32) for n in range(3)]
         drafts = await engine.draft_many("s", answers, 6)
-        state, prompt = root(None, None), list(range(16, 116))
-        assert [d.tokens.tolist() for d in drafts] == [continuation(state, [*prompt, *a], 6) for a in answers]
+        prompt = list(range(16, 116))
+        assert [d.tokens.tolist() for d in drafts] == [continuation([*prompt, *a], 6) for a in answers]
         return simulated.steps - before
 
     await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
@@ -162,7 +162,7 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     async def read(answer):
         before = simulated.tokens_read
         (drafted,) = await engine.draft_many("s", [answer], 4)
-        assert drafted.tokens.tolist() == continuation(root(None, None), [*prompt, *answer], 4)
+        assert drafted.tokens.tolist() == continuation([*prompt, *answer], 4)
         return simulated.tokens_read - before, drafted.tokens
 
     nothing = np.empty(0, np.int32)
@@ -171,6 +171,50 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     assert first == second == 4  # with three drafts
     simulated.scheduler._partial_blocks.clear()
     assert (await read(nothing))[0] == 100 % BLOCK + 3
+    engine.close()
+
+
+EQUAL = np.arange(16, 66, dtype=np.int32)
+"""Tokens that several kept prompts have: a whole block and a partial one."""
+
+
+async def read_kept(engine, name, positions, context_length):
+    """Open a session over EQUAL at these positions and draft from it; returns the tokens that were read for it."""
+    simulated, prompt = engine._engine, KeptPrompt(EQUAL[: positions.size], positions.astype(np.int32), context_length)
+    before = simulated.tokens_read
+    await engine.open_session(name, prompt)
+    drafted = await engine.draft(name, np.empty(0, np.int32), 4)
+    session = engine._sessions.get(name)
+    expected = continuation(prompt.token_ids.tolist(), 4, session.cache_salt, session.extra_args)
+    return simulated.tokens_read - before, drafted.tokens.tolist() == expected
+
+
+CASES = [
+    pytest.param(np.arange(20) * 2, np.arange(20) * 3, id="no whole block"),
+    pytest.param(np.arange(50), np.arange(50) + 10 * (np.arange(50) >= 40), id="the same whole block"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), CASES)
+async def test_partial_blocks_of_other_positions_are_not_shared(start, one, other):
+    """Only what stands at the same positions is found again: slots up to the first that differs, and all by itself."""
+    engine, size = start(), one.size
+    same = int(np.argmax(one != other))
+    assert await read_kept(engine, "one", one, 200) == (size + 4, True)  # the last token is read again
+    assert await read_kept(engine, "other", other, 200) == (size - same + 4, True)
+    assert await read_kept(engine, "again", one, 200) == (1 + 4, True)
+    assert engine._engine.wrong_reads == engine._engine.referenced_blocks == 0
+    engine.close()
+
+
+@pytest.mark.parametrize(("one", "other"), CASES)
+async def test_control_partial_blocks_that_do_not_know_positions_are_seen(start, monkeypatch, one, other):
+    monkeypatch.setattr(partial_blocks, "position_offsets", lambda request, start, end: [0] * (end - start))
+    engine = start()
+    await read_kept(engine, "one", one, 200)
+    read, _ = await read_kept(engine, "other", other, 200)
+    assert read == 1 + 4
+    assert engine._engine.wrong_reads > 0
     engine.close()
 
 
@@ -211,7 +255,7 @@ async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
     # 4 x 25 blocks do not fit in 63: the last prompt read is whole, the first one lost blocks.
     for name, rebuilt in (("s3", 0), ("s2", 0), ("s0", 1)):
         drafted = await engine.draft(name, np.empty(0, np.int32), 4)
-        assert drafted.tokens.tolist() == continuation(root(None, None), prompts[name].tolist(), 4)
+        assert drafted.tokens.tolist() == continuation(prompts[name].tolist(), 4)
         assert engine.session_stats()["rebuilt"] == rebuilt
     engine.close()
 

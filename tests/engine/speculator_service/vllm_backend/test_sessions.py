@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.errors import InvalidRequestError, SessionLostError
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, tokens_a_step
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, patience, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
 
@@ -22,6 +22,16 @@ NOTHING = np.empty(0, np.int32)
 @pytest.fixture(scope="module")
 def rig(start):
     return start("llama", {"head_dim": 64}, max_num_batched_tokens=256, max_num_seqs=16, seed=1)
+
+
+@pytest.fixture
+async def patient(rig):
+    """The rounds of a gang wait for each other however busy the machine is."""
+    from speculator_service.vllm_backend.scheduler.gang import PATIENCE_S
+
+    await rig.call(patience(600.0))
+    yield
+    await rig.call(patience(PATIENCE_S))
 
 
 async def follow(rig, name, prompt, rounds, seed):
@@ -84,6 +94,7 @@ async def test_q_is_the_truncated_distribution_at_its_temperature(rig):
     await rig.engine.close_session("q")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_round_is_one_engine_step(rig):
     """Its drafts, its branches and a look-ahead too; long ones take several. Control: without running on, as many."""
     prompt = await rig.keep("one", random_prompt(100, seed=15), OPTIONS)
@@ -187,14 +198,18 @@ async def test_salts_share_nothing(rig):
 async def test_control_positions_that_are_not_restored_are_seen(rig):
     """The kept tokens of a prompt read as if they were all of it: most drafts must come out otherwise."""
 
-    def forget(worker):
-        worker._positions._right = worker._positions.expect
-        worker._positions.expect = lambda output: None
+    def withhold(worker):
+        from vllm_hooks import positions_v1, positions_v2
+
+        positions_v1.position_map = positions_v2.position_map = lambda extra_args: None
 
     def as_before(worker):
-        worker._positions.expect = worker._positions._right
+        from kv_transfer.position_map import position_map
+        from vllm_hooks import positions_v1, positions_v2
 
-    await rig.call(forget)
+        positions_v1.position_map = positions_v2.position_map = position_map
+
+    await rig.call(withhold)
     try:
         assert await wrong_kept_drafts(rig, 20) > 10
     finally:
@@ -202,33 +217,37 @@ async def test_control_positions_that_are_not_restored_are_seen(rig):
     assert await wrong_kept_drafts(rig, 40) == 0
 
 
-async def test_control_a_cache_that_does_not_see_positions_is_seen(rig, monkeypatch):
-    """Kept sessions without their salt find each other's KV: the same tokens, read elsewhere."""
-    ids = random_prompt(160, seed=13)
-    near, far = (
-        KeptPrompt(np.array(ids, np.int32), np.arange(160, dtype=np.int32) * step, 160 * step) for step in (2, 9)
-    )
+@pytest.mark.parametrize("length", [160, 20], ids=["whole blocks", "a partial block"])
+async def test_control_a_cache_that_does_not_see_positions_is_seen(rig, length):
+    """Kept sessions find each other's KV then: the same tokens, read elsewhere."""
 
-    async def wrong():
-        found = 0
-        for name, prompt in (("near", near), ("far", far)):
+    async def wrong(seed):
+        found, ids = 0, np.array(random_prompt(length, seed=seed), np.int32)
+        for step in (2, 9):
+            prompt = KeptPrompt(ids, np.arange(length, dtype=np.int32) * step, length * step)
+            name = f"every {step}"
             await rig.engine.open_session(name, prompt)
             drafted = await rig.engine.draft(name, NOTHING, 8)
             found += rig.generation.wrong_tokens(prompt, drafted.tokens.tolist())
         return found
 
-    assert await wrong() == 0
-    from speculator_service.vllm_backend import engine as engine_module
+    def blind(worker):
+        from vllm_hooks import block_hash
 
-    salted = engine_module.kept_session
+        block_hash.position_map = lambda extra_args: None
 
-    def unsalted(prompt):
-        session = salted(prompt)
-        session.cache_salt = None
-        return session
+    def as_before(worker):
+        from kv_transfer.position_map import position_map
+        from vllm_hooks import block_hash
 
-    monkeypatch.setattr(engine_module, "kept_session", unsalted)
-    assert await wrong() > 0
+        block_hash.position_map = position_map
+
+    assert await wrong(13) == 0
+    await rig.call(blind)
+    try:
+        assert await wrong(14) > 0
+    finally:
+        await rig.call(as_before)
 
 
 async def wrong_kept_drafts(rig, seed):

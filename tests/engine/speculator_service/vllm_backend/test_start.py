@@ -1,5 +1,8 @@
 """What keeps a speculator from starting, in one sentence each; no test here runs a prompt."""
 
+import functools
+import importlib
+import inspect
 import os
 
 import pytest
@@ -53,6 +56,39 @@ def test_bad_options_never_start_an_engine(speculator, llama, options, message):
     with pytest.raises(SkimError, match=message) as caught:
         speculator(llama, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("vllm.v1.core.sched.scheduler", "Scheduler._get_local_prefix_cache_hit"),  # the speculator's own
+        ("vllm.v1.core.block_pool", "generate_block_hash_extra_keys"),  # both services'
+        ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward"),
+    ],
+)
+def test_another_vllm_never_starts_an_engine(speculator, llama, monkeypatch, module, name):
+    *path, last = name.split(".")
+    monkeypatch.delattr(functools.reduce(getattr, path, importlib.import_module(module)), last)
+    with pytest.raises(SkimError, match=rf"Skim's hooks were made for vLLM .* do not fit {module}.{name}"):
+        speculator(llama)
+
+
+def test_every_method_that_is_overridden_is_checked():
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from speculator_service.vllm_backend.hooked_symbols import HOOKED
+    from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
+    from speculator_service.vllm_backend.worker import SpeculatorWorker
+
+    checked = {name for _, name, _ in HOOKED}
+    for ours, theirs in ((SpeculatorScheduler, Scheduler), (SpeculatorWorker, Worker)):
+        own = [cls for cls in ours.__mro__ if cls.__module__.startswith("speculator_service.")]
+        methods = {name for cls in own for name, value in vars(cls).items() if inspect.isfunction(value)}
+        overridden = {f"{theirs.__name__}.{name}" for name in methods - {"__init__"} if hasattr(theirs, name)}
+        assert overridden
+        assert overridden <= checked
 
 
 @pytest.mark.slow

@@ -61,5 +61,20 @@ async def test_the_v2_runner_drafts(rig):
         rig.check_sampled(prompt, answer, random, 3, 0.9, 16)
     await rig.call(tokens_a_step(17))
     before = await rig.steps()
-    await rig.engine.draft("kept", answer, 3)
+    rig.check_greedy(prompts["kept"], answer, await rig.engine.draft("kept", answer, 3), 3)
     assert await rig.steps() - before == 1
+
+
+async def test_control_positions_that_are_not_restored_are_seen(rig):
+    """The kept tokens of a prompt read as if they were all of it: drafts must come out otherwise."""
+
+    def withhold(worker):
+        from vllm_hooks import positions_v2
+
+        positions_v2.position_map = lambda extra_args: None
+
+    await rig.call(withhold)
+    prompt = kept_of(random_prompt(100, seed=1), seed=1)
+    await rig.engine.open_session("withheld", prompt)
+    drafted = await rig.engine.draft("withheld", np.empty(0, np.int32), 8)
+    assert rig.generation.wrong_tokens(prompt, drafted.tokens.tolist()) > 0

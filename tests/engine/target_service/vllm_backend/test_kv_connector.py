@@ -115,7 +115,7 @@ def test_a_decoding_worker_and_no_other_has_such_an_agent(
 ) -> None:
     found = []
     monkeypatch.setattr(base_worker, "nixl_agent_config", before := base_worker.nixl_agent_config)
-    monkeypatch.setattr(worker.Worker, "init_device", lambda _: found.append(base_worker.nixl_agent_config))
+    monkeypatch.setattr(worker.RestoringWorker, "init_device", lambda _: found.append(base_worker.nixl_agent_config))
     options = connector_options(role, {}).get("kv_transfer_config")
     transfer = SimpleNamespace(**{"kv_connector_extra_config": {}} | options | changes) if options else None
     ours_or_not = object.__new__(worker.TargetWorker)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
     if device == "cuda":
         pytest.skip("on a GPU all other modules already run on the V2 runner")
-    env = {**os.environ, "PYTHONPATH": f"{HERE / 'v2_on_cpu'}{os.pathsep}{ROOT}"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests/engine/vllm_hooks/v2_on_cpu'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "tests.engine.target_service.vllm_backend.v2_on_cpu.compare", str(tmp_path)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-runpy.run_path(str(Path(__file__).parents[3] / "target_service" / "vllm_backend" / "v2_on_cpu" / "sitecustomize.py"))
+runpy.run_path(str(Path(__file__).parents[3] / "vllm_hooks" / "v2_on_cpu" / "sitecustomize.py"))
 
 _nanargmax = np.nanargmax
 

@@ -1,0 +1,39 @@
+"""The vLLM symbols that only the speculator wraps, overrides or patches, with the parameters that it relies on.
+
+Those of restored positions and block hashes are checked where both services use them (`vllm_hooks`).
+"""
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+_MANAGER = "vllm.v1.core.kv_cache_manager"
+_POOL = "vllm.v1.core.block_pool"
+_WORKER = "vllm.v1.worker.gpu_worker"
+_SAMPLING = "vllm.v1.sample.ops.topk_topp_sampler"
+
+HOOKED = (
+    # query_capture
+    ("vllm.v1.attention.backend", "AttentionImpl.forward", "self layer query"),
+    # worker
+    (_WORKER, "Worker.load_model", "self load_dummy_weights"),
+    (_WORKER, "Worker.initialize_from_config", "self kv_cache_config"),
+    (_WORKER, "Worker.execute_model", "self scheduler_output"),
+    (_WORKER, "Worker.sample_tokens", "self grammar_output"),
+    # scheduler
+    (_SCHEDULER, "Scheduler.add_request", "self request"),
+    (_SCHEDULER, "Scheduler.schedule", "self"),
+    (_SCHEDULER, "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
+    (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
+    (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
+    (_MANAGER, "KVCacheManager.allocate_slots", "self request num_new_tokens"),
+    (_MANAGER, "KVCacheManager.cache_blocks", "self request num_computed_tokens"),
+    (_MANAGER, "KVCacheManager.get_blocks", "self request_id"),
+    (_MANAGER, "KVCacheManager.prefix_cache_lookup_enabled", "self request"),
+    (_POOL, "BlockPool._insert_block_hash", "self block_hash_with_group_id block num_tokens"),
+    (_POOL, "BlockPool._remove_cached_block_hashes", "self block"),
+    # exact_top_k
+    (_SAMPLING, "apply_top_k_top_p", "logits k p"),
+    (_SAMPLING, "compiled_random_sample", "logits"),
+    ("vllm.v1.sample.sampler", "batched_count_greater_than", "x values"),
+)
+HOOKED_V2 = (("vllm.v1.worker.gpu.sample.sampler", "apply_top_k_top_p", "logits k p"),)
+
+"""Where the V2 model runner samples."""

@@ -1,0 +1,44 @@
+"""A vLLM that lacks what the hooks stand on is refused in one sentence; no engine is started."""
+
+import functools
+import importlib
+
+import pytest
+
+from kv_transfer.errors import SkimError
+from vllm_hooks.symbols import check_symbols
+
+
+def test_another_vllm_is_named() -> None:
+    with pytest.raises(SkimError, match=r"Skim's hooks were made for vLLM 0\.29\.0 .*no_such_name"):
+        check_symbols([("vllm.v1.core.kv_cache_utils", "no_such_name", "")])
+    with pytest.raises(SkimError, match="its parameters are"):
+        check_symbols([("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", "request other")])
+
+
+def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from speculator_service.vllm_backend import hooked_symbols as speculator
+    from target_service.vllm_backend import draft_probs
+    from target_service.vllm_backend import start as target
+    from vllm_hooks import block_hash, engine, positions_v1, positions_v2
+
+    shared = (*engine.HOOKED, *block_hash.HOOKED, *positions_v1.HOOKED, *positions_v2.HOOKED)
+    symbols = (*shared, *speculator.HOOKED, *speculator.HOOKED_V2, *target.HOOKED, *draft_probs.HOOKED)
+    check_symbols(symbols)
+    for symbol in symbols:
+        module, name, _ = symbol
+        *path, last = name.split(".")
+        owner = functools.reduce(getattr, path, importlib.import_module(module))
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, last, lambda other: None)
+            with pytest.raises(SkimError, match=rf"{module}.{name} of vLLM .*its parameters are \(other\)"):
+                check_symbols([symbol])
+        if last in vars(owner):
+            with monkeypatch.context() as patch:
+                patch.delattr(owner, last)
+                if not hasattr(owner, last):  # else a base class has it too
+                    with pytest.raises(
+                        SkimError, match=rf"Skim's hooks .* do not fit {module}.{name} of vLLM"
+                    ) as error:
+                        check_symbols([symbol])
+                    assert "\n" not in str(error.value)

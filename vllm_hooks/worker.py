@@ -1,0 +1,27 @@
+"""vLLM's worker of this platform, with restored positions in its model runner: the base of both services' workers."""
+
+from contextlib import nullcontext
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from vllm_hooks.positions_v1 import restore_positions
+from vllm_hooks.positions_v2 import restored_model_state
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+
+class RestoringWorker(PlatformWorker):
+    """Installs the hook of the model runner that vLLM chose; every rank of a tensor-parallel group does so."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if not self.use_v2_model_runner:
+            restore_positions(self.model_runner)
+
+    def load_model(self, **kwargs: Any) -> None:
+        with restored_model_state() if self.use_v2_model_runner else nullcontext():
+            super().load_model(**kwargs)
