@@ -6,7 +6,7 @@ after it. The same offsets hold for decoding, for the verification of drafts, an
 arXiv 2502.02789, section 3.3). Imports numpy only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -63,6 +63,23 @@ def position_map(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
     """The map of a request with these `SamplingParams.extra_args`; None for a plain request."""
     encoded = extra_args.get(KEPT_POSITIONS) if extra_args else None
     return None if encoded is None else _decoded_map(encoded)
+
+
+def batch_offsets(
+    maps: Sequence[PositionMap | None], starts: npt.NDArray[Any], computed: npt.NDArray[Any], max_position: int
+) -> Int64Array | None:
+    """The offsets of all tokens of a step, int64 [tokens]; None if all of its requests are plain.
+
+    maps: one per request. starts: where the tokens of each request begin, then the number of all tokens.
+    computed: the slot of each request's first token. max_position: see `PositionMap.fill`.
+    """
+    if not any(maps):
+        return None
+    offsets = np.zeros(int(starts[len(maps)]), np.int64)
+    for row, restored in enumerate(maps):
+        if restored is not None:
+            restored.fill(offsets[starts[row] : starts[row + 1]], int(computed[row]), max_position)
+    return offsets
 
 
 # Cached by value: the n answers of a request share one map, and no request needs to remove its map at its end.

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.position_map import Int64Array, position_map
+from kv_transfer.position_map import Int64Array, batch_offsets, position_map
 
 HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),)
 """For `symbols.check_symbols`."""
@@ -44,13 +43,5 @@ def _batch_offsets(runner: Any) -> Int64Array | None:
     """
     batch = runner.input_batch
     maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]
-    if not any(maps):
-        return None
-    starts = runner.query_start_loc.np[: batch.num_reqs + 1]
     max_position = runner.model_config.hf_text_config.max_position_embeddings
-    offsets = np.zeros(int(starts[-1]), np.int64)
-    for row, restored in enumerate(maps):
-        if restored is not None:
-            slots = offsets[starts[row] : starts[row + 1]]
-            restored.fill(slots, int(batch.num_computed_tokens_cpu[row]), max_position)
-    return offsets
+    return batch_offsets(maps, runner.query_start_loc.np, batch.num_computed_tokens_cpu, max_position)

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.position_map import PositionMap, position_map
+from kv_transfer.position_map import PositionMap, batch_offsets, position_map
 
 _STATES = "vllm.v1.worker.gpu.model_states"
 HOOKED = (
@@ -71,16 +70,11 @@ def _restoring(base: type) -> type:
             return inputs
 
         def _shift(self, positions: torch.Tensor, batch: Any) -> None:
-            rows = [row for row, id in enumerate(batch.req_ids) if id in self._maps]
-            if not rows:
-                return
-            starts = batch.query_start_loc_np
-            offsets = np.zeros(int(starts[batch.num_reqs]), np.int64)
+            maps = [self._maps.get(id) for id in batch.req_ids]
             max_position = self.model_config.hf_text_config.max_position_embeddings
-            for row in rows:
-                slots = offsets[starts[row] : starts[row + 1]]
-                self._maps[batch.req_ids[row]].fill(slots, int(batch.num_computed_tokens_np[row]), max_position)
-            positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
+            offsets = batch_offsets(maps, batch.query_start_loc_np, batch.num_computed_tokens_np, max_position)
+            if offsets is not None:
+                positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
 
         def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)

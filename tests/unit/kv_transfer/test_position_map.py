@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, position_map
+from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, batch_offsets, position_map
 from kv_transfer.positions import encode_positions
 
 
@@ -71,3 +71,12 @@ def test_plain_requests_have_no_map() -> None:
     assert position_map(None) is None
     assert position_map({}) is None
     assert position_map({"kept_positions": b"not ours"}) is None
+
+
+def test_the_offsets_of_a_step_with_a_plain_request_between_kept_ones() -> None:
+    kept = PositionMap(np.array([0, 2, 5], np.int32), 8)
+    starts, computed = np.array([0, 2, 5, 6, 99]), np.array([1, 7, 6, 99])
+    found = batch_offsets([kept, None, kept], starts, computed, 100)
+    assert found is not None
+    assert found.tolist() == [1, 3, 0, 0, 0, 5]
+    assert batch_offsets([None, None], starts, computed, 100) is None
