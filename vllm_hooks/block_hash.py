@@ -1,8 +1,8 @@
-"""Prefix-cache keys that include positions: KV computed at other positions is never shared.
+"""Prefix-cache keys that include positions, so that KV computed at other positions is never shared.
 
-vLLM hashes the token ids of a block, the hash of the block before it, and extra keys. The block's position offsets are
-appended to the extra keys. A block whose offsets are all zero keeps its plain key, so that kept prompts share an
-unbroken beginning with plain ones.
+vLLM hashes the token ids of a block, the hash of the previous block, and extra keys. The block's position offsets are
+appended to the extra keys. A block whose offsets are all zero keeps its plain key. So a kept prompt and a plain prompt
+share the blocks before the first dropped token.
 """
 
 from typing import Any
@@ -19,7 +19,10 @@ HOOKED = tuple(
 
 
 class PositionHashing:
-    """Scheduler mixin: its engine core hashes positions. vLLM makes the scheduler before the first block hash."""
+    """Scheduler mixin that adds positions to the block hashes of its engine core.
+
+    vLLM creates the scheduler before it computes the first block hash.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         hash_positions()
@@ -27,7 +30,7 @@ class PositionHashing:
 
 
 def hash_positions() -> None:
-    """Replace `generate_block_hash_extra_keys` in this process, an engine core that Skim started; idempotent."""
+    """Replace vLLM's `generate_block_hash_extra_keys` in this process. A second call changes nothing."""
     from vllm.v1.core import block_pool, kv_cache_utils
 
     plain_keys = kv_cache_utils.generate_block_hash_extra_keys
@@ -48,7 +51,7 @@ def hash_positions() -> None:
 
 
 def position_offsets(request: Any, start: int, end: int) -> list[int]:
-    """Original position minus slot, for each of the slots [start, end); zeros for a plain request."""
+    """Original position minus slot, for each slot in [start, end). All are zero for a plain request."""
     offsets = np.zeros(end - start, np.int64)
     if restored := _map_of(request):
         restored.fill(offsets, start)

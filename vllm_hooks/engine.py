@@ -1,4 +1,4 @@
-"""Starts vLLM's AsyncLLM for either service, or says in one sentence why it does not start."""
+"""Starts vLLM's AsyncLLM for both services. A failure is reported as one sentence."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
@@ -16,17 +16,17 @@ from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environ
 from vllm_hooks.symbols import Symbol, check_symbols
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
-"""Fields of AsyncEngineArgs that both services set themselves."""
+"""Fields of AsyncEngineArgs that both services set themselves, so that users cannot."""
 
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
 )
-"""What `worker.RestoringWorker` overrides."""
+"""The methods that `worker.RestoringWorker` overrides. For `symbols.check_symbols`."""
 
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:
-    """Raise SkimError unless all `options` are fields of AsyncEngineArgs that neither OWN_OPTIONS nor `own` names."""
+    """Raise SkimError for an option that is no field of AsyncEngineArgs, or that OWN_OPTIONS or `own` contains."""
     known = {field.name for field in fields(AsyncEngineArgs)}.difference(OWN_OPTIONS, own)
     if unknown := sorted(options.keys() - known):
         raise SkimError(
@@ -35,19 +35,19 @@ def check_options(service: str, options: Mapping[str, Any], own: Collection[str]
 
 
 def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
-    """vLLM's configuration of these fields of AsyncEngineArgs. Raises SkimError, which begins with `refusal`."""
+    """vLLM's configuration for these fields of AsyncEngineArgs. The SkimError of a failure begins with `refusal`."""
     try:
         return AsyncEngineArgs(**{"use_tqdm_on_load": False, **arguments}).create_engine_config()
-    except Exception as error:  # pydantic, transformers and vLLM raise many kinds, none after a process has started
+    except Exception as error:  # pydantic, transformers and vLLM raise many types here
         raise SkimError(f"{refusal}: {_cause(error)}") from error
 
 
 def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **arguments: Any) -> AsyncLLM:
-    """A running engine of this configuration. arguments: of AsyncLLM.from_vllm_config.
+    """A running engine with this configuration.
 
-    hooked: the vLLM symbols that the service's own hooks rely on.
-
-    Raises ModelError if a worker refuses the model, SkimError for every other cause; that one begins with `failure`.
+    hooked: the vLLM symbols that the service's own hooks depend on. arguments: for AsyncLLM.from_vllm_config.
+    Raises SkimError for a vLLM without one of the symbols, before any process starts; ModelError if a worker refuses
+    the model; SkimError that begins with `failure` for every other cause.
     """
     positions = positions_v2 if config.use_v2_model_runner else positions_v1
     check_symbols((*HOOKED, *block_hash.HOOKED, *positions.HOOKED, *hooked))
@@ -55,7 +55,7 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
         try:
             with cpu_processes(config):
                 return AsyncLLM.from_vllm_config(config, **arguments)
-        except Exception as error:  # vLLM raises ValueError, RuntimeError, OSError, and pydantic's and CUDA's own
+        except Exception as error:  # ValueError, RuntimeError, OSError, and types of pydantic and CUDA
             noted = first_exception(notes)
             if noted and noted[0] == ModelError.__name__:
                 raise ModelError(noted[1]) from error
@@ -63,7 +63,7 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
 
 
 def _cause(error: Exception, noted: tuple[str, str] | None = None) -> str:
-    """One line of at most 400 characters. noted: type and message of what went wrong in the engine's processes."""
+    """The cause in one line of at most 400 characters. noted: type and message of the first error in vLLM's log."""
     if noted:
         message = noted[1] or noted[0]
     elif isinstance(error, ValidationError):

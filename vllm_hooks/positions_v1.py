@@ -11,11 +11,11 @@ HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "
 
 
 def restore_positions(runner: Any) -> None:
-    """Wrap `runner._model_forward`, so that the model sees original positions while all else sees slots.
+    """Wrap `runner._model_forward`, so that the model gets original positions. Everything else in vLLM uses slots.
 
-    By then slot mappings and attention metadata are made from the compact positions. The shift is added in place,
-    because CUDA graphs replay reads of that buffer, and taken back after it, because drafters compute slots from it.
-    A step without restored positions runs as it would without the hook.
+    When it is called, slot mapping and attention metadata have already been computed from the slots. The offsets are
+    added in place, because CUDA graphs read this buffer. They are subtracted after the forward, because drafters
+    compute slots from the buffer. A step without kept prompts runs as without the hook.
     """
     forward = runner._model_forward
 
@@ -38,8 +38,8 @@ def restore_positions(runner: Any) -> None:
 def _batch_offsets(runner: Any) -> Int64Array | None:
     """int64 [tokens of this step], or None if no request of this step has restored positions.
 
-    With async scheduling and drafts, vLLM's host counts run ahead of what was accepted, but only in the decode part,
-    where all offsets of a request are equal.
+    With async scheduling and drafts, vLLM's counts on the host include drafts that may be rejected. This changes no
+    offset, because all offsets after the prompt are equal.
     """
     batch = runner.input_batch
     maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]

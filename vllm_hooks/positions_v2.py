@@ -1,7 +1,9 @@
 """Restored positions in vLLM's V2 model runner (vllm.v1.worker.gpu.model_runner), the default on GPUs.
 
-The V2 runner asks its ModelState for model inputs, and what that returns under "positions" replaces the runner's own.
-Run on CPU through Triton's interpreter, eager; CUDA graphs read the persistent buffer that is also given for capture.
+The V2 runner asks its ModelState for model inputs. The entry "positions" of the result replaces the runner's own
+positions. Both capture and replay of CUDA graphs use one persistent buffer.
+
+Run on CPU in Triton's interpreter, eager. Not run: any GPU, so no CUDA graphs.
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ HOOKED = (
 
 @contextmanager
 def restored_model_state() -> Iterator[None]:
-    """While a model loads in this context, its runner gets a ModelState that restores positions."""
+    """A model that is loaded in this context gets a ModelState that restores positions."""
     import vllm.v1.worker.gpu.model_states as model_states
 
     resolve = model_states.resolve_model_state_cls
@@ -40,20 +42,20 @@ def restored_model_state() -> Iterator[None]:
 
 @cache
 def _restoring(base: type) -> type:
-    """A subclass of the ModelState class `base` whose positions are the original ones."""
+    """A subclass of the ModelState class `base` that returns original positions."""
 
     class RestoringModelState(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._maps: dict[str, PositionMap] = {}
-            # One address for the life of the engine: CUDA graphs are captured on it.
+            # Its address must not change: CUDA graphs are captured with it.
             self._restored = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=self.device)
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
             params = new_req_data.sampling_params
             restored = position_map(params.extra_args) if params else None
-            # By request id: the ids of dummy batches (profiling, data parallel) match none.
+            # The key is the request id, because the ids of dummy batches (profiling, data parallel) match no entry.
             if restored is not None:
                 self._maps[new_req_data.req_id] = restored
 

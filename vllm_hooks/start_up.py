@@ -1,8 +1,8 @@
-"""What both pools need to start vLLM's processes: their share of the cores, and word of why they did not start.
+"""The environment of vLLM's processes while an engine starts, and the errors that these processes report.
 
-vLLM starts an engine in processes of its own and reports their failure as "see root cause above": the cause is only
-in their log. `register` (a `vllm.general_plugins` entry point, called in each of those processes) adds a log handler
-that notes the exceptions in a file. It does nothing unless an engine of Skim's is starting.
+vLLM runs an engine in processes of its own. It reports their failure as "see root cause above", and the cause is only
+in their log. vLLM calls `register` (a `vllm.general_plugins` entry point) in each of these processes. It adds a log
+handler that writes exceptions to a file. It does nothing unless Skim is starting an engine.
 """
 
 import json
@@ -18,19 +18,19 @@ from kv_transfer.environment import CORES, KEPT_HEAP, unless_set, with_environme
 from kv_transfer.errors import SkimError
 
 START_UP_FILE = "SKIM_START_UP_FILE"
-"""Environment variable with the file that exceptions are noted in; set while an engine starts, and only then."""
+"""Environment variable with the path of the file for exceptions. It is set only while an engine starts."""
 
 
 @contextmanager
 def start_up_environment(cpu_ranks: int) -> Iterator[str]:
-    """The environment that vLLM's processes start with, put back afterwards; yields the file they note errors in.
+    """Set the environment that vLLM's processes start with, and restore it afterwards. Yields the file for exceptions.
 
-    cpu_ranks: tensor-parallel ranks on CPU, 0 or 1 where cores need no sharing. Raises SkimError for too few cores.
+    cpu_ranks: number of ranks on CPU; 0 or 1 if no cores need to be divided. Raises SkimError for too few cores.
     """
     with tempfile.NamedTemporaryFile(prefix="skim-start-", suffix=".jsonl") as notes:
         added = {START_UP_FILE: notes.name}
         if cpu_ranks > 1 and CORES not in os.environ:
-            # By itself vLLM gives each rank a NUMA node and refuses machines that have too few.
+            # By default vLLM gives each rank a NUMA node of its own and refuses machines with too few nodes.
             added[CORES] = _core_shares(cpu_ranks)
         with with_environment(added):
             yield notes.name
@@ -38,20 +38,20 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
 
 @contextmanager
 def cpu_processes(config: Any) -> Iterator[None]:
-    """How the processes of an engine start on CPU, while it starts in this context; nothing changes elsewhere.
+    """Settings for an engine that starts on CPU in this context. On other devices nothing changes.
 
-    With enforce_eager nothing at all is compiled. vLLM's small helpers otherwise are (`torch.compile` in
-    vllm.model_executor.layers.vocab_parallel_embedding and vllm.v1.sample.ops.logprobs), by each rank at its first
-    request: half a minute for four ranks on two cores.
+    With enforce_eager, nothing is compiled. Without this setting, vLLM still compiles small functions (`torch.compile`
+    in vllm.model_executor.layers.vocab_parallel_embedding and vllm.v1.sample.ops.logprobs). Each rank does so at its
+    first request, which takes half a minute for four ranks on two cores.
 
-    A single rank runs inside the engine core, as on a GPU: a process and a message in each step less. vLLM's CPU
-    platform gives it a process of its own only because OpenMP's environment must be set before it starts; it is, here.
-    The two would poll for each other for a second after each message, on cores that the model needs (SpinCondition in
+    A single rank runs inside the engine core, as on a GPU. This saves a process, and a message in each step. vLLM's CPU
+    platform starts a process for it only because OpenMP's environment must be set first. This context sets it. With two
+    processes, each polls for one second after each message, on cores that the model needs (SpinCondition in
     vllm.distributed.device_communicators.shm_broadcast).
 
-    They keep the memory that they free (KEPT_HEAP), unless the environment has said otherwise.
+    The processes keep the memory that they free (KEPT_HEAP), unless the environment sets these variables already.
 
-    config: vllm.config.VllmConfig, whose executor is set.
+    config: vllm.config.VllmConfig; its executor is changed.
     """
     if config.device_config.device_type != "cpu":
         yield
@@ -69,7 +69,7 @@ def cpu_processes(config: Any) -> Iterator[None]:
 
 
 def _core_shares(ranks: int) -> str:
-    """This process's cores in `ranks` equal shares."""
+    """The cores of this process, divided into `ranks` equal shares."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise SkimError(f"tensor_parallel {ranks} needs as many CPU cores, and this machine gives {len(cores)}")
@@ -78,7 +78,7 @@ def _core_shares(ranks: int) -> str:
 
 
 def first_exception(path: str) -> tuple[str, str] | None:
-    """Type name and message of the first exception noted: later ones are its consequences in other processes."""
+    """Type name and message of the first exception in the file. Later ones are its consequences in other processes."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     if not lines:
         return None
@@ -87,14 +87,14 @@ def first_exception(path: str) -> tuple[str, str] | None:
 
 
 class _NoteExceptions(logging.Handler):
-    """Appends [type, message] of each logged exception to a file, a JSON line each."""
+    """Appends each logged exception to a file, as one JSON line [type, message]."""
 
     def __init__(self, path: str) -> None:
         super().__init__(logging.ERROR)
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The file is gone once the engine has started.
+        # The file is removed when the engine has started.
         if record.exc_info and record.exc_info[1] and os.path.exists(self._path):
             error = record.exc_info[1]
             with open(self._path, "a", encoding="utf-8") as notes:
@@ -102,6 +102,6 @@ class _NoteExceptions(logging.Handler):
 
 
 def register() -> None:
-    """Note this process's start-up exceptions if it belongs to an engine of Skim's that is starting."""
+    """Write this process's exceptions to START_UP_FILE, if Skim is starting an engine."""
     if path := os.environ.get(START_UP_FILE):
         logging.getLogger("vllm").addHandler(_NoteExceptions(path))

@@ -1,4 +1,4 @@
-"""Checks that this vLLM has the functions that our hooks wrap, override or patch."""
+"""Checks that the installed vLLM has the functions that the hooks wrap, override or patch."""
 
 import importlib
 import inspect
@@ -11,7 +11,7 @@ from kv_transfer.errors import SkimError
 MADE_FOR = "0.29.0"
 
 Symbol = tuple[str, str, str]
-"""Module, dotted name in it, and the parameters that a hook relies on: the first ones, separated by spaces."""
+"""Module, dotted name in it, and the names of its first parameters, separated by spaces."""
 
 
 def check_symbols(symbols: Iterable[Symbol]) -> None:

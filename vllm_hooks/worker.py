@@ -1,4 +1,4 @@
-"""vLLM's worker of this platform, with restored positions in its model runner: the base of both services' workers."""
+"""vLLM's worker of this platform with restored positions: the base class of both services' workers."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +15,7 @@ else:
 
 
 class RestoringWorker(PlatformWorker):
-    """Installs the hook of the model runner that vLLM chose; every rank of a tensor-parallel group does so."""
+    """Installs the hook for the model runner that vLLM chose, on every tensor-parallel rank."""
 
     def init_device(self) -> None:
         super().init_device()

@@ -1,4 +1,4 @@
 """The speculator on vLLM: query capture, key reading, scored requests and drafting sessions.
 
-Lives here: what only the speculator does to vLLM. Not here: what the target does too (`vllm_hooks/`).
+Lives here: changes to vLLM for the speculator alone. Not here: changes that the target needs too (`vllm_hooks/`).
 """

@@ -1,8 +1,8 @@
 """The speculator engine on vLLM: scores and drafts are requests to one AsyncLLM, batched with each other.
 
-A scoring request's options travel in `SamplingParams.extra_args` to `worker`, the scores come back as bytes in
-`RequestOutput.kv_transfer_params` (put there by `scheduler`). Drafts are plain requests (`sessions`). Tested
-on CPU; `--device cuda` runs the same tests on a GPU.
+The options of a scoring request reach `worker` in `SamplingParams.extra_args`. The scores come back as bytes in
+`RequestOutput.kv_transfer_params`, where `scheduler` puts them. Drafting rounds are plain requests (`sessions`).
+Tested on CPU; `--device cuda` runs the same tests on a GPU.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ from speculator_service.vllm_backend.start import start_engine
 class VllmSpeculator(BranchingEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
-    `info.max_model_len` is M + look_ahead at most. The engine needs one position more, because the last look-ahead
-    token is read back in, so a model that is run to its last position takes one token less.
+    `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
+    the query of the last look-ahead token. So a model that uses all its positions accepts one token less.
     """
 
     info: ModelInfo
@@ -44,8 +44,8 @@ class VllmSpeculator(BranchingEngine):
     def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
 
-        Raises ModelError for a folder that cannot be a speculator (before any engine starts), SkimError for an engine
-        that does not start.
+        Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError if the
+        engine does not start.
         """
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
         check_speculator(model)
@@ -105,8 +105,8 @@ class VllmSpeculator(BranchingEngine):
     ) -> list[Drafted]:
         """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them.
 
-        Sampled drafts have at most sessions.MAX_TOP pairs of q each. Their alternatives' probabilities are those
-        among the top_m tokens; greedy drafts' are of the vocabulary.
+        A sampled draft has at most sessions.MAX_TOP pairs of q, and the probabilities of its alternatives are
+        normalised over the top_m tokens. Those of a greedy draft are normalised over the vocabulary.
         """
         kept = self._sessions.get(session)
         options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
@@ -128,7 +128,7 @@ class VllmSpeculator(BranchingEngine):
         return options.drafted(output)
 
     async def close_session(self, session: str) -> None:
-        """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until something needs the place."""
+        """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until it is evicted."""
         self._sessions.remove(session)
 
     def session_stats(self) -> dict[str, int]:
@@ -152,7 +152,7 @@ class VllmSpeculator(BranchingEngine):
         if not self._closed:
             self._closed = True
             self._engine.shutdown()
-            # Left to the interpreter's end, its destructor would find half of vLLM gone.
+            # At interpreter exit its destructor would fail, because parts of vLLM are already unloaded.
             del self._engine
 
     async def worker_stats(self) -> list[dict[str, float]]:
@@ -162,7 +162,7 @@ class VllmSpeculator(BranchingEngine):
     def _score_sampling(self, options: SelectionOptions) -> SamplingParams:
         return SamplingParams(
             temperature=0,
-            # One more than the look-ahead: the last look-ahead token must be read back in, for its query.
+            # One more than the look-ahead, because the query of the last look-ahead token is needed too.
             max_tokens=options.look_ahead + 1,
             ignore_eos=True,
             detokenize=False,

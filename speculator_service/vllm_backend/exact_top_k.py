@@ -1,7 +1,8 @@
-"""Sampled drafts come from exactly the `top_k` likeliest tokens, and the first of them come as fast as the rest.
+"""Samples drafts from exactly the `top_k` likeliest tokens, and keeps the first drafts free of compilation on CPU.
 
-vLLM's own top-k keeps every token that ties with the k-th likeliest, which is common in bfloat16. The q that travels
-has k pairs, so it would not be what the draft was sampled from, and verification would not be exact.
+vLLM's own top-k keeps every token that ties with the k-th likeliest, which is common in bfloat16. The q that goes to
+the target has k pairs. With ties it would not be the distribution that the draft was sampled from, and verification
+would not be exact.
 """
 
 import torch
@@ -15,13 +16,13 @@ _vllm_top_k_top_p = topk_topp_sampler.apply_top_k_top_p
 
 
 def exact_top_k(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-    """logits [rows, vocabulary] with all but the k[row] likeliest tokens at -inf; rows with k = vocabulary as they are.
+    """logits [rows, vocabulary] with -inf for all but the k[row] likeliest tokens; rows with k = vocabulary unchanged.
 
-    k: int [rows], at most MAX_TOP where it is less than the vocabulary. p: no draft asks for top-p, but vLLM's warm-up.
+    k: int [rows], at most MAX_TOP or the vocabulary size. p: None for drafts; only vLLM's warm-up uses top-p.
     """
     if k is None or p is not None:
         return _vllm_top_k_top_p(logits, k, p)
-    # A fixed width: the largest k would have to be waited for on a GPU.
+    # The width is fixed, because reading the largest k would wait for the GPU.
     values, ids = logits.topk(min(MAX_TOP, logits.shape[1]))
     values = values.masked_fill(torch.arange(values.shape[1], device=k.device) >= k[:, None], -torch.inf)
     kept = torch.full_like(logits, -torch.inf).scatter_(1, ids, values)
@@ -34,7 +35,7 @@ def random_sample(logits: torch.Tensor) -> torch.Tensor:
 
 
 def count_at_least(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """How many of each row [rows, vocabulary] are at least its value [rows, 1]: ranks, which nobody reads here."""
+    """How many entries of each row [rows, vocabulary] are at least its value [rows, 1]. The speculator ignores it."""
     return (rows >= values).sum(-1)
 
 
@@ -42,7 +43,7 @@ def sample_exactly(v2_model_runner: bool) -> None:
     """Put `exact_top_k` in place of vLLM's `apply_top_k_top_p` in this process, a worker of a speculator."""
     topk_topp_sampler.apply_top_k_top_p = exact_top_k
     if current_platform.is_cpu():
-        # These two are compiled when they are first called, for seconds in which all drafts would come too late.
+        # vLLM compiles these two at their first call. It takes seconds, and drafts would be late meanwhile.
         topk_topp_sampler.compiled_random_sample = random_sample
         v1_sampler.batched_count_greater_than = count_at_least
     if v2_model_runner:

@@ -1,6 +1,6 @@
-"""The vLLM symbols that only the speculator wraps, overrides or patches, with the parameters that it relies on.
+"""The vLLM symbols that only the speculator wraps, overrides, patches or calls, for `symbols.check_symbols`.
 
-Those of restored positions and block hashes are checked where both services use them (`vllm_hooks`).
+Private methods that it calls are included. The symbols of restored positions and block hashes are in `vllm_hooks`.
 """
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -36,4 +36,4 @@ HOOKED = (
 )
 HOOKED_V2 = (("vllm.v1.worker.gpu.sample.sampler", "apply_top_k_top_p", "logits k p"),)
 
-"""Where the V2 model runner samples."""
+"""The V2 model runner has a sampler of its own."""

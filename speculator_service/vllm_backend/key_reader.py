@@ -1,9 +1,10 @@
-"""Read a prompt's keys back out of vLLM's paged KV cache.
+"""Reads a prompt's keys from vLLM's paged KV cache.
 
-All backends present a layer's cache as [B, G, N, 2D] (blocks, KV heads, tokens per block; `vllm.v1.worker.utils.
-allocate_kv_cache`). On a GPU (FlashAttention, Triton, Flex, FlashInfer) that is true element by element, through the
-strides, and the key is the first D. On CPU only the outer two axes are: each head's N * D key elements come first and
-are packed for the instruction set in use (transposed; on AMX in tiles), so their order is found by writing known keys.
+The shape of a layer's cache is [B, G, N, 2D] in all backends (blocks, KV heads, tokens per block;
+`vllm.v1.worker.utils.allocate_kv_cache`). On a GPU (FlashAttention, Triton, Flex, FlashInfer) all four axes are real,
+through the strides, and the key is the first D elements. On CPU only the outer two axes are real. The N * D key
+elements of a head come first. Their order depends on the instruction set (transposed; in tiles on AMX), so it is found
+by writing known keys.
 
 Run on CPU with AVX-512 (float32, bfloat16). Not run: AMX, NEON, any GPU.
 """
@@ -17,51 +18,51 @@ from vllm.platforms import current_platform
 from speculator_service.scoring.paged import Pages
 
 PIECE_TOKENS = 4096
-"""Keys copied at once on CPU."""
+"""Number of keys that are copied at once on CPU."""
 
 
 class KeyReader:
     """Reads keys of layers that share one backend and one block size."""
 
     def __init__(self, layer: Attention, block_size: int) -> None:
-        """layer: any of the layers, with its cache bound. block_size: the scheduler's tokens per block."""
+        """layer: any of the layers; its cache must exist. block_size: tokens per block of the scheduler."""
         _, _, self._size, double = layer.kv_cache.shape
         self._dim = double // 2
-        # A kernel may use smaller blocks than the scheduler hands out: then one id stands for several of the cache.
+        # A kernel may use smaller blocks than the scheduler. Then one block of the scheduler is several of the cache.
         self._split = block_size // self._size
         self._order = _packed_order(layer) if current_platform.is_cpu() else None
         transposed = torch.arange(self._size * self._dim).view(self._dim, self._size).T.flatten()
         self._is_transposed = self._order is not None and torch.equal(self._order, transposed)
 
     def read(self, layers: Sequence[Attention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
-        """Each layer's keys of the first `length` tokens of the sequence in `blocks`; nothing is copied yet."""
+        """The keys of each layer for the first `length` tokens of the sequence in `blocks`. Copies nothing yet."""
         ids = self._cache_blocks(blocks, length).to(layers[0].kv_cache.device, non_blocking=True)
         return [PagedKeys(self, layer.kv_cache, ids, length) for layer in layers]
 
     @property
     def is_packed(self) -> bool:
-        """Whether a block's elements lie in an order of their own, so that no view of the cache shows its keys."""
+        """Whether the keys of a block are packed, so that no view of the cache shows them."""
         return self._order is not None
 
     def gather(self, cache: torch.Tensor, ids: torch.Tensor, kv_head: int) -> torch.Tensor:
-        """One head's keys in these blocks, [blocks * N, D], a copy in the cache's dtype."""
+        """A copy of one head's keys in these blocks: [blocks * N, D], in the dtype of the cache."""
         if self._order is None:
-            # Indexing gathers through any strides; index_select would first make the whole cache contiguous.
+            # Indexing works with any strides. index_select would first copy the whole cache to make it contiguous.
             return cache[ids, kv_head, :, : self._dim].flatten(0, 1)
-        # Whole runs of N * D elements, each followed by its values: element by element this took a third of scoring.
+        # Copies whole runs of N * D elements. Copying single elements took a third of the scoring time.
         runs = cache.view(-1, self._order.numel()).index_select(0, 2 * (ids * cache.shape[1] + kv_head))
         if self._is_transposed:
             return runs.view(-1, self._dim, self._size).transpose(0, 1).flatten(1).T
         return runs[:, self._order].view(-1, self._dim)
 
     def _cache_blocks(self, blocks: Sequence[int], length: int) -> torch.Tensor:
-        """The cache's block ids, int64, of the first `length` tokens."""
+        """int64: the ids of the cache blocks that hold the first `length` tokens."""
         ids = torch.tensor(blocks, dtype=torch.int64).view(-1, 1) * self._split + torch.arange(self._split)
         return ids.flatten()[: -(-length // self._size)]
 
 
 class PagedKeys:
-    """One layer's keys of one sequence, as `paged_scoring.PagedKeys`: copied out of the cache piece by piece."""
+    """One layer's keys of one sequence, as `speculator_service.scoring.paged.PagedKeys`. They are copied in pieces."""
 
     def __init__(self, reader: KeyReader, cache: torch.Tensor, ids: torch.Tensor, length: int) -> None:
         self._reader, self._cache, self._ids, self._length = reader, cache, ids, length
@@ -73,14 +74,14 @@ class PagedKeys:
 
     @property
     def pages(self) -> Pages | None:
-        """The keys in place, on a GPU."""
+        """The keys in the cache itself, on a GPU; None where they are packed."""
         return None if self._reader.is_packed else Pages(self._cache[..., : self.shape[2]], self._ids)
 
     def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
         """[m, D] each."""
         size = self._cache.shape[2]
-        # On CPU a piece is scored while it is in the cache, and memory so small is not given back to the system and
-        # taken anew, which cost as much as the arithmetic. A GPU wants few launches.
+        # On CPU a small piece stays in the processor's cache while it is scored, and its memory is reused. Returning
+        # larger memory to the system and requesting it again took as long as the arithmetic. A GPU needs few launches.
         step = max(1, PIECE_TOKENS // size) if self._cache.is_cpu else len(self._ids)
         for first in range(0, len(self._ids), step):
             keys = self._reader.gather(self._cache, self._ids[first : first + step], kv_head)
@@ -88,9 +89,9 @@ class PagedKeys:
 
 
 def _packed_order(layer: Attention) -> torch.Tensor:
-    """Where among a CPU block's and head's N * D key elements (n, d) lies: int64 [N * D], n major.
+    """int64 [N * D], n major: the place of element (n, d) among the N * D key elements of one block and head on CPU.
 
-    Writes keys that spell out n and d in base 100, exact in every float type, into a block of its own.
+    Writes keys into a separate block. The keys contain the digits of n and d in base 100, exact in every float type.
     """
     _, heads, size, double = layer.kv_cache.shape
     dim = double // 2

@@ -1,10 +1,10 @@
-"""Take queries out of vLLM's attention layers while the model runs.
+"""Copies queries out of vLLM's attention layers while the model runs.
 
-Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. That is the place where every
-attention backend sees queries after QK norm and rotary embedding, and it lies inside the opaque operator
-`unified_attention_with_output`, so it runs under torch.compile too. Nothing is registered: other engines in the same
-process never see it. CUDA graphs must leave attention out (cudagraph_mode PIECEWISE, forced by `vllm_engine`), because
-a replayed graph does not run Python; a query that was not captured comes out as NaN, never as a stale one.
+Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. There, every attention backend has
+the queries after QK norm and rotary embedding. The call is inside the opaque operator `unified_attention_with_output`,
+so it also runs under torch.compile. Nothing is registered, so other engines in the same process are not affected. CUDA
+graphs must not contain attention (cudagraph_mode PIECEWISE, set by `start`), because the replay of a graph runs no
+Python. A query that was not captured is NaN, never an old value.
 
 Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run.
 """
@@ -25,7 +25,7 @@ from vllm_hooks.symbols import check_symbols
 
 
 def scorable_layers(config: VllmConfig) -> list[Attention]:
-    """The model's attention layers in order. ModelError if plain softmax(q·k) over one cache does not describe one."""
+    """The model's attention layers in order. Raises ModelError if a layer is not plain softmax(q·k) over one cache."""
     layers = {
         name: layer
         for name, layer in config.compilation_config.static_forward_context.items()
@@ -64,9 +64,9 @@ def _why_not(layer: AttentionLayerBase) -> str | None:
 
 
 class QueryCapture:
-    """One static buffer [L, R, H, D] that the layers write the expected rows of their query into.
+    """A static buffer [L, R, H, D] into which each layer writes the expected rows of its query.
 
-    R is the most requests that one step can hold. `expect` before the model runs, `collect` after.
+    R is the maximum number of requests in one step. Call `expect` before the model runs and `collect` after it.
     """
 
     def __init__(self, layers: Sequence[Attention], rows: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -79,16 +79,16 @@ class QueryCapture:
             self._wrap(index, layer)
 
     def expect(self, slots: Sequence[int]) -> None:
-        """The queries wanted from the coming run of the model, by the KV slot of their token."""
+        """Set the queries to capture in the next run of the model, by the KV slot of their token."""
         if not slots and not self._slots.numel():
-            return  # most steps draft, and nothing is wanted of them
-        # From pinned memory the copy does not wait for the device (no-op on CPU).
+            return  # most steps only draft, so nothing is captured
+        # With pinned memory the copy does not wait for the device (no effect on CPU).
         wanted = torch.tensor(slots, dtype=torch.int64, pin_memory=self._buffer.is_cuda)
         self._slots = wanted.to(self._buffer.device, non_blocking=True)
         self._rows, self._missing = None, self._slots >= 0
 
     def collect(self) -> torch.Tensor:
-        """[L, len(slots), H, D], a copy; NaN where a layer never saw the slot. Nothing is expected afterwards."""
+        """A copy [L, len(slots), H, D]; NaN where a layer did not see the slot. Afterwards nothing is expected."""
         taken = self._buffer[:, : self._slots.numel()].clone()
         taken.masked_fill_(self._missing[None, :, None, None], torch.nan)
         self.expect(())
@@ -108,7 +108,7 @@ class QueryCapture:
 
     def _take(self, index: int, name: str, query: torch.Tensor) -> None:
         if self._rows is None:
-            # One KV cache group: all layers of a run have the same slots, so the rows are looked up once.
+            # There is one KV cache group, so all layers have the same slots and the rows are looked up once.
             found = get_forward_context().slot_mapping[name][None, :] == self._slots[:, None]
             self._rows, self._missing = found.int().argmax(1), ~found.any(1)
         torch.index_select(query, 0, self._rows, out=self._buffer[index, : self._slots.numel()])

@@ -1,7 +1,7 @@
-"""Which token's query each scored request wants from each engine step, read from the scheduler's output alone.
+"""Finds the queries that each scored request needs from each engine step. Reads only the scheduler's output.
 
-`vllm.v1.core.sched.output.SchedulerOutput` says all that is needed: chunked prefill, prefix-cache hits and preemption
-show in it as token counts and block ids, the same for both of vLLM's model runners.
+`vllm.v1.core.sched.output.SchedulerOutput` contains the effects of chunked prefill, prefix-cache hits and preemption as
+token counts and block ids. They are the same for both of vLLM's model runners.
 """
 
 import time
@@ -18,10 +18,10 @@ SCORE_ARG = "skim_score"
 
 @dataclass(slots=True, eq=False)
 class ScoredRequest:
-    """One prompt on its way through the engine.
+    """One prompt in the engine.
 
-    prompt: tokens M. blocks: KV cache block ids in order. queries: step -> [L, H, D], the queries of that step's token.
-    tokens: step -> the token that it decoded; known on the rank that returns the output.
+    prompt: number of tokens M. blocks: KV cache block ids in order. queries: step -> [L, H, D], the queries of that
+    step's token. tokens: step -> the token that it decoded; known only on the rank that returns the output.
     """
 
     id: str
@@ -38,9 +38,9 @@ class ScoredRequest:
 
 
 class Wanted(NamedTuple):
-    """One query to capture in this engine step: step 0 is the last prompt token's, step i the i-th decoded token's.
+    """One query to capture in this engine step. Step 0 is the last prompt token, step i the i-th decoded token.
 
-    slot: where in the KV cache that token's key lands. It belongs to this token alone, whatever the batch's order.
+    slot: the place of the token's key in the KV cache. No other token of the batch has the same slot.
     """
 
     request: ScoredRequest
@@ -53,20 +53,20 @@ class Wanted(NamedTuple):
 
 
 class RequestLedger:
-    """The scored requests that are alive.
+    """The scored requests that are not finished.
 
-    resumed: how often one came back after a preemption. cached_tokens: prompt tokens that the prefix cache spared.
+    resumed: number of resumes after preemption. cached_tokens: prompt tokens that came from the prefix cache.
     """
 
     def __init__(self, block_size: int) -> None:
-        """block_size: tokens per block of the KV cache's one group, as the scheduler counts them."""
+        """block_size: tokens per block of the scheduler, for the single KV cache group."""
         self.requests: dict[str, ScoredRequest] = {}
         self.resumed = 0
         self.cached_tokens = 0
         self._block_size = block_size
 
     def update(self, output: SchedulerOutput) -> list[Wanted]:
-        """Follow one scheduling step and say which queries to capture in it. Frees finished and aborted requests."""
+        """Process one scheduling step; returns the queries to capture in it. Removes finished and aborted requests."""
         for request_id in output.finished_req_ids:
             self.requests.pop(request_id, None)
         computed: dict[str, int] = {}
@@ -90,7 +90,7 @@ class RequestLedger:
         return [wanted for wanted in found if wanted]
 
     def _admit(self, new: NewRequestData) -> bool:
-        """Take up a request that wants scores. The V2 runner sees a resumed request as a new one with known tokens."""
+        """Add a request that needs scores. For the V2 runner, a resumed request is a new one with known tokens."""
         if known := self.requests.get(new.req_id):
             self.resumed += 1
             known.blocks = list(new.block_ids[0])
@@ -103,7 +103,7 @@ class RequestLedger:
         return True
 
     def _want(self, request: ScoredRequest, position: int) -> Wanted | None:
-        """The query at `position`, the last one that this step computes, unless it is inside the prompt."""
+        """The query at `position`, the last one of this step; None if it is before the end of the prompt."""
         step = position - (request.prompt - 1)
         if not 0 <= step <= request.look_ahead:
             return None

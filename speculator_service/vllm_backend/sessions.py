@@ -1,11 +1,12 @@
-"""Drafting sessions on vLLM: token ids held here, KV held by the engine's prefix cache.
+"""Drafting sessions on vLLM. The token ids are kept here, the KV is in the engine's prefix cache.
 
-Each round is a request of its own: the prompt, the answer so far, a few tokens more. Blocks that an earlier round or
-the scoring of the prompt has read come from the prefix cache, under their tokens' hash (the last one by
-`partial_blocks`), so tokens that the target rejected are rolled back by not being asked for again, and several answers
-of one session can be continued at once.
-An idle session holds no slot and no referenced block: under pressure vLLM's own LRU takes its blocks, the longest
-unused session's first, and the next round reads what is gone anew.
+Each drafting round is a request: the prompt, the answer so far, and a few tokens to decode. The prefix cache supplies
+the blocks that were computed by the scoring of the prompt or by an earlier round (`partial_blocks` supplies the last
+one). Rejected tokens are not part of the next request, so nothing has to be removed. Several answers of one session can
+be continued at once.
+
+An idle session holds no request and references no block. When memory is short, vLLM's LRU evicts its blocks, those of
+the longest unused session first. The next round computes them again.
 """
 
 from collections.abc import Mapping
@@ -25,17 +26,18 @@ from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
 
 MAX_TOP = 512
-"""Most tokens that a draft is sampled from, or alternatives that are told of."""
+"""Maximum number of tokens that a draft is sampled from, and of alternatives that are reported."""
 
-# Below this vLLM decodes greedily (vllm.sampling_params._SAMPLING_EPS).
+# vLLM decodes greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
 _GREEDY_BELOW = 1e-5
 
 
 @dataclass(slots=True, eq=False)
 class EngineSession:
-    """A prompt that was read. read: tokens of the prompt and of an answer whose KV was made last, int32.
+    """A prompt whose KV was computed.
 
-    cache_salt, extra_args: what every request of the session carries, so that it finds its own KV and no other.
+    cache_salt, extra_args: for every request of the session; extra_args holds the positions of a kept prompt.
+    read: int32, the prompt and answer tokens of the last request.
     """
 
     prompt: Int32Array
@@ -49,7 +51,7 @@ class EngineSession:
 
     @classmethod
     def over(cls, prompt: KeptPrompt) -> "EngineSession":
-        """A session over the kept tokens, which the engine reads at their original positions (`vllm_hooks`)."""
+        """A session of a kept prompt. The engine computes its tokens at their original positions (`vllm_hooks`)."""
         extra_args = None
         if not prompt.is_dense:
             extra_args = {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
@@ -58,9 +60,10 @@ class EngineSession:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Since the start. rounds: requests that drafted. rollbacks: rounds that took back drafts read before.
+    """Counts since the start.
 
-    rebuilt: rounds that had to read anew what pressure had evicted. lost: calls for a session that was not there.
+    rounds: requests that drafted. rollbacks: rounds after a rejected draft. rebuilt: rounds that computed evicted
+    blocks again. lost: calls for an unknown session.
     """
 
     opened: int = 0
@@ -72,10 +75,10 @@ class SessionCounts:
 
 
 class EngineSessionTable:
-    """The sessions of one engine by id, and what became of them."""
+    """The sessions of one engine by id, and their counts."""
 
     def __init__(self, block_size: int) -> None:
-        """block_size: tokens per KV block, below which the prefix cache remembers nothing."""
+        """block_size: tokens per KV block. vLLM's prefix cache holds whole blocks only."""
         self.counts = SessionCounts()
         self._sessions: dict[str, EngineSession] = {}
         self._block_size = block_size
@@ -85,7 +88,7 @@ class EngineSessionTable:
         self.counts.opened += 1
 
     def get(self, name: str) -> EngineSession:
-        """Raises SessionLostError if it is not here."""
+        """Raises SessionLostError for an unknown session."""
         session = self._sessions.get(name)
         if session is None:
             self.counts.lost += 1
@@ -96,12 +99,12 @@ class EngineSessionTable:
         self.counts.closed += self._sessions.pop(name, None) is not None
 
     def note_round(self, session: EngineSession, before: Int32Array, asked: Int32Array, output: RequestOutput) -> None:
-        """Count a round that read `asked`, prompt and answer, and then all but the last of its own drafts.
+        """Count a round. It computed `asked` (prompt and answer), and its own drafts except the last one.
 
-        before: what had been read when the round began.
+        before: `session.read` when the round began.
         """
         common = _common(before, asked)
-        # The last token is read again for its logits, and only whole blocks come from the cache.
+        # The last token is computed again for its logits, and only whole blocks are sure to come from the cache.
         expected = min(common, asked.size - 1) // self._block_size * self._block_size
         self.counts.rounds += 1
         self.counts.rollbacks += common < before.size
@@ -109,7 +112,7 @@ class EngineSessionTable:
         session.read = np.concatenate([asked, np.array(output.outputs[0].token_ids[:-1], np.int32)])
 
     def stats(self) -> dict[str, int]:
-        """The counts, and `sessions`: how many there are now."""
+        """The counts, and `sessions`, the present number of sessions."""
         return {"sessions": len(self._sessions), **asdict(self.counts)}
 
 
@@ -122,7 +125,7 @@ def _common(a: Int32Array, b: Int32Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How one round drafts: see `BranchingEngine.draft`. top_m 0: greedily."""
+    """The options of one round, see `BranchingEngine.draft`. top_m = 0 drafts greedily."""
 
     count: int
     temperature: float
@@ -131,15 +134,15 @@ class DraftOptions:
 
     @classmethod
     def of(cls, count: int, temperature: float, top_m: int, alternatives: int, vocab_size: int) -> "DraftOptions":
-        """The options that the engine can serve; a temperature that vLLM takes for greedy leaves q one-hot."""
+        """The options within the engine's limits. If vLLM treats the temperature as greedy, q is one-hot."""
         most = min(MAX_TOP, vocab_size)
         top_m = min(top_m, most) if temperature >= _GREEDY_BELOW else 0
         return cls(count, temperature if top_m else 0.0, top_m, min(alternatives, most))
 
     def sampling(self, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]) -> SamplingParams:
-        """vLLM's parameters. Its logprobs are those that it samples from (logprobs_mode, set by `vllm_start`).
+        """vLLM's parameters. The logprobs are those of the sampled distribution (logprobs_mode, set in `start`).
 
-        gang: see `gang`.
+        gang: see `scheduler.gang`.
         """
         return SamplingParams(
             temperature=self.temperature,
@@ -154,16 +157,16 @@ class DraftOptions:
         )
 
     def drafted(self, output: RequestOutput) -> Drafted:
-        """The drafts of a finished request, with q and alternatives as they were asked for."""
+        """The drafts of a finished request, with the requested q and alternatives."""
         tokens = np.array(output.outputs[0].token_ids, np.int32)
         flat = output.outputs[0].logprobs
         if flat is None:
             return Drafted(tokens)
-        # Each row is the sampled token, then the likeliest.
+        # Each row holds the sampled token, then the likeliest tokens.
         ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1:]
         logprobs = np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1:]
         q_ids, q = ids[:, : self.top_m], _normalised(np.exp(logprobs[:, : self.top_m]))
-        # Sampled rows tell the drafter's probabilities at the request's temperature, and of its top tokens alone.
+        # Sampled rows hold probabilities at the temperature of the request, and only of the top tokens.
         warm = np.exp(logprobs * self.temperature) if self.top_m else np.exp(logprobs)
         others = (_normalised(warm) if self.top_m else warm)[:, : self.alternatives]
         return Drafted(

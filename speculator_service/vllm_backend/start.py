@@ -1,4 +1,4 @@
-"""Starts vLLM's AsyncLLM as a speculator engine: its options, and what a speculator cannot run with."""
+"""Starts vLLM's AsyncLLM as a speculator engine: its options, and the options that it refuses."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from vllm_hooks.engine import check_options, engine_config, start
 
 WORKER = "speculator_service.vllm_backend.worker.SpeculatorWorker"
 SCHEDULER = "speculator_service.vllm_backend.scheduler.scheduler.SpeculatorScheduler"
-# The probabilities that come back are those that a draft was sampled from.
 OWN_SETTINGS = {
     "skip_tokenizer_init": True,
+    # The logprobs of a draft are those of the distribution that it was sampled from.
     "logprobs_mode": "processed_logprobs",
     "max_logprobs": MAX_TOP,
-    # With several tokens a step (`multi_step`) there would be little to gain.
+    # Multi-step scheduling leaves little to gain.
     "async_scheduling": False,
 }
 
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
-    """A running engine for the model in folder `model`, with our worker and scheduler.
+    """A running engine for the model in folder `model`, with the speculator's worker and scheduler.
 
-    options: fields of vLLM's AsyncEngineArgs. Prefix caching and chunked prefill are on unless they say otherwise.
-    Raises ModelError for what a speculator cannot do yet, SkimError for an option or a machine that vLLM refuses.
+    options: fields of vLLM's AsyncEngineArgs. Prefix caching and chunked prefill are on by default.
+    Raises ModelError for options and models that a speculator does not support, SkimError for what vLLM refuses.
     """
     check_options("speculator", options, OWN_SETTINGS)
     config = _engine_config(model, max_model_len, tensor_parallel, options)
@@ -45,13 +45,13 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         "enable_chunked_prefill": True,
         **options,
     }
-    # vLLM's own default is one for all engines: a target's would then draw what its drafter drew.
+    # With vLLM's default seed, the target would draw the same random numbers as its drafter.
     settings.setdefault("seed", secrets.randbits(31))
     if current_platform.is_cpu():
-        # vLLM's CPU attention takes multiples of 32; small blocks let more of a prompt come from the prefix cache.
+        # vLLM's CPU attention needs multiples of 32. Small blocks let the prefix cache supply more of a prompt.
         settings.setdefault("block_size", 32)
     else:
-        # Queries are captured in Python, which a replayed graph of the whole model would not run.
+        # Queries are captured in Python, and the replay of a graph of the whole model runs no Python.
         settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
     return engine_config(
         _failure(model),
@@ -70,7 +70,7 @@ def _failure(model: str) -> str:
 
 
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:
-    """What the options ask for that scoring cannot do; what the layers cannot do is refused in the worker."""
+    """Refuse options that scoring does not support. The worker refuses layers that it does not support."""
     parallel = config.parallel_config
     cache = config.cache_config.cache_dtype
     for asked, unsupported in {

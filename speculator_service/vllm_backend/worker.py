@@ -1,11 +1,11 @@
-"""The speculator's vLLM worker: captures queries while the model runs and scores a prompt after its last step.
+"""The speculator's vLLM worker: captures queries while the model runs, and scores a prompt after its last step.
 
-Overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads nothing but `SchedulerOutput`,
-`ModelRunnerOutput` and the attention layers, so one class serves both model runners (V1 on CPU, V2 on a GPU). Keys are
-read once, after the last look-ahead step. All of this runs in the engine's own processes.
+It overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads only `SchedulerOutput`, `ModelRunnerOutput`
+and the attention layers. So one class works with both model runners (V1 on CPU, V2 on a GPU). Scores are computed once,
+after the last look-ahead step. The code runs in the engine's own processes.
 
-What remains of a request after its prompt is run here, in the same engine step (`multi_step`). Each of those steps
-goes through the same methods, so queries, restored positions and sampling are as in a step of its own.
+The worker also runs the synthetic steps of `multi_step` in the same engine step. They use the same methods as ordinary
+steps, so queries, restored positions and sampling are the same.
 
 Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter. Not run: any GPU, so neither NCCL nor CUDA
 graphs.
@@ -34,7 +34,7 @@ from vllm_hooks.worker import RestoringWorker
 
 
 class SpeculatorWorker(RestoringWorker):
-    """vLLM's worker of this platform, which also scores the requests that carry `SCORE_ARG`."""
+    """vLLM's worker of this platform. It also scores the requests that have `SCORE_ARG`."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -69,14 +69,14 @@ class SpeculatorWorker(RestoringWorker):
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
-        """The tokens of the step that was executed, and of those that its requests take by themselves after it."""
+        """The tokens of the executed step and of the synthetic steps after it."""
         self._steps += 1
         wanted = [self._wanted]
         outputs: list[ModelRunnerOutput] = []
         latest = super().sample_tokens(grammar_output)
         for step in following_steps(self._step):
             self._forward(step)
-            # Here, so that the device has the next forward to do while this one's tokens travel (GPU).
+            # After the next forward is queued, so that a GPU computes while these tokens are copied.
             outputs.append(_on_host(latest))
             wanted.append(self._wanted)
             latest = super().sample_tokens(None)
@@ -87,7 +87,7 @@ class SpeculatorWorker(RestoringWorker):
         return merged
 
     def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Run the model, and take the queries that are wanted of this step."""
+        """Run the model and capture the queries of this step."""
         self._wanted = self._ledger.update(step)
         self._capture.expect([wanted.slot for wanted in self._wanted])
         output = super().execute_model(step)
@@ -98,11 +98,11 @@ class SpeculatorWorker(RestoringWorker):
         return output
 
     def _finish(self, steps: list[tuple[list[Wanted], ModelRunnerOutput]]) -> dict[str, dict[str, Any]]:
-        """Note the sampled tokens, and score the requests that are done: payloads by id, on the rank that answers."""
+        """Store the sampled tokens and score the finished requests. Payloads by id on the driver rank, else {}."""
         done: list[ScoredRequest] = []
         for wanted, output in steps:
             for request, step, _ in wanted:
-                # A re-prefill after preemption passes through known steps without sampling.
+                # After preemption, a request computes known steps again without sampling.
                 if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
                     request.tokens[step] = sampled[0]
             done += [w.request for w in wanted if w.is_last]
@@ -112,9 +112,10 @@ class SpeculatorWorker(RestoringWorker):
         return {request.id: _payload(request, aggregate) for request, aggregate in scores}
 
     def speculator_stats(self) -> dict[str, float]:
-        """Requests alive, scored, resumed after preemption; prompt tokens from the cache; milliseconds of scoring.
+        """Counts of this rank.
 
-        steps: engine steps that sampled, however many tokens.
+        steps: engine steps that sampled. alive, scored, resumed: requests; resumed counts resumes after preemption.
+        cached_tokens: prompt tokens from the prefix cache. scoring_ms: milliseconds of scoring.
         """
         return {
             "steps": self._steps,
@@ -126,7 +127,7 @@ class SpeculatorWorker(RestoringWorker):
         }
 
     def _score(self, request: ScoredRequest) -> Aggregate:
-        """Attention of all steps to the prompt [1 or L, S, M], over the heads of all ranks."""
+        """Attention of all steps to the prompt: [1 or L, S, M], over the heads of all ranks."""
         began = time.perf_counter()
         aggregate = self._attention(request)
         tensor_parallel = get_tp_group()
@@ -139,7 +140,7 @@ class SpeculatorWorker(RestoringWorker):
         return aggregate
 
     def _attention(self, request: ScoredRequest) -> Aggregate:
-        """That of this rank's heads."""
+        """The same over the heads of this rank."""
         indices = scored_layers(len(self._layers), request.options["layers"])
         layers = self._layers[indices.start : indices.stop]
         steps = request.look_ahead + 1
@@ -161,7 +162,7 @@ class SpeculatorWorker(RestoringWorker):
         return aggregate
 
     def _compile_kernels(self) -> None:
-        """Score one token of an empty cache with the default options, so that no request waits for the compiler."""
+        """Score one token of an empty cache with the default options, so that no request waits for compilation."""
         options = SelectionOptions()
         shape = (len(self._layers), self._layers[0].num_heads, self._layers[0].head_size)
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
@@ -170,17 +171,17 @@ class SpeculatorWorker(RestoringWorker):
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
-    """The output once its tokens are here; the V2 runner gives it before that."""
+    """The output with its tokens on the host. The V2 runner returns it before they are copied."""
     return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
 
 
 def _payload(request: ScoredRequest, aggregate: Aggregate) -> dict[str, Any]:
-    """importance: float32 [M] as bytes. tokens: to the first EOS, included. speculate_ms: first step to scores."""
+    """importance: float32 [M] as bytes. tokens: up to the first EOS, included. speculate_ms: first step to scores."""
     tokens = [request.tokens[step] for step in range(request.look_ahead)]
     valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
     return {
         "importance": aggregate.importance(valid).cpu().numpy().tobytes(),
-        # Step i is valid while token i is still part of the answer.
+        # Step i is valid if token i is part of the answer.
         "tokens": tokens[: int(valid.sum())],
         "speculate_ms": 1e3 * (time.perf_counter() - request.started),
     }

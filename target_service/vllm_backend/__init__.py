@@ -1,4 +1,4 @@
 """The target on vLLM: the engine, its worker, the remote proposer and the KV connector.
 
-Lives here: what only the target does to vLLM. Not here: what the speculator does too (`vllm_hooks/`).
+Lives here: changes to vLLM for the target alone. Not here: changes that the speculator needs too (`vllm_hooks/`).
 """

@@ -1,15 +1,15 @@
-"""Repairs three faults of vLLM 0.29 on CPU. Whether a vLLM has them is tried, not read from its version.
+"""Repairs three faults of vLLM 0.29 on CPU. Each fault is detected by a test, not by vLLM's version.
 
-Temperature, top-k and top-p of drafted requests were uninitialised memory: `expand_kernel` of
-vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy, so `expand_batch_to_tokens`
-(vllm.v1.sample.rejection_sampler) returns what `new_empty` held.
+Temperature, top-k and top-p of drafted requests are uninitialised memory. `expand_kernel` of
+vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy. So `expand_batch_to_tokens`
+(vllm.v1.sample.rejection_sampler) returns the result of `new_empty` unchanged.
 
-A draft that is none (-1, with which vLLM pads a request that joins a decode step) could be accepted in sampled
-requests: `rejection_random_sample_kernel` looks up the probability of token -1, the last one of the row before, where
-vLLM's Triton kernel of that name rejects it at once.
+A padding draft can be accepted in sampled requests. vLLM pads a request that joins a decode step with -1.
+`rejection_random_sample_kernel` looks up the probability of token -1, which is the last token of the previous row.
+vLLM's Triton kernel of the same name rejects it at once.
 
-A request with a seed whose prompt is prefilled in chunks ended the engine: GPUModelRunner._bookkeeping_sync rewinds its
-generator by `set_offset`, which CPU generators do not have.
+A request with a seed stops the engine if its prompt is prefilled in chunks. GPUModelRunner._bookkeeping_sync rewinds
+its generator with `set_offset`, which CPU generators do not have.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 
 class ExpandKernel:
-    """Called as Triton kernels are, `kernel[grid](...)`; the grid does not matter here."""
+    """Called like a Triton kernel, `kernel[grid](...)`. The grid is ignored."""
 
     def __getitem__(self, grid: Any) -> Any:
         return _expand
@@ -32,22 +32,22 @@ def _expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,  # noqa: N803  the Triton kernel's name
 ) -> None:
-    """Write each of `values` [rows] into `output` [tokens] as often as its row has tokens, replaced where equal."""
+    """Write each of `values` [rows] into `output` [tokens], once per token of its row. Replaces `replace_from`."""
     counts = torch.diff(cumulative_counts.long(), prepend=cumulative_counts.new_zeros(1, dtype=torch.long))
     output.copy_(values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts))
 
 
 def expands_rightly(kernel: Any) -> bool:
-    """Whether this `expand_kernel` writes floats to where it was told."""
+    """Whether this `expand_kernel` writes floats into its output."""
     output = torch.full((3,), -1.0)
     kernel[(2,)](output, torch.tensor([0.0, 0.7]), torch.tensor([1, 3], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=128)
     return torch.equal(output, torch.tensor([1.0, 0.7, 0.7]))
 
 
 def repair_expand_kernel(sampler: Any) -> bool:
-    """Give `sampler`, the module vllm.v1.sample.rejection_sampler, a right kernel if its own is wrong on CPU.
+    """Replace the kernel of `sampler`, the module vllm.v1.sample.rejection_sampler, if it is wrong.
 
-    Call it after a CPU model runner was made, which puts the kernel there. Returns whether there was need.
+    Call it after a CPU model runner was created, because that sets the kernel. Returns whether it was replaced.
     """
     if expands_rightly(sampler.expand_kernel):
         return False
@@ -56,7 +56,7 @@ def repair_expand_kernel(sampler: Any) -> bool:
 
 
 class RejectionKernel:
-    """vLLM's CPU kernel of sampled requests, called as Triton kernels are, with the drafts that are none rejected."""
+    """vLLM's CPU kernel for sampled requests, called like a Triton kernel, but it rejects padding drafts."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -76,7 +76,7 @@ class RejectionKernel:
             *others: Any,
             **options: Any,
         ) -> None:
-            # A token that can be looked up, and a threshold that no ratio p / q reaches.
+            # The token must be valid for the look-up. No ratio p / q reaches the threshold.
             threshold = uniform.masked_fill(drafts < 0, torch.inf)
             kernel(
                 output, cumulative_counts, drafts.clamp(min=0), q, p, bonus, recovered, threshold, *others, **options
@@ -86,7 +86,7 @@ class RejectionKernel:
 
 
 def rejects_padding(kernel: Any) -> bool:
-    """Whether this `rejection_random_sample_kernel` puts the recovered token in the place of a draft that is none."""
+    """Whether this `rejection_random_sample_kernel` replaces a padding draft by the recovered token."""
     output = torch.full((2, 2), -1, dtype=torch.int32)
     p = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
     kernel[(2,)](
@@ -109,9 +109,9 @@ def rejects_padding(kernel: Any) -> bool:
 
 
 def repair_rejection_kernel(sampler: Any) -> bool:
-    """Give `sampler`, the module vllm.v1.sample.rejection_sampler, a kernel that rejects padding if its own does not.
+    """Make the kernel of `sampler`, the module vllm.v1.sample.rejection_sampler, reject padding if it does not.
 
-    Call it as `repair_expand_kernel`. Returns whether there was need.
+    Call it when `repair_expand_kernel` is called. Returns whether it was replaced.
     """
     if rejects_padding(sampler.rejection_random_sample_kernel):
         return False
@@ -120,9 +120,9 @@ def repair_rejection_kernel(sampler: Any) -> bool:
 
 
 def repair_rewinding(runner: Any) -> bool:
-    """Have the V1 `runner` rewind the generators of requests that are still prefilling as CPU generators can be.
+    """Make the V1 `runner` rewind the generators of prefilling requests in a way that works on CPU.
 
-    Returns whether there was need.
+    Returns whether the runner was changed.
     """
     try:
         torch.Generator().get_offset()
@@ -134,7 +134,7 @@ def repair_rewinding(runner: Any) -> bool:
 
 
 def _prefilling(runner: Any) -> dict[int, torch.Generator]:
-    """The generators of the rows whose samples will be thrown away."""
+    """The generators of the rows whose samples are discarded."""
     batch = runner.input_batch
     rows = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
     return {row: batch.generators[row] for row in rows if row in batch.generators}

@@ -1,4 +1,4 @@
-"""Counts what vLLM's scheduler says of speculation, for every method, runner and rank alike."""
+"""Counts speculation from the statistics of vLLM's scheduler. They are the same for all methods, runners and ranks."""
 
 import copy
 from typing import Any
@@ -7,7 +7,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 
 class DecodeCounts(StatLoggerBase):
-    """rounds (verifications), drafts and accepted ones, the latter two by position as well."""
+    """Counts of rounds (verifications), drafts and accepted drafts; the latter two also by position."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         most = vllm_config.num_speculative_tokens
@@ -27,8 +27,8 @@ class DecodeCounts(StatLoggerBase):
             self.accepted_per_position[position] += count
 
     def counts(self) -> dict[str, Any]:
-        """The counts by name, as they are now."""
+        """The present counts by name."""
         return copy.deepcopy(dict(vars(self)))
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Logs nothing."""

@@ -1,7 +1,7 @@
 """Gives vLLM's rejection sampler the distributions that remote drafts were sampled from.
 
-vLLM's own way, `_draft_probs` [requests, K, vocabulary], would be hundreds of MB at a large batch; this makes only the
-rows that are verified, from the few (id, probability) pairs that came with each draft.
+vLLM's own tensor `_draft_probs` [requests, K, vocabulary] would take hundreds of MB for a large batch. Here only the
+verified rows are built, from the few (id, probability) pairs of each draft.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ HOOKED = (("vllm.v1.worker.gpu_model_runner", _REPLACED, "self spec_decode_metad
 class DraftDistributions:
     """The q of the drafts that the next step verifies, by request id.
 
-    scheduled: the drafts that the scheduler sent to be verified, set before each step. A request whose scheduled drafts
-    are not the start of its proposal counts as one-hot, which is exact for any draft.
+    scheduled: the drafts that the scheduler sends to verification, set before each step. If they are not the first
+    drafts of the request's proposal, they are treated as one-hot, which is exact for any draft.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -32,8 +32,8 @@ class DraftDistributions:
         runner._get_spec_decode_draft_probs = self._draft_probs
 
     def _draft_probs(self, metadata: Any) -> torch.Tensor | None:
-        """float32 [drafts of this step, vocabulary], in the batch's order; None if all drafts are one-hot."""
-        # Good for one verification: vLLM may put drafts of its own (zeros, near max_model_len) in place of the next.
+        """float32 [drafts of this step, vocabulary], in the order of the batch; None if all drafts are one-hot."""
+        # Valid for one verification. vLLM may replace the next drafts by its own (zeros, near max_model_len).
         proposals, self.proposals = self.proposals, {}
         starts = np.cumsum([0, *metadata.num_draft_tokens]).tolist()
         sampled = []
@@ -46,8 +46,8 @@ class DraftDistributions:
             return None
         drafts = metadata.draft_token_ids.long()
         probs = torch.zeros(drafts.numel(), self._runner.input_batch.vocab_size, device=drafts.device)
-        # vLLM pads a request that joins a decode step with drafts that are none (-1): always rejected, and with q = 0
-        # what comes instead is drawn from p.
+        # vLLM pads a request that joins a decode step with drafts of -1. They are always rejected. Their q is 0, so the
+        # replacement is drawn from p.
         probs.scatter_(1, drafts.clamp(min=0)[:, None], (drafts >= 0).float()[:, None])
         for start, end, proposal in sampled:
             ids = async_tensor_h2d(proposal.q_ids[: end - start].astype(np.int64), drafts.device)

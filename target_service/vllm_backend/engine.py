@@ -28,20 +28,21 @@ from target_service.vllm_backend.speculation import TargetSamplingParams, read_d
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
-"""What `GenerateRequest.engine_args` may hold: keywords of AsyncLLM.generate that need no more than this request."""
+"""Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain."""
 
 
 class VllmTarget(TargetEngine):
-    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose engine core runs in processes of its own.
+    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm). The engine core runs in separate processes.
 
-    decode: fields of DecodeOptions, how decoding is speculated for requests that do not say none; None never does.
-    draft_model: the folder of the drafting weights, for vLLM's own methods that have some. draft_channel: keyword
-    arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping). kv_role: which half of
-    a split target this is, whose KV blocks move from `prefill` to `decode`; None for a whole one. kv_host: this node's
-    address, at which the other half finds the blocks. stat_loggers: dotted names of classes that vLLM tells its own
-    numbers as well (vllm.v1.metrics.loggers.StatLoggerBase).
+    decode: fields of DecodeOptions, the speculation of requests that do not switch it off; None means method none.
+    draft_model: the folder of the drafting weights, for those of vLLM's own methods that have weights.
+    draft_channel: keyword arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
+    kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
+    kv_host: the address of this node, where the other half finds the blocks.
+    stat_loggers: dotted names of classes that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase).
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
-    Sliding-window layers count kept tokens, not original ones: the window reaches further back than in a dense prompt.
+
+    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
     """
 
@@ -63,7 +64,7 @@ class VllmTarget(TargetEngine):
         **engine_options: Any,
     ) -> None:
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
-        # Said even when it is the default: vLLM's own default for longrope models is the original maximum.
+        # Always set, because vLLM's default for longrope models is the original maximum.
         engine_options["max_model_len"] = info.max_model_len
         self.decode = read_decode(decode)
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
@@ -90,7 +91,7 @@ class VllmTarget(TargetEngine):
         return self._transfer_counts
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """As TargetEngine.generate; the look-ahead tokens and the session are used with decode method remote."""
+        """As TargetEngine.generate. Decode method remote uses the look-ahead tokens and the session."""
         sampling = self._sampling_params(request)
         unknown = request.engine_args.keys() - ENGINE_ARGS
         if unknown:
@@ -116,7 +117,7 @@ class VllmTarget(TargetEngine):
             raise SkimError(f"the target engine failed on request {request.request_id}: {e.__cause__}") from e
 
     def _sampling_params(self, request: GenerateRequest) -> SamplingParams:
-        """vLLM's parameters for this request, checked; the kept positions travel in `extra_args`."""
+        """vLLM's checked parameters for this request. `extra_args` contains the kept positions."""
         max_tokens = check_request(request, self.info)
         extra_args = dict(request.sampling.get("extra_args") or {})
         if blocks := transfer_params(self._kv_role, request):
@@ -140,8 +141,8 @@ class VllmTarget(TargetEngine):
     async def decode_stats(self) -> dict[str, Any]:
         """Counts of speculation since the start; {} with method none.
 
-        rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts); with
-        method remote also what target_service.vllm_backend.proposer.RemoteProposer.stats tells.
+        rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts). Method
+        remote adds those of target_service.vllm_backend.proposer.RemoteProposer.stats.
         """
         if self.decode.method == "none":
             return {}
@@ -149,7 +150,7 @@ class VllmTarget(TargetEngine):
         return {**(told or {}), **self._decode_counts.counts()}
 
     def transfer_stats(self) -> dict[str, int]:
-        """`vllm_blocks.TransferCounts` of a decoding half; {} for any other engine."""
+        """`kv_connector.TransferCounts` of a decoding half; {} for any other engine."""
         return self._transfer_counts.counts() if self._kv_role == "decode" else {}
 
     async def stats(self) -> dict[str, Any]:

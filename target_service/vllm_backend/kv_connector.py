@@ -1,9 +1,9 @@
-"""A split target: the KV blocks of a prompt move from the engine that prefilled it to the engine that decodes.
+"""A split target: the KV blocks of a prompt move from the prefilling engine to the decoding engine.
 
-vLLM's NixlConnector moves them; what it tells of a request (`kv_transfer_params`) travels through the router as
-`GenerateOutput.kv_blocks` and `GenerateRequest.kv_blocks`. Block hashes and positions need nothing more: both engines
-know the kept positions of the request. Blocks that do not arrive are computed again by the decoding engine, also when
-the engine that held them dies while they are read: see `read_from_one_thread`.
+vLLM's NixlConnector moves them. Its data about a request (`kv_transfer_params`) goes through the router as
+`GenerateOutput.kv_blocks` and `GenerateRequest.kv_blocks`. Both engines get the kept positions of the request, so block
+hashes and positions are right in both. The decoding engine computes blocks that do not arrive, also if the prefilling
+engine dies during the transfer (`read_from_one_thread`).
 
 Run on CPU (UCX over loopback and shared memory), V1 runner. Not run: a GPU, several nodes.
 """
@@ -29,9 +29,9 @@ _HOST, _PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
 
 def connector_options(role: KvRole | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine options of a half of a split target; none for a whole one. Raises SkimError if NIXL is missing.
+    """The engine options of a half of a split target; {} for a whole target. Raises SkimError if NIXL is missing.
 
-    options: the engine's other options, whose `kv_transfer_config` adds to ours.
+    options: the engine's other options. Their `kv_transfer_config` is merged into this one.
     """
     if role is None:
         return {}
@@ -44,15 +44,15 @@ def connector_options(role: KvRole | None, options: Mapping[str, Any]) -> dict[s
 
 
 def read_from_one_thread(transfer: Any) -> None:
-    """Have a decoding half's worker, which builds its NIXL agent afterwards, survive the death of who holds its blocks.
+    """Make the worker of a decoding half survive the death of the prefilling half. Call it before NIXL is initialised.
 
-    By default NIXL's UCX backend has a thread that closes the connection to a peer that died, while another thread may
-    be posting reads on it (nixlUcxEngine::sendXferRangeBatch): that segfaults. Without that thread the worker itself
-    moves the transfers on, in each step that asks whether they are done. The prefilling half keeps its thread: a reader
-    waits for it also where it has no step to do.
+    By default NIXL's UCX backend has a progress thread. It closes the connection to a dead peer while another thread
+    may be posting reads on it (nixlUcxEngine::sendXferRangeBatch), which ends in a segmentation fault. Without the
+    thread, the worker itself advances the transfers, in each step that checks whether they are done. The prefilling
+    half keeps its thread, because readers wait for it also while it runs no steps.
 
-    transfer: the vLLM config's `kv_transfer_config`. With a connector, or `num_threads`, of the user's choice nothing
-    changes. Raises SkimError if this vLLM builds its agent otherwise.
+    transfer: the vLLM config's `kv_transfer_config`. Nothing changes if the user chose another connector or set
+    `num_threads`. Raises SkimError if vLLM's function for the agent has changed.
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return
@@ -64,7 +64,7 @@ def read_from_one_thread(transfer: Any) -> None:
 
 
 def one_thread_agent_config(*, num_threads: int = 0, **options: Any) -> Any:
-    """A `nixl_agent_config` without threads of its own; vLLM's handshakes, in another thread, take turns with reads."""
+    """A `nixl_agent_config` without a progress thread. A lock separates reads from vLLM's handshake thread."""
     from nixl._api import nixl_agent_config, nixl_thread_sync_t
 
     turns = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -73,7 +73,7 @@ def one_thread_agent_config(*, num_threads: int = 0, **options: Any) -> Any:
 
 @contextmanager
 def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
-    """Engines that start inside tell others at `host` where their blocks lie, on a free port of their own."""
+    """Engines that start in this context publish the addresses of their blocks at `host`, on a free port."""
     if role is None:
         yield
         return
@@ -84,7 +84,7 @@ def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
 
 
 def transfer_params(role: KvRole | None, request: GenerateRequest) -> dict[str, Any] | None:
-    """vLLM's `kv_transfer_params` of this request; None where nothing is to move. Raises as `limits.check_leg`."""
+    """vLLM's `kv_transfer_params` for this request; None if no blocks move. Raises as `limits.check_leg`."""
     leg = check_leg(request, role)
     if leg is None:
         return None
@@ -92,7 +92,7 @@ def transfer_params(role: KvRole | None, request: GenerateRequest) -> dict[str, 
 
 
 class TransferCounts(StatLoggerBase):
-    """transfers of KV blocks that arrived here, their bytes, and how many failed."""
+    """Counts of finished transfers of KV blocks to this engine, their bytes, and failed transfers."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.transfers = self.transferred_bytes = self.failed_transfers = 0
@@ -107,8 +107,8 @@ class TransferCounts(StatLoggerBase):
         self.failed_transfers += len(data.get("num_failed_transfers", []))
 
     def counts(self) -> dict[str, int]:
-        """The counts by name, as they are now."""
+        """The present counts by name."""
         return dict(vars(self))
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Logs nothing."""

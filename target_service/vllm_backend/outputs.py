@@ -1,4 +1,4 @@
-"""Turns vLLM's RequestOutput into the message that goes to the router."""
+"""Converts vLLM's RequestOutput into the message for the router."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
 
 
 def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:
-    """The message of one step. with_timings: this is the first output, the one that tells queue and prefill."""
+    """The message of one step. with_timings: this is the first output, which includes queue and prefill times."""
     prompt_logprobs = output.prompt_logprobs
     return GenerateOutput(
         completions=[_completion(c) for c in output.outputs],
@@ -36,7 +36,7 @@ def _completion(output: CompletionOutput) -> Completion:
 
 
 def _positions(logprobs: Iterable[LogprobsOnePosition]) -> list[list[TokenLogprob]]:
-    """Both forms of vLLM's SampleLogprobs, a list and FlatLogprobs, iterate as a dict per token, the sampled first."""
+    """Works for both forms of vLLM's SampleLogprobs. Each yields one dict per token, with the sampled token first."""
     return [_candidates(p) for p in logprobs]
 
 
@@ -45,7 +45,7 @@ def _candidates(position: LogprobsOnePosition) -> list[TokenLogprob]:
 
 
 def _timings(stats: RequestStateStats) -> dict[str, float]:
-    """Milliseconds in the engine core's queue and from the first scheduling to the first token."""
+    """Milliseconds in the queue of the engine core, and from the first scheduling to the first token."""
     return {
         "queue": 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0),
         "prefill": 1e3 * max(stats.first_token_ts - stats.scheduled_ts, 0.0),

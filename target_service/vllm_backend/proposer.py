@@ -1,7 +1,7 @@
 """Remote drafting in vLLM's V1 model runner: `speculative_config={"method": "custom_class", "model": PROPOSER, ...}`.
 
-Each rank of a tensor-parallel group has a proposer, because each verifies; rank 0 alone talks to the drafters, decides
-and counts, and the others get the distributions of the drafts. The scheduler takes the drafts from rank 0.
+Each tensor-parallel rank has a proposer, because each rank verifies. Only rank 0 talks to the drafters, decides and
+counts. It sends the distributions of the drafts to the other ranks. The scheduler takes the drafts from rank 0.
 """
 
 import time
@@ -28,7 +28,7 @@ CHANNEL = "skim_draft_channel"
 
 
 class RemoteProposer:
-    """What vLLM's runner makes for custom_class (vllm.v1.spec_decode.custom_class_proposer)."""
+    """The class that vLLM's runner creates for custom_class (vllm.v1.spec_decode.custom_class_proposer)."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._most = vllm_config.speculative_config.num_speculative_tokens
@@ -44,10 +44,10 @@ class RemoteProposer:
         self._step_tokens = 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's CPU runner calls this for every drafter; the drafting model lives elsewhere."""
+        """vLLM's CPU runner calls this for every drafter. The drafting model runs in another process."""
 
     def attach(self, runner: Any) -> None:
-        """Before the first step; vLLM hands a proposer no runner."""
+        """Set the model runner before the first step. vLLM does not pass it to a proposer."""
         self._runner = runner
         self._group = get_tp_group()
         self._distributions = DraftDistributions(runner)
@@ -57,7 +57,7 @@ class RemoteProposer:
         return bool(self._group.rank_in_group == 0)
 
     def begin_step(self, scheduled: Any) -> None:
-        """Take note of what the scheduler sent (vllm.v1.core.sched.output.SchedulerOutput), before the forward."""
+        """Process the scheduler's output (vllm.v1.core.sched.output.SchedulerOutput) before the forward."""
         self._distributions.scheduled = scheduled.scheduled_spec_decode_tokens
         if not self._leads:
             return
@@ -86,7 +86,7 @@ class RemoteProposer:
             return KeptPrompt.dense(ids) if encoded is None else KeptPrompt(ids, *decode_positions(encoded))
 
         greedy = params.temperature < 1e-5
-        # A grammar cuts drafts off after they were sampled, which would bias q: certain drafts are exact all the same.
+        # A grammar removes drafts after they were sampled, which would bias q. One-hot drafts stay exact.
         sampled = not greedy and params.structured_outputs is None
         self._requests.begin(
             new.req_id, settings, prompt, params.temperature if sampled else 0.0, settings.q_top if sampled else 0
@@ -95,14 +95,14 @@ class RemoteProposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
-        """Drafts for each row of the batch. sampled_token_ids: accepted drafts and one more; empty while prefilling."""
+        """Drafts for each row of the batch. sampled_token_ids: accepted drafts and one token; empty in prefill."""
         ids = self._runner.input_batch.req_ids
         proposals: dict[str, Proposal] = {}
         if self._leads:
             self._observe(ids, sampled_token_ids)
             rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
             proposals = self._proposals(ids, rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        # All ranks decide alike whether q can matter, from what all of them know.
+        # All ranks decide this in the same way, from data that all of them have.
         if self._group.world_size > 1 and not self._runner.input_batch.all_greedy:
             proposals = self._group.broadcast_object(proposals if self._leads else None, src=0)
         self._distributions.proposals = proposals
@@ -137,9 +137,10 @@ class RemoteProposer:
         return proposals | self._asked(questions)
 
     def _room(self, request_id: str, answer: Int32Array, sampled: list[int]) -> int:
-        """Drafts that can still become part of the answer: none after its end, and its last token comes without one.
+        """Maximum number of drafts that can still become part of the answer; 0 after its end.
 
-        The scheduler cuts an answer at its end only after this step; it must not wait for drafts that nobody verifies.
+        The last token of an answer needs no draft. The scheduler ends an answer only after this step, and it must not
+        wait for drafts that are never verified.
         """
         params = self._runner.requests[request_id].sampling_params
         ends = {params.eos_token_id, *(params.stop_token_ids or ())}
@@ -157,7 +158,7 @@ class RemoteProposer:
         return {id: by_session[q.session] for id, q in questions.items() if q.session in by_session}
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, for metrics; only rank 0 has them."""
+        """Counts since the start, for metrics. Only rank 0 has them."""
         requests, exchange = self._requests.stats(), self._exchange.stats()
         exchange["fallbacks"]["no_session"] = requests.pop("no_session")
         return {**requests, **exchange, "cost_per_draft": self._costs.per_draft(max(len(self._requests), 1))}

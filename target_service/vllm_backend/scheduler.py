@@ -1,6 +1,6 @@
-"""The scheduler classes of the target's engine core: vLLM's own, in a process whose block hashes include positions.
+"""The scheduler classes of the target's engine core: vLLM's own, with block hashes that include positions.
 
-They also see to it that no request is drafted for more than it asked, whichever method drafts.
+They also limit the drafts of each request to the number that it asked for, with every drafting method.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from vllm_hooks.block_hash import PositionHashing
 
 
 class TargetScheduler(PositionHashing, Scheduler):
-    """vLLM's scheduler."""
+    """vLLM's scheduler with these two changes."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -21,7 +21,7 @@ class TargetScheduler(PositionHashing, Scheduler):
 
 
 class AsyncTargetScheduler(PositionHashing, AsyncScheduler):
-    """The same for async scheduling, which is a class of its own in vLLM."""
+    """The same for async scheduling, which is a separate class in vLLM."""
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -29,7 +29,7 @@ class AsyncTargetScheduler(PositionHashing, AsyncScheduler):
 
 
 def _limit_drafts(requests: Any, ids: Any) -> None:
-    """Cut the drafts (or their placeholders) of requests that asked for fewer; a count, so verification stays exact."""
+    """Remove drafts (or their placeholders) beyond the request's limit. The limit is a count, so results stay exact."""
     for id in ids:
         request = requests.get(id)
         if request is None or not request.spec_token_ids or request.sampling_params is None:

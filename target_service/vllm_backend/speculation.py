@@ -1,4 +1,4 @@
-"""Decode speculation as vLLM is told of it: each method's config, and the sampling that drafts are verified under."""
+"""Decode speculation in vLLM's terms: the config of each method, and the sampling parameters of verified requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,9 @@ WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 
 
 class TargetSamplingParams(SamplingParams):
-    """vLLM's, without its refusal of min_p and logit_bias on engines that speculate.
+    """vLLM's class, without its refusal of min_p and logit_bias on engines that speculate.
 
-    Those parameters do not reach the verification of drafts, but a request without drafts is sampled as ever: see
+    These parameters have no effect on the verification of drafts. A request without drafts is sampled as usual, see
     `verifiable`.
     """
 
@@ -26,12 +26,12 @@ class TargetSamplingParams(SamplingParams):
 
 
 def verifiable(sampling: SamplingParams) -> bool:
-    """Whether vLLM verifies drafts exactly under these parameters; if not, the request must go without drafts."""
+    """Whether vLLM verifies drafts exactly with these parameters. If not, the request must not be drafted."""
     return not (sampling.min_p > 0 or sampling.logit_bias)
 
 
 def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
-    """The `decode` argument of a target. Raises SkimError naming the field that is wrong."""
+    """The `decode` argument of a target, checked. Raises SkimError that names the wrong field."""
     try:
         return DecodeOptions.model_validate(dict(fields)) if fields is not None else DecodeOptions(method="none")
     except ValidationError as e:
@@ -41,10 +41,10 @@ def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
 def speculation_options(
     decode: DecodeOptions, draft_model: str | None, draft_channel: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The engine options that make vLLM speculate with `decode.method`; none for method none.
+    """The engine options that make vLLM speculate with `decode.method`; {} for method none.
 
-    options: the engine's other options. Its `speculative_config` adds to what follows from `decode`, such as ngram's
-    prompt_lookup_max. Raises SkimError for a model that is missing.
+    options: the engine's other options. Their `speculative_config` is merged into the result, for example ngram's
+    prompt_lookup_max. Raises SkimError for a missing draft model.
     """
     if decode.method == "none":
         return {}

@@ -1,4 +1,4 @@
-"""Starts vLLM's AsyncLLM as a target engine: its classes, and the models whose positions cannot be restored."""
+"""Starts vLLM's AsyncLLM as a target engine. Refuses models whose positions cannot be restored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ HOOKED = (
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule", "self scheduler_output"),
     ("vllm.sampling_params", "SamplingParams._validate_spec_decode", "self speculative_config"),
 )
-"""What only the target overrides in vLLM, whatever drafts."""
+"""The methods of vLLM that only the target overrides. For `symbols.check_symbols`."""
 
 StatLogger = Callable[[VllmConfig, int], StatLoggerBase]
 
@@ -34,11 +34,10 @@ def start_engine(
     async_scheduler_cls: str,
     stat_loggers: Sequence[StatLogger] = (),
 ) -> AsyncLLM:
-    """An engine for the model in folder `model`; options are fields of AsyncEngineArgs. Classes are dotted names.
+    """An engine for the model in folder `model`. options: fields of AsyncEngineArgs. Classes are dotted names.
 
-    stat_loggers: make what the engine tells its numbers to, besides vLLM's own.
-
-    Raises ModelError for a model whose positions cannot be restored, SkimError for all else that stops the start.
+    stat_loggers: factories of loggers that receive the engine's statistics, in addition to vLLM's own.
+    Raises ModelError for a model whose positions cannot be restored, SkimError for every other failure.
     """
     check_options("target", options)
     refusal = f"the target engine cannot run {model} with these options"
@@ -65,7 +64,7 @@ def find_stat_logger(name: str) -> StatLogger:
 
 
 def _check_model(model: str, config: ModelConfig) -> None:
-    """Refuse what restored positions would get wrong without a sign."""
+    """Refuse models for which restored positions would be wrong without an error."""
     reasons = {
         "several positions per token (M-RoPE or XD-RoPE)": config.uses_mrope or config.uses_xdrope_dim > 0,
         "position biases made from cache slots (ALiBi)": config.uses_alibi,
@@ -83,7 +82,7 @@ def _check_model(model: str, config: ModelConfig) -> None:
 
 
 def _longrope_original(config: ModelConfig) -> int | None:
-    """The context length that a longrope model was first trained on, or None for all other models."""
+    """The original training context length of a longrope model; None for all other models."""
     text = config.hf_text_config
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":

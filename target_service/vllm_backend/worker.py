@@ -1,4 +1,4 @@
-"""The worker class of the target engine: vLLM's own for this platform, with our hooks in its model runner."""
+"""The worker class of the target engine: vLLM's worker of this platform, with the target's hooks."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from vllm_hooks.worker import RestoringWorker
 
 
 class TargetWorker(RestoringWorker):
-    """Adds the remote proposer and the CPU workarounds to the V1 runner; every rank of a tensor-parallel group does."""
+    """Adds the remote proposer and the CPU workarounds to the V1 model runner, on every tensor-parallel rank."""
 
     _proposer: RemoteProposer | None = None
 
@@ -36,7 +36,7 @@ class TargetWorker(RestoringWorker):
         return super().execute_model(scheduler_output)
 
     def draft_stats(self) -> dict[str, Any] | None:
-        """What the remote proposer counted; None without one."""
+        """The counts of the remote proposer; None without one."""
         return self._proposer.stats() if self._proposer else None
 
     def shutdown(self) -> None:

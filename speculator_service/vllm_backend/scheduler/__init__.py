@@ -1,4 +1,4 @@
-"""The speculator's scheduler: one mixin per idea on top of vLLM's own.
+"""The speculator's scheduler: vLLM's scheduler with one mixin per idea.
 
-Lives here: which request runs when, and with which blocks. Not here: what a step computes.
+Lives here: the choice of the requests of a step and of their blocks. Not here: the computation of a step.
 """

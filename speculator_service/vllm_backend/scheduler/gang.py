@@ -1,8 +1,8 @@
-"""Drafting rounds that are asked for at once run at once.
+"""Gang scheduling: drafting rounds that are sent at the same time run in the same engine step.
 
-They reach the engine one message after another. The first would set out alone and go through all its tokens
-(`multi_step`) before the others are looked at: twice the forwards. So each says how many set out with it, and the
-scheduler holds the early ones back until the last is there.
+They reach the engine one message after another. Without this, the first would start alone and decode all its tokens
+(`multi_step`) before the others are scheduled, which doubles the forwards. So each round carries the size of its gang,
+and the scheduler delays the early ones until the last has arrived.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from vllm.v1.request import Request
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlicingScheduler, draft_argument
 
 PATIENCE_S = 0.02
-"""How long after the last arrival the rest is waited for: they may have been cancelled on their way."""
+"""Maximum wait after the last arrival. Missing rounds may have been cancelled before they reached the scheduler."""
 
 
 class Gang:
-    """The rounds of one turn of the event loop. `join` once for each; what it gives goes with the request."""
+    """Groups the rounds of one turn of the event loop. Call `join` once per round; its result goes with the request."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._joined: list[int] = []
 
     async def join(self) -> tuple[int, int]:
-        """(id, size) of the gang; size is known when all who come in this turn have come."""
+        """(id, size) of the gang. The size is known at the end of this turn of the event loop."""
         if not self._joined:
             self._joined = [next(self._ids), 0]
         joined = self._joined
@@ -40,19 +40,19 @@ class Gang:
 
 
 class _Arrived(NamedTuple):
-    """Members so far, and when the latest came, in the clock's seconds."""
+    """Members that have arrived, and the time of the latest arrival in seconds."""
 
     members: int
     latest: float
 
 
 class GangScheduler(TimeSlicingScheduler):
-    """A scheduler in which the rounds of a gang wait for each other."""
+    """A scheduler that delays the rounds of a gang until all have arrived."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.clock: Callable[[], float] = time.perf_counter
-        self._gangs: dict[int, _Arrived] = {}  # those that are not complete
+        self._gangs: dict[int, _Arrived] = {}  # only incomplete gangs
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)

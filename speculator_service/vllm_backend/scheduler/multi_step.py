@@ -1,4 +1,4 @@
-"""Multi-step scheduling: once its prompt is read, a request decodes several tokens in one engine step.
+"""Multi-step scheduling: after its prompt, a request decodes several tokens in one engine step.
 
 A speculator's requests are short. Each engine step costs scheduling, messages between processes and detokenization,
 many times what the forward of a small model costs. So the scheduler allocates the slots of the tokens that a request
@@ -6,7 +6,7 @@ still has to decode and notes them on the `SchedulerOutput` (`MULTI_STEP`). The 
 synthetic steps with one token for each of those requests. It returns all tokens together, several for a request, as
 vLLM's own speculative decoding does.
 
-Relies on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
+Depends on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
 on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner. Not
 run: any GPU.
 """
@@ -23,17 +23,17 @@ from vllm.v1.request import Request, RequestStatus
 from speculator_service.vllm_backend.scheduler.gang import GangScheduler
 
 MAX_STEPS = 16
-"""The most synthetic steps after an ordinary one. A new request waits for at most this many."""
+"""Maximum number of synthetic steps after an ordinary step. A new request waits for at most this many."""
 
 MULTI_STEP = "skim_multi_step"
 """Attribute of `SchedulerOutput`: dict request id -> FurtherSteps."""
 
 
 class FurtherSteps(NamedTuple):
-    """A request that goes on by itself after a step.
+    """The synthetic steps of one request after an ordinary step.
 
-    computed, outputs: its tokens whose KV that step completes, and its output tokens before that step's. more: tokens
-    to make besides that step's. blocks: KV block ids by group that were added for them, None for none.
+    computed: tokens with KV after the ordinary step. outputs: output tokens before it. more: number of synthetic steps,
+    one token each. blocks: KV block ids by group that were added for them, None for none.
     """
 
     computed: int
@@ -43,7 +43,7 @@ class FurtherSteps(NamedTuple):
 
 
 class MultiStepScheduler(GangScheduler):
-    """Lets each request that has read all its tokens go on in the same step, as far as its length and KV blocks go."""
+    """Adds synthetic steps for each request whose prompt is computed, within its length and the free KV blocks."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
@@ -57,7 +57,7 @@ class MultiStepScheduler(GangScheduler):
         if request.is_prefill_chunk or more <= 0:
             return None
         blocks = self.kv_cache_manager.allocate_slots(request, more)
-        if blocks is None:  # then it takes a step for each token, and may be preempted, as anywhere in vLLM
+        if blocks is None:  # vLLM then schedules one token per step, and may preempt the request
             return None
         going = FurtherSteps(request.num_computed_tokens, request.num_output_tokens, more, blocks.get_block_ids(True))
         request.num_computed_tokens += more
@@ -66,7 +66,7 @@ class MultiStepScheduler(GangScheduler):
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        """A block is cached when its tokens are known; vLLM does it in the next step, which may never come here."""
+        """Cache the full blocks now. vLLM would do it in the next step of the request, and there may be none."""
         running = request.status == RequestStatus.RUNNING
         new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
         if running and len(new_token_ids) > 1:
@@ -75,7 +75,7 @@ class MultiStepScheduler(GangScheduler):
 
 
 def following_steps(output: SchedulerOutput) -> Iterator[SchedulerOutput]:
-    """The synthetic steps after `output`: one token for each request that still goes on."""
+    """The synthetic steps after `output`, each with one token for every request that has steps left."""
     going: dict[str, FurtherSteps] = getattr(output, MULTI_STEP, {})
     for step in range(max((g.more for g in going.values()), default=0)):
         there = {id: g for id, g in going.items() if step < g.more}
@@ -97,7 +97,7 @@ def following_steps(output: SchedulerOutput) -> Iterator[SchedulerOutput]:
 
 
 def merge(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
-    """One output for an ordinary step and those that followed it; requests in the order of the first."""
+    """One output for an ordinary step and its synthetic steps. Requests have the order of the first output."""
     first, *others = outputs
     if not others:
         return first
@@ -107,7 +107,7 @@ def merge(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
 
 
 def _merge_logprobs(rows: list[list[tuple[ModelRunnerOutput, int]]]) -> LogprobsLists | None:
-    """The places' rows request by request. A step's width is that of its most demanding request: pad to the widest."""
+    """The logprobs of all steps, request by request. Steps differ in width, so rows are padded to the widest."""
     sampled = [[(output.logprobs, row) for output, row in places if output.sampled_token_ids[row]] for places in rows]
     width = max((lists.logprobs.shape[1] for places in sampled for lists, _ in places if lists), default=0)
     if not width:

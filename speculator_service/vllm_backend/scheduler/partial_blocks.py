@@ -1,10 +1,10 @@
-"""The last block of a request is found again too, full or not.
+"""Partial blocks: the prefix cache also supplies the last block of a finished request, although it is not full.
 
-vLLM's prefix cache knows whole blocks only, so each drafting round would read up to a block of tokens anew, against
-the whole prompt. vLLM can start a request inside a block that is somebody else's: it copies the block (made for Mamba;
-`SingleTypeKVCacheManager.add_local_computed_blocks`, `SchedulerOutput.kv_cache_block_copies`). Here the block that a
-finished request has not filled is remembered, and offered to a request that continues the same tokens. It carries a
-hash of its own, so that vLLM keeps and evicts it like any cached block, and takes the hash away when it is reused.
+vLLM's prefix cache holds whole blocks only. So each drafting round would compute up to one block of tokens again. vLLM
+can start a request inside a block of another request, by copying the block (made for Mamba;
+`SingleTypeKVCacheManager.add_local_computed_blocks`, `SchedulerOutput.kv_cache_block_copies`). This scheduler remembers
+the partial block of a finished request and offers it to a request that continues the same tokens at the same positions.
+The block gets a hash of its own. So vLLM keeps and evicts it like any cached block, and removes the hash on reuse.
 """
 
 from typing import Any, NamedTuple
@@ -23,15 +23,15 @@ from vllm.v1.request import Request
 from vllm_hooks.block_hash import position_offsets
 
 MAX_PER_PREFIX = 4
-"""Tails remembered after the same whole blocks: the latest, as branches leave many."""
+"""Partial blocks that are remembered after the same whole blocks. Branches leave many; the latest are kept."""
 
 
 Slot = tuple[int, int]
-"""Token id and position offset: the KV of two slots is the same only if both are."""
+"""Token id and position offset. Two slots have the same KV only if both are equal."""
 
 
 class PartialBlock(NamedTuple):
-    """A block whose first slots hold these, as long as it carries this hash."""
+    """A block whose first slots hold `slots`, as long as it has the hash `hash`."""
 
     block: KVCacheBlock
     hash: BlockHashWithGroupId
@@ -43,11 +43,11 @@ class PartialBlock(NamedTuple):
 
 
 class PartialBlockScheduler(Scheduler):
-    """Remembers the unfilled blocks of finished requests, for models with one group of full attention."""
+    """Remembers the partial blocks of finished requests, for models with one group of full attention."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._partial_blocks: dict[bytes, list[PartialBlock]] = {}  # by what comes before the block
+        self._partial_blocks: dict[bytes, list[PartialBlock]] = {}  # the key is the prefix before the block
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
@@ -60,7 +60,7 @@ class PartialBlockScheduler(Scheduler):
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         blocks, count, boundary, diverged = super()._get_local_prefix_cache_hit(request)
         if self.kv_cache_manager.prefix_cache_lookup_enabled(request) and self._has_room(request):
-            # The last token is always read: its logits are wanted.
+            # The last token is always computed, for its logits.
             wanted = _slots(request, count, min(count + self.block_size, request.num_tokens - 1))
             partial_blocks = self._there(self._before(request, count // self.block_size))
             found = ((_common(block.slots, wanted), block) for block in partial_blocks)
@@ -70,7 +70,7 @@ class PartialBlockScheduler(Scheduler):
         return blocks, count, boundary, diverged
 
     def _has_room(self, request: Request) -> bool:
-        """Original and copy are held at once: a request that needs the whole cache would wait for that one for ever."""
+        """Whether a copy fits beside the original. A request that fills the cache would wait for that place forever."""
         manager = self.kv_cache_manager
         needed = -(-request.num_tokens // self.block_size) + 1 + manager.watermark_blocks
         return bool(manager.block_pool.get_num_free_blocks() > needed)
@@ -96,7 +96,7 @@ class PartialBlockScheduler(Scheduler):
             del self._partial_blocks[next(iter(self._partial_blocks))]
 
     def _forget(self, partial: PartialBlock) -> None:
-        """Nobody will look for it any more: its block is the next to be used again."""
+        """Remove the hash of a partial block that is no longer offered, and reuse its block first."""
         pool = self.kv_cache_manager.block_pool
         pool._remove_cached_block_hashes(partial.block)
         if not partial.block.ref_cnt:
@@ -107,12 +107,12 @@ class PartialBlockScheduler(Scheduler):
         return [partial for partial in self._partial_blocks.get(before, ()) if partial.is_there]
 
     def _before(self, request: Request, full: int) -> bytes:
-        """What the whole blocks before a partial are known by; the salt where there are none."""
+        """The key of the whole blocks before a partial block: their hash, or the salt if there are none."""
         return bytes(request.block_hashes[full - 1]) if full else (request.cache_salt or "").encode()
 
 
 def _slots(request: Request, start: int, end: int) -> tuple[Slot, ...]:
-    """What the slots [start, end) hold; a block's hash knows only the positions before it."""
+    """The contents of the slots [start, end). The hash before a partial block does not include their positions."""
     return tuple(zip(request.all_token_ids[start:end], position_offsets(request, start, end), strict=True))
 
 

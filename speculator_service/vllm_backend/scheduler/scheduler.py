@@ -1,10 +1,10 @@
-"""The speculator's scheduler, put together from its mixins, and the way of the scores to the front.
+"""The speculator's scheduler with all its mixins. It also returns the scores to the engine's front process.
 
-Drafts and prompts share time (`time_slicing`), drafting rounds that begin together run together (`gang`), a request
-decodes several tokens in one engine step (`multi_step`), and unfilled blocks are cached too (`partial_blocks`).
+Drafts and prompts share time (`time_slicing`). Drafting rounds that are sent together run together (`gang`). A request
+decodes several tokens in one engine step (`multi_step`). Blocks that are not full are cached too (`partial_blocks`).
 
-The worker hangs a dict request id -> payload on `ModelRunnerOutput` under the name `SCORES`; here each payload becomes
-`EngineCoreOutput.kv_transfer_params`, which vLLM delivers as `RequestOutput.kv_transfer_params`.
+The worker sets the attribute `SCORES` of `ModelRunnerOutput`, a dict request id -> payload. The scheduler copies each
+payload to `EngineCoreOutput.kv_transfer_params`, and vLLM delivers it as `RequestOutput.kv_transfer_params`.
 """
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -19,7 +19,7 @@ SCORES = "skim_scores"
 
 
 class SpeculatorScheduler(PositionHashing, MultiStepScheduler, PartialBlockScheduler):
-    """Schedules a step after the last one's tokens are known: with several tokens a step, ahead would gain little."""
+    """Not async: with several tokens per step, scheduling ahead would gain little."""
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -1,7 +1,7 @@
-"""Drafts do not wait for prompts: while both are there, the engine's time is shared between them, half and half.
+"""Time slicing: while there are both drafts and prompts, each gets half of the engine's time.
 
-vLLM fills each step with the prompts that it has begun to read, so a draft would wait until they are read, or take a
-whole chunk's time per step. A target waits a few hundred milliseconds at most.
+vLLM fills each step with the running prompts. So a draft would wait until they are computed, or each of its steps would
+take as long as a chunk of a prompt. A target waits for a few hundred milliseconds at most.
 """
 
 import time
@@ -13,11 +13,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 DRAFT_ARG = "skim_draft"
-"""Key in `SamplingParams.extra_args` of a session's round: (id, size) of those begun at once, see `gang`."""
+"""Key in `SamplingParams.extra_args` of a drafting round: (id, size) of its gang, see `gang`."""
 
 
 class TimeSlices:
-    """After a step with prompts, drafts may have as long a time for themselves."""
+    """After a step with prompts, drafts get the same time for themselves."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: seconds."""
@@ -27,7 +27,7 @@ class TimeSlices:
         self._alone = False
 
     def begin(self, *, drafts: bool, prompts: bool) -> bool:
-        """A step begins, the last one ends: whether the drafts that there are go without the prompts."""
+        """Call it when a step begins. Returns whether this step runs drafts without prompts."""
         now = self._clock()
         took, self._began = now - self._began, now
         self._left = self._left - took if self._alone else took
@@ -35,12 +35,12 @@ class TimeSlices:
         return self._alone
 
     def give_up(self) -> None:
-        """The drafts could not use their turn."""
+        """The drafts could not use their time."""
         self._left = 0.0
 
 
 class TimeSlicingScheduler(Scheduler):
-    """A scheduler in which drafts take turns with prompts that are being read or wait for it."""
+    """A scheduler in which drafts alternate with running and waiting prompts."""
 
     running: list[Request]
 
@@ -58,7 +58,7 @@ class TimeSlicingScheduler(Scheduler):
             return super().schedule(*args, **kwargs)
         self.running = [request for request in self.running if not request.is_prefill_chunk]
         self.waiting.remove_requests(waiting)
-        # The requests that are held back keep their slots.
+        # Delayed requests still count as running.
         self.max_num_running_reqs -= len(reading)
         try:
             output = super().schedule(*args, **kwargs)
