@@ -1,4 +1,4 @@
-"""`skim status`: what runs, and in one line why a pool is down."""
+"""`skim status`: one line per pool and for the router, with the reason if it is down."""
 
 import ray
 from ray import serve
@@ -13,7 +13,7 @@ ORDER = ("router", "speculator", "prefill", "target")
 
 
 def run_status(address: str, console: Console) -> bool:
-    """Print one line for each pool and for the router; whether all are healthy. Raises SkimError where nothing runs."""
+    """Print one line per part. Returns whether all parts are healthy. Raises SkimError if no deployment runs."""
     join_ray(address)
     try:
         applications = serve.status().applications
@@ -28,7 +28,7 @@ def run_status(address: str, console: Console) -> bool:
 
 
 def status_lines(application: ApplicationStatusOverview) -> list[tuple[bool, str]]:
-    """For each part of the application, whether it is healthy, and a line about it."""
+    """(whether it is healthy, its line) for each pool and the router."""
     parts = sorted(application.deployments.items(), key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else 9)
     return [(part.status == "HEALTHY", f"{name}: {_about(part)}") for name, part in parts]
 

@@ -27,11 +27,11 @@ ACCELERATOR = "accelerator_type:"
 """Prefix of the Ray resource that names a GPU type."""
 
 MAX_STARTS = 1_000_000
-"""Serve gives a pool up for good after so many failed starts in a row, and pauses up to a minute between them.
+"""Number of failed starts in a row after which Serve gives up a pool for good. It waits up to a minute between them.
 
-It must never come to that. Serve remembers only in its controller's memory that a pool has run, and counts failed
-starts in every rolling update: with a small number, one start that the kernel ends for memory could end the pool.
-A wrong configuration still fails at once: `cluster.serve.deployment` looks at the first failed start itself.
+The number is large, so that Serve never gives up. Serve counts failed starts in every rolling update, and only its
+controller's memory holds that a pool has run: with a small number, one start that the kernel kills for memory could end
+the pool. A wrong configuration still fails at once, because `cluster.serve.deployment` checks the first failed start.
 """
 
 SERVE_SWITCHES = {
@@ -141,7 +141,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str
     return serve.deployment(actor, name=name).options(
         **sizes[name],
         max_constructor_retry_count=MAX_STARTS,
-        # Serve learns of a replica's death by its health check alone.
+        # Serve detects a dead replica only by its health check.
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         ray_actor_options=options,
     )

@@ -73,7 +73,7 @@ def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print
         try:
             return apply(config, progress=progress)
         except SkimError:
-            # Serve would try to start a new one for ever. Where it is a change, the replicas of before go on.
+            # Serve would retry a new application forever. After a failed update, the old replicas keep running.
             if is_new and APP_NAME in serve.status().applications:
                 serve.delete(APP_NAME)
             raise
@@ -185,7 +185,7 @@ def _await_running(name: str, progress: Progress) -> None:
 
 
 def _routers_are_ready(name: str) -> bool:
-    """Whether every router has connected to both pools. Raises SkimError for what a person must mend."""
+    """Whether every router has connected to its pools. Raises SkimError for a problem that a user must correct."""
     problems = serve.get_app_handle(name).broadcast("problem").results()
     for problem, failed in problems:
         if failed:
@@ -196,7 +196,7 @@ def _routers_are_ready(name: str) -> bool:
 def _has_failed(application: ApplicationStatusOverview) -> bool:
     """Whether a start has failed. A replica that died after it was running is no failure: Serve replaces it.
 
-    Serve itself starts a pool again for ever (`cluster.serve.app.MAX_STARTS`). Its message tells of the failed start.
+    Serve itself retries forever (`cluster.serve.app.MAX_STARTS`); its message reports the failed start.
     """
     if any(part.status != "HEALTHY" and FAILED_START in part.message for part in application.deployments.values()):
         return True

@@ -1,4 +1,4 @@
-"""`skim status`: a line for each pool, and why it is down."""
+"""`skim status`: one line per pool, with the reason if it is down."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def part(state, replicas, message=""):
 
 @pytest.fixture
 def served(monkeypatch):
-    """What Serve says is put here, by application."""
+    """The applications that Serve reports, by name; tests fill it."""
     applications = {}
     monkeypatch.setattr(status, "join_ray", lambda address: None)
     monkeypatch.setattr(status.serve, "status", lambda: SimpleNamespace(applications=applications))

@@ -132,7 +132,7 @@ def test_what_does_not_start_is_not_waited_for(seen, state):
 
 
 def test_the_first_failed_start_ends_the_wait(seen):
-    """Serve itself would go on for ever."""
+    """Serve itself would retry forever."""
     failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
     with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
@@ -146,7 +146,7 @@ def test_a_slow_start_does_not(seen):
 
 
 def test_serve_still_says_so_of_a_failed_start():
-    """The wait above reads Serve's message."""
+    """`_has_failed` searches Serve's message for this text."""
     assert FAILED_START in inspect.getsource(DeploymentState.record_replica_startup_failure)
 
 
