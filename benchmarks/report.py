@@ -42,7 +42,7 @@ class Section:
 
 
 SECTIONS = (
-    Section("ttft", "Time to first token", "benchmarks.ttft"),
+    Section("ttft", "Time to first token", "benchmarks.ttft_results"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.overhead"),

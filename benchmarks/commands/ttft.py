@@ -27,6 +27,7 @@ def ttft(
 ) -> None:
     """Time to first token over HTTP: a stock vLLM server, Skim, and the lower limit of Skim's method."""
     from benchmarks import ttft as benchmark
+    from benchmarks import ttft_results
 
     settings = benchmark.TtftSettings(
         lengths=tuple(map(int, numbers(lengths, "--lengths", 64, LONGEST))),
@@ -35,4 +36,4 @@ def ttft(
         rounds=rounds,
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(ttft_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

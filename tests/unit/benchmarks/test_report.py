@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plots, ttft
+from benchmarks import plots, ttft_results
 from benchmarks.report import PAGE, PLOTS, README, README_MARKS, ROOT, SECTIONS, draw, figures, readme, report
 
 CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
@@ -52,7 +52,7 @@ def test_the_readme_shows_plots_of_the_page() -> None:
 
 def test_the_figure_of_the_readme_is_that_of_the_results() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "ttft.json").read_text())
-    columns, rows = ttft.table(result)
+    columns, rows = ttft_results.table(result)
     (row,) = (dict(zip(columns, row, strict=True)) for row in rows if row[:2] == ["8,192", "0.1"])
     ratio, lowest, highest = re.fullmatch(r"(\S+) \((\S+) to (\S+)\)", row["dense / Skim"]).groups()
     skim, dense = (f"{int(row[column].replace(',', '')) / 1000:.1f} s" for column in ("Skim ms", "dense ms"))

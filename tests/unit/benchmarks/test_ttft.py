@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.report import report
-from benchmarks.ttft import Timing, TtftSettings, Turn, describe, plot, rows_of, table, turns
+from benchmarks.ttft import Timing, TtftSettings, Turn, rows_of, turns
+from benchmarks.ttft_results import describe, plot, table
 
 SMALL = TtftSettings(lengths=(1024, 4096), keep_rates=(0.1, 1.0), short_lengths=(256,), rounds=2)
 
