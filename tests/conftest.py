@@ -1,4 +1,4 @@
-"""What all tests share: the ring of each test by its folder, the device, and an environment that reaches no network."""
+"""Shared by all tests: a marker for each ring (by folder), the device, and an environment without network access."""
 
 import gc
 import logging
@@ -15,12 +15,12 @@ RINGS = ("unit", "engine", "e2e", "chaos")
 
 
 def _own_core(worker: str) -> str:
-    """The core of pytest-xdist's worker `gw<n>`: by itself each engine on CPU would bind its threads to the first."""
+    """The core for pytest-xdist's worker `gw<n>`. By default every CPU engine binds its threads to the first core."""
     cores = sorted(os.sched_getaffinity(0))
     return str(cores[int(worker.removeprefix("gw")) % len(cores)])
 
 
-# Importing vLLM makes very many objects that stay: looking through them again and again is a good part of the import.
+# The import of vLLM creates very many permanent objects. Garbage collections would take a large part of its time.
 gc.disable()
 
 # Before anything imports vLLM, Ray or transformers: they read these once.
@@ -36,7 +36,7 @@ for name, value in {
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault(CORES, _own_core(worker))
-    # The oracles run beside another worker's engine, and threads that wait for each other's core wait long.
+    # The oracles run beside another worker's engine; more threads than cores would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No test depends on how fast the machine is.
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the ring that its folder under tests/ stands for."""
+    """Mark each test with its ring, which is its folder under tests/."""
     root = Path(__file__).parent
     for item in items:
         ring = item.path.relative_to(root).parts[0]
@@ -58,13 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All is imported: leave it out of every collection of garbage from now on."""
+    """Everything is imported now: exclude it from later garbage collections."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # nanobind lists what is not freed at the end
+    gc.unfreeze()  # otherwise nanobind reports objects that are not freed at exit
 
 
 @pytest.fixture(autouse=True)

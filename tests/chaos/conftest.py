@@ -1,4 +1,4 @@
-"""One `skim serve` of mock engines for the modules that harm it, in alphabetical order, `test_killed_ray` last."""
+"""One `skim serve` with mock engines for all modules here. They run in alphabetical order, `test_killed_ray` last."""
 
 import shutil
 import time
@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def on_its_ray(served: Served) -> Iterator[None]:
-    """This process on the Ray of `served`, for what its replicas count and for their end."""
+    """Connects this process to the Ray of `served`, to read the replicas' counters and to kill replicas."""
     ray.init(address="auto", log_to_driver=False)
     yield
     ray.shutdown()
@@ -85,7 +85,7 @@ def replicas(pool: str) -> list[str]:
 
 
 def await_replicas(pool: str, count: int) -> None:
-    """Until the pool has `count` replicas, ready or not: Serve starts new ones for those that died."""
+    """Wait until the pool has `count` replicas, ready or not: Serve starts new replicas for dead ones."""
     deadline = time.monotonic() + 120
     while len(found := replicas(pool)) != count:
         assert time.monotonic() < deadline, f"{pool} has {found}, expected {count}"

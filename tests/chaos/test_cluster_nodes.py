@@ -1,4 +1,4 @@
-"""Pools on nodes of their own: grown, shrunk, emptied, upgraded, and robbed of a node; no request fails unheard.
+"""Pools on separate nodes grow, shrink, scale to zero, are upgraded and lose a node; every request gets an answer.
 
 Three Ray nodes on this machine beside the head: the speculator's, and two for the target. Mock engines: what is tried
 here is Ray's part and the router's.
@@ -42,7 +42,7 @@ def config(**overrides: Any) -> DeploymentConfig:
         "target.engine_options": {"prefill_ms": 200.0, "decode_ms": 20.0},
         "router.resources": {"router_pool": 1},
         "router.select_timeout_s": 5.0,
-        # What a dead node took with it will never finish.
+        # Requests on a dead node never finish.
         **{f"{part}.drain_timeout_s": 5.0 for part in ("speculator", "target", "router")},
         **overrides,
     }
@@ -51,7 +51,7 @@ def config(**overrides: Any) -> DeploymentConfig:
 
 @dataclass
 class Load:
-    """Clients that ask again and again; `failed` lists what went wrong, with whether it had begun to stream."""
+    """Clients that send requests in a loop. failed: the errors, each with whether the stream had begun."""
 
     url: str
     answered: int = 0
@@ -88,7 +88,7 @@ class Load:
                     self.failed.append((streamed, f"{time.monotonic() - began:.1f} s: {error!r}"[:200]))
 
     def go_on(self, answers: int = 2 * CLIENTS) -> None:
-        """Until so many more are answered."""
+        """Wait until this many more requests are answered."""
         goal, deadline = self.answered + answers, time.monotonic() + 90
         while self.answered < goal and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -122,7 +122,7 @@ def url(nodes: dict[str, Any]) -> Iterator[str]:
 
 
 def scaled(url: str, replicas: int, **overrides: Any) -> None:
-    """The deployment with so many target replicas, once it is so."""
+    """Deploy with this many target replicas and wait until they run."""
     apply(config(**{"router.port": int(url.rpartition(":")[2]), "target.replicas": replicas, **overrides}), **QUIET)
 
 
@@ -175,7 +175,7 @@ def test_an_upgrade_under_load(url: str) -> None:
 
 
 def test_a_node_dies_under_load(url: str, nodes: dict[str, Any]) -> None:
-    """Answers that had begun may end; no other request may fail. Then the speculator's node goes: all is dense."""
+    """Begun answers may end early; no other request may fail. Then the speculator's node dies: requests run dense."""
     scaled(url, 2, **UPGRADE)  # as the test before left it
     await_replicas("target", 2)
     with Load(url) as load:

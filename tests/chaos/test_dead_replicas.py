@@ -1,4 +1,4 @@
-"""Replicas that die under a request: retried where another is there, dense without a speculator, else one clean 503."""
+"""A replica dies during a request: retry on another replica, dense without a speculator, else a clean 503."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor

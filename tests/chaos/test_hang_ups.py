@@ -22,7 +22,7 @@ SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 6000))
 
 @pytest.fixture(scope="module", autouse=True)
 def one_replica_each(served: Served, on_its_ray: None) -> None:
-    """Whoever asks a pool what it has counted hears it from the replica that counted."""
+    """Each pool has one replica, so its counters come from the replica that served the request."""
     target, router = {**SETTINGS["target"], "replicas": 1}, {**SETTINGS["router"], "port": served.port}
     apply(config_from_settings({**SETTINGS, "target": target, "router": router}), progress=lambda line: None)
     for pool in ("speculator", "target"):
@@ -47,7 +47,7 @@ def body(document: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_a_finished_request_is_not_an_aborted_one(client: httpx.Client) -> None:
-    """Control: the counters below do not move by themselves."""
+    """Negative control: the counters do not change without a hang-up."""
     client.post("/v1/chat/completions", json=body(SHORT, max_tokens=2)).raise_for_status()
     assert stats("target")["aborted"] == 0
 
@@ -79,7 +79,7 @@ def test_hanging_up_during_speculation_aborts_on_the_speculator(served: Served, 
 
 
 def test_hanging_up_before_the_answer_ends_its_drafting_session(served: Served) -> None:
-    """No target drafts over mocks, so that the router alone can end it."""
+    """A mock target never drafts, so only the router can end the session."""
 
     async def ask_and_leave() -> None:
         async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:

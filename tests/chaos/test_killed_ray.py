@@ -1,4 +1,4 @@
-"""What `skim serve` tells its Ray, seen from outside; HAProxy comes back when it dies, and goes when Ray is killed."""
+"""The settings of the Ray that `skim serve` starts. HAProxy restarts when it dies, and stops when Ray is killed."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def listening(port: int) -> list[psutil.Process]:
-    """Who listens on the port, of this user's processes."""
+    """This user's processes that listen on the port."""
     connections = psutil.net_connections("tcp")
     found = {c.pid for c in connections if c.laddr.port == port and c.status == psutil.CONN_LISTEN and c.pid}
     return [psutil.Process(pid) for pid in found]
@@ -61,7 +61,7 @@ def test_haproxy_is_for_this_machine_alone_and_comes_back(served: Served) -> Non
 
 
 def test_replicas_wait_behind_nothing(served: Served) -> None:
-    """By itself Ray starts its workers at niceness 15."""
+    """By default Ray starts its workers with niceness 15."""
     processes = with_descendants(served)
     running, pids = psutil.process_iter(["name", "nice"]), {process.pid for process in processes}
     nice = {p.info["nice"] for p in running if p.pid in pids and "ray::Serve" in p.info["name"]}
@@ -69,7 +69,7 @@ def test_replicas_wait_behind_nothing(served: Served) -> None:
 
 
 def test_haproxy_goes_when_all_of_ray_is_killed(served: Served) -> None:
-    """The last that is done to this deployment."""
+    """This must be the last test with this deployment."""
     for process in with_descendants(served):
         with suppress(psutil.NoSuchProcess):  # with its parent
             if process.name() != "haproxy":

@@ -38,7 +38,7 @@ class Served(NamedTuple):
 
 
 def skim_serve(config: Path, folder: Path) -> Served:
-    """Start it on a port of its own; it is the caller's to wait for and to end."""
+    """Start `skim serve` on a free port. The caller waits for it and stops it."""
     port, log = free_port(), folder / "log"
     with log.open("w") as out:
         command = [SKIM, "serve", config, "--port", str(port)]

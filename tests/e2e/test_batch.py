@@ -1,4 +1,4 @@
-"""A batch job through a real `ray job submit`, with pools of its own, killed half way and submitted again."""
+"""A batch job by a real `ray job submit`, with its own pools, killed halfway and submitted again."""
 
 import json
 import os
@@ -35,7 +35,7 @@ TIMEOUT_S = 180
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment in which `ray job submit` finds a Ray cluster of one node, that asks for a token."""
+    """The environment for `ray job submit` to a Ray cluster of one node that requires a token."""
     ports = [free_port() for _ in range(5)]
     names = (
         "port",
@@ -54,7 +54,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     }
     env.pop("RAY_ADDRESS", None)
     log = tmp_path_factory.mktemp("ray") / "log"
-    # A folder of its own, and with a short name for Ray's sockets: other clusters on this machine find nothing here.
+    # A separate folder, so that other clusters on this machine do not interfere; a short name, for Ray's sockets.
     with log.open("w") as out, tempfile.TemporaryDirectory(prefix="skim-", ignore_cleanup_errors=True) as folder:
         env["RAY_TMPDIR"] = folder
         head = subprocess.Popen(
@@ -89,7 +89,7 @@ def await_true(condition: Any, log: Path | None = None) -> None:
 
 @pytest.fixture
 def batch(tmp_path: Path) -> list[str]:
-    """The words of the job; its input, its deployment and, from SKIM_BATCH_DIR, its output lie in tmp_path."""
+    """The job's command line. Input, deployment file and (by SKIM_BATCH_DIR) output are in tmp_path."""
     rows = [json.dumps(row(i)) for i in range(ROWS)]
     for i, line in UNUSABLE.items():
         rows[i] = line
@@ -105,7 +105,7 @@ def batch(tmp_path: Path) -> list[str]:
 
 
 def row(i: int) -> dict[str, Any]:
-    """Chat, completions and responses in turn, some with Skim's option, one with a wrong one."""
+    """Chat, completions and responses alternate; some rows have Skim's option, one row has a wrong option."""
     body: dict[str, Any] = {"model": "skim-demo", "speculative_prefill": bool(i % 2)}
     if i == REFUSED:
         body["speculative_prefill"] = {"keep_rate": 7}
@@ -128,13 +128,13 @@ def submit(name: str, words: list[str], env: dict[str, str], folder: Path) -> No
 
 
 def job(name: str, env: dict[str, str], what: str = "") -> dict[str, Any]:
-    """What Ray's job server says of a job: its details, or with `what` "/logs" its log."""
+    """The details of a job from Ray's job server; with `what` "/logs", its log."""
     url = f"{env['RAY_API_SERVER_ADDRESS']}/api/jobs/{name}{what}"
     return httpx.get(url, headers={"authorization": f"Bearer {TOKEN}"}).raise_for_status().json()
 
 
 def kill_driver(folder: Path) -> None:
-    """SIGKILL to the job's own process: nothing of it gets to tidy up."""
+    """Send SIGKILL to the job's process, so that it cannot clean up."""
     found = [p for p in psutil.process_iter(["cmdline"]) if is_driver(p.info["cmdline"] or [], folder)]
     assert len(found) == 1
     found[0].kill()

@@ -1,4 +1,4 @@
-"""`skim demo`: what a newcomer sees first."""
+"""`skim demo`, which new users try first."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The Serve config of the manifests, on a Ray cluster with the nodes that the manifests ask for (processes here)."""
+"""The Serve config of the manifests, on a Ray cluster whose nodes (here processes) match the manifests."""
 
 import json
 import math
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class RayService:
-    """A RayService's Ray cluster and application on this machine; the operator's part is played by hand."""
+    """A RayService's Ray cluster and application on this machine; the test does the operator's work."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
@@ -40,13 +40,13 @@ class RayService:
         self.url = f"http://127.0.0.1:{self._served.http_options.port}"
 
     def add_node(self, group: str) -> str:
-        """One more pod of the group: a Ray node with what its container and its start parameters give it; its id."""
+        """Add a pod of the group: a Ray node with the settings of its container. Returns the node id."""
         limits = self._groups[group]["template"]["spec"]["containers"][0]["resources"]["limits"]
         holds = json.loads(json.loads(self._groups[group]["rayStartParams"]["resources"]))
         return str(self.cluster.add_node(num_cpus=math.ceil(float(limits["cpu"])), resources=holds).node_id)
 
     def start(self) -> None:
-        """As the operator does it, but for the dashboard in between and the address."""
+        """Deploy as the operator does, but without the dashboard and with another address."""
         ray.init(address=self.cluster.address, log_to_driver=False)
         options = self._served.http_options.model_dump()
         serve.start(http_options={**options, "host": "127.0.0.1", "location": "HeadOnly"})
@@ -55,11 +55,11 @@ class RayService:
         client._wait_for_application_running(APP_NAME, timeout_s=180)
 
     def apply(self, spec: dict[str, Any]) -> None:
-        """Put another Serve config, as the operator does when the RayService has changed."""
+        """Send a new Serve config, as the operator does after a change of the RayService."""
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"])))
 
     def drain(self, group: str, node: str) -> None:
-        """Run what a pod of the group runs before it ends, for `node`; without the wait after it."""
+        """Run the preStop command of the group's pods for `node`, without the wait after it."""
         hook = self._groups[group]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
         command, _, wait = hook[-1].partition("; ")
         assert wait.startswith("sleep ")
@@ -104,7 +104,7 @@ def nodes(service: RayService) -> dict[str, str]:
 
 
 def running(what: str) -> dict[str, set[str]]:
-    """Of the running replicas of each deployment: their `node_id` or `replica_id`."""
+    """For each deployment, the `node_id` or `replica_id` of its running replicas."""
     deployments = _get_global_client().get_serve_details()["applications"][APP_NAME]["deployments"]
     return {
         name: {replica[what] for replica in deployment["replicas"] if replica["state"] == "RUNNING"}
@@ -126,7 +126,7 @@ def test_each_pool_stands_on_its_own_nodes(nodes: dict[str, str]) -> None:
 def test_a_pool_grows_in_place_and_a_pod_that_ends_finishes_its_answers(
     service: RayService, nodes: dict[str, str]
 ) -> None:
-    """A second replica is asked for under a running answer; then the pod of the first one ends."""
+    """A second replica is requested during an answer; then the first replica's pod stops."""
     before = running("replica_id")
     body = {"model": "skim-demo", "prompt": "the price of tea", "max_tokens": 60, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as answer:

@@ -42,7 +42,7 @@ def url(collector: Receiver, every_core: None) -> Iterator[str]:
 
 
 def counts(pool: str) -> dict[str, Any]:
-    """What the pool's replica has counted."""
+    """The counters of the pool's replica."""
     found: dict[str, Any] = serve.get_deployment_handle(pool, APP_NAME).stats.remote().result()
     return found
 
@@ -57,7 +57,7 @@ def test_answers_are_right_and_fewer_bytes_cross_for_a_skimmed_prompt(url: str) 
         assert document.is_right(reply.json()["choices"][0]["message"]["content"])
         assert reply.headers["x-skim-mode"] == name
         after = counts("target")
-        # Each rank takes its own heads' share.
+        # Each rank transfers the blocks of its own heads.
         assert after["transfers"] - before["transfers"] == 2
         assert after["failed_transfers"] == 0
         crossed[name] = after["transferred_bytes"] - before["transferred_bytes"]
@@ -67,7 +67,7 @@ def test_answers_are_right_and_fewer_bytes_cross_for_a_skimmed_prompt(url: str) 
 
 
 def test_one_trace_follows_a_request_through_all_processes(url: str, collector: Receiver) -> None:
-    """Twice: the target tells the speculator with its next message that the first session is over."""
+    """Two requests: the target reports the end of the first session in its next message to the speculator."""
     traces = [f"{seed:032x}" for seed in (1, 2)]
     for seed, trace in enumerate(traces, 10):
         body = {"model": "skim-demo", "messages": make_document(2000, seed).messages, "max_tokens": 24}
@@ -86,7 +86,7 @@ def test_one_trace_follows_a_request_through_all_processes(url: str, collector: 
         "skim.target.prefill_leg": ("skim-prefill", "skim.router.generate"),
         "skim.target.decode_leg": ("skim-target", "skim.router.generate"),
     }
-    # vLLM ends its span of either leg with the request.
+    # vLLM ends the span of each leg with the request.
     spans = collector.trace(traces[0], {*below, "llm_request"})
     names = {span.span_id: span.name for span in spans}
     ours = {s.name: (s.service, names.get(s.parent_id, s.parent_id)) for s in spans if s.name in below}

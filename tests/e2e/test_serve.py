@@ -1,4 +1,4 @@
-"""The demo pair on real engines, behind real Ray Serve, asked by real clients."""
+"""The demo pair on real engines behind real Ray Serve, with real clients."""
 
 import json
 import subprocess
@@ -63,9 +63,9 @@ def test_openai_client_sees_a_clean_error(openai: OpenAI, document: DemoDocument
 
 
 def test_dropping_the_wrong_chunks_loses_the_answer(client: httpx.Client) -> None:
-    """Negative control: with the same budget spent on the end of the prompt alone, answers are wrong.
+    """Negative control: if the same number of tokens is kept at the end of the prompt, answers are wrong.
 
-    So the right answers above come from what the speculator chose, not from a prompt that needs no choice.
+    So the right answers above depend on the speculator's choice.
     """
     right = {"speculator": 0, "end only": 0}
     for seed in range(6):
@@ -97,7 +97,7 @@ def test_endpoints_agree(client: httpx.Client, document: DemoDocument) -> None:
 
 
 def test_many_at_once(client: httpx.Client) -> None:
-    """Dense and speculative requests side by side, each with its own document, come back to whom they belong."""
+    """Concurrent dense and speculative requests, each with its own document, get their own answers."""
     documents = [make_document(1500 + 100 * i, seed=i) for i in range(8)]
 
     def ask(i: int) -> bool:

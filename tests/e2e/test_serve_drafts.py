@@ -1,4 +1,4 @@
-"""The speculator that read the prompt drafts for the target, through Ray Serve; the answers stay what they were."""
+"""The speculator drafts for the target, through Ray Serve; the answers do not change."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ DRAFTED = {"method": "remote", "adaptive": False}
 
 @pytest.fixture(scope="module")
 def client(endpoint: str) -> Iterator[httpx.Client]:
-    """With this process on the Ray of `skim serve`, for what the replicas count and for their end."""
+    """A client; this process joins the Ray of `skim serve`, to read the replicas' counters and to kill replicas."""
     ray.init(address="auto", log_to_driver=False)
     with httpx.Client(base_url=endpoint, timeout=120) as http:
         yield http
@@ -33,7 +33,7 @@ def stats(pool: str) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, seed: int, decode: Any, tokens: int, *, ignore_eos: bool = True) -> httpx.Response:
-    """Greedy and, by default, past the end token, so that there is something to draft."""
+    """A greedy request that by default ignores the EOS, so that there is something to draft."""
     body = {
         "model": "skim-demo",
         "messages": make_document(2000, seed).messages,
@@ -67,14 +67,14 @@ def test_drafted_answers_are_the_plain_ones(client: httpx.Client, ahead: str) ->
 
 
 def test_plain_requests_draft_nothing(client: httpx.Client) -> None:
-    """Control: the counters that the other tests read move by drafting alone."""
+    """Negative control: only drafting changes the counters that the other tests read."""
     before = stats("target")
     answer(client, 20, False)
     assert stats("target")["drafts"] == before["drafts"]
 
 
 def test_nothing_is_asked_for_after_the_end_of_an_answer(client: httpx.Client) -> None:
-    """The look-ahead tokens cover these answers, and the drafter would delay them if it were asked for more."""
+    """The look-ahead tokens cover these answers, so an exchange would only delay them."""
     before = stats("target")
     for seed in range(60, 63):
         answer(client, seed, DRAFTED, ignore_eos=False)
@@ -101,7 +101,7 @@ def test_drafting_resumes_after_the_speculator_died(client: httpx.Client) -> Non
 
 def test_an_ended_request_leaves_no_session(client: httpx.Client) -> None:
     answer(client, 40, DRAFTED)
-    # Closed sessions are told with the target's next message.
+    # The target reports closed sessions in its next message.
     answer(client, 41, DRAFTED)
     assert stats("speculator")["sessions"] <= 1
 

@@ -1,4 +1,4 @@
-"""Engine processes are forked from one that has imported vLLM: the import is two thirds of an engine's start."""
+"""Forks engine processes from a process that has imported vLLM: the import takes two thirds of an engine's start."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ import pytest
 
 
 class _Process(ForkServerProcess):
-    """Has the environment of the process that starts it, as a spawned one would, not that of the fork server."""
+    """A process with the environment of its parent, as if it were spawned, not that of the fork server."""
 
     def start(self) -> None:
         self._environment = dict(os.environ)

@@ -1,4 +1,4 @@
-"""What an engine's process imports, for the fork server that imports it once."""
+"""The imports of an engine's process. The fork server imports them once."""
 
 import gc
 from importlib import import_module
@@ -13,6 +13,6 @@ for name in (
 ):
     import_module(name)
 
-# Shared with every engine, as long as nothing writes to it.
+# All engines share this memory as long as nothing writes to it.
 gc.freeze()
 gc.enable()

@@ -1,4 +1,4 @@
-"""Random weights for vLLM's methods with draft heads: they draft nonsense, which verification must see."""
+"""Random weights for vLLM's methods with draft heads. Their drafts are random, and verification must reject them."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def build_eagle(folder: Path, target: str, method: str) -> str:
     }
     config["num_hidden_layers"] = 1
     if third:
-        # vLLM's default for these layers needs a target with more of them.
+        # vLLM's default for these layers needs a target with more layers.
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1]}
         config["draft_vocab_size"] = config["vocab_size"]
         norms = ("midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight", "norm.weight")

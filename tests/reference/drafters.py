@@ -1,4 +1,4 @@
-"""Drafters without a model, for trying a target: they know the answers, or draw from a table, and can lie."""
+"""Drafters without a model, for tests of a target: they know the answers or sample from a table, and can lie."""
 
 import asyncio
 import zlib
@@ -14,13 +14,13 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from speculator_service.engine import Drafted
 
 Drafting = Callable[[DraftRow, list[int]], Draft]
-"""Drafts for a row, given the answer so far with the row's tokens."""
+"""Makes the drafts for a row from the answer so far, which includes the row's tokens."""
 
 
 class FakeSpeculator:
-    """A draft server whose sessions are the answers that it was told; `draft` says what it drafts.
+    """A draft server that stores the answer of each session. draft: makes its drafts.
 
-    It knows the sessions in `known`, and those that are restored. stall_s: how long it thinks before each reply.
+    It has the sessions in `known` and the restored ones. stall_s: pause before each reply, in seconds.
     """
 
     def __init__(self, draft: Drafting) -> None:
@@ -45,7 +45,7 @@ class FakeSpeculator:
         await self.die()
 
     async def start(self) -> None:
-        """Listen, on the same port as before if there was one."""
+        """Listen; after a restart, on the same port as before."""
         self._server = DraftServer(self.handle, "127.0.0.1", self.port)
         self.port = await self._server.start()
 
@@ -80,7 +80,7 @@ class FakeSpeculator:
 class KnowingEngine:
     """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong.
 
-    Beside each draft it names the true token as an alternative, so that branches can hit.
+    It returns the true token as an alternative to each draft, so that a branch can be a hit.
     """
 
     supports_branches = True
@@ -127,9 +127,9 @@ def knowing(answers: dict[str, list[int]], error_rate: float, vocab_size: int) -
 
 
 def drawing(table: np.ndarray, *, told: np.ndarray | None = None) -> Drafting:
-    """Samples from `table` [vocabulary, vocabulary], a distribution for each last token, cut to the top m.
+    """Samples from `table` [vocabulary, vocabulary], the distribution after each token, cut to the top m.
 
-    told: the table that q is said to come from, if not the true one. Draws depend on the session and place alone.
+    told: the table of the reported q, if it is a lie. Random draws depend only on the session and the position.
     """
 
     def draft(row: DraftRow, answer: list[int]) -> Draft:
@@ -149,7 +149,7 @@ def drawing(table: np.ndarray, *, told: np.ndarray | None = None) -> Drafting:
 
 
 def lies(vocab_size: int) -> dict[str, Drafting]:
-    """Ways to draft that no honest drafter would take."""
+    """Dishonest ways to draft, by name."""
     rng = np.random.default_rng(1)
 
     def random_tokens(row: DraftRow, answer: list[int]) -> Draft:

@@ -1,6 +1,6 @@
-"""What a target must decode from a kept prompt: transformers, eager attention, float32, explicit positions, no cache.
+"""The oracle for a target's answer: transformers, eager attention, float32, explicit positions, no cache.
 
-It reads the engine's own tokens after the prompt in one forward. If each of them is the oracle's likeliest given those
+It reads the prompt and the engine's tokens in one forward. If each token is the oracle's most probable one after those
 before it, greedy decoding would have chosen the same tokens.
 """
 
@@ -25,7 +25,7 @@ class GenerationOracle:
         """float32 [len(answer), vocabulary]: log probabilities before each token of `answer`."""
         after = range(prompt.context_length, prompt.context_length + len(answer) - 1)
         ids = torch.tensor([[*prompt.token_ids.tolist(), *answer[:-1]]])
-        # Without the mask, transformers takes gaps in the positions for the seams of packed sequences.
+        # Without this mask, transformers treats gaps in the positions as boundaries of packed sequences.
         out = self._model(
             input_ids=ids,
             position_ids=torch.tensor([[*prompt.positions.tolist(), *after]]),
@@ -35,13 +35,13 @@ class GenerationOracle:
         return out.logits[0, prompt.token_ids.size - 1 :].log_softmax(-1)
 
     def wrong_tokens(self, prompt: KeptPrompt, answer: Sequence[int]) -> int:
-        """How many tokens of `answer` greedy decoding would not have chosen there."""
+        """The number of tokens of `answer` that greedy decoding would not choose."""
         return int((self.logprobs(prompt, answer).argmax(-1) != torch.tensor(answer)).sum())
 
     def largest_difference(
         self, prompt: KeptPrompt, answer: Sequence[int], logprobs: Sequence[Sequence[TokenLogprob]]
     ) -> float:
-        """max |log probability of the engine - ours| over all candidates that the engine told."""
+        """max |engine's log probability - ours| over all candidates that the engine returned."""
         ours = self.logprobs(prompt, answer)
         return max(abs(c.logprob - ours[step, c.token_id].item()) for step, told in enumerate(logprobs) for c in told)
 

@@ -1,7 +1,7 @@
 """Tiny random checkpoints on disk, one per attention flavour, for comparing engines with the transformers oracle.
 
-Random weights are made to matter: attention is peaked enough to rank tokens, and biases and norm weights, which
-transformers initialises to 0 and 1, are random too, so that an engine that forgets one of them is found out.
+The random weights make every part count: attention is peaked enough to rank tokens, and biases and norm weights, which
+transformers initialises to 0 and 1, are random too. An engine that omits one of them fails the comparison.
 """
 
 import shutil
@@ -84,8 +84,8 @@ def build_model(
 
 
 def random_prompt(length: int, *, seed: int = 0, vocab_size: int = 1024) -> list[int]:
-    """Token ids without the special ones (under 16), so that no engine stops at or drops one.
+    """Random token ids without special tokens (under 16), so that no engine stops at one or drops one.
 
-    The tokenizer knows 724 of the default 1024: name vocab_size for whatever checks ids against `ModelInfo.vocab_size`.
+    The tokenizer knows 724 of the default 1024 ids: pass vocab_size if ids are checked against `ModelInfo.vocab_size`.
     """
     return torch.randint(16, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

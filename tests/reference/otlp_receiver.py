@@ -1,4 +1,4 @@
-"""A collector that keeps what it is sent: OTLP over HTTP, decoded."""
+"""A trace collector that decodes and stores what it receives by OTLP over HTTP."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ class Receiver:
                 ]
 
     def trace(self, trace_id: str, expected: set[str]) -> list[ReceivedSpan]:
-        """The spans of a trace, once those `expected` by name are there; batches come every few seconds."""
+        """The spans of a trace. Waits for the spans named in `expected`; batches come every few seconds."""
         deadline = time.monotonic() + WAIT_S
         while True:
             found = [span for span in list(self.spans) if span.trace_id == trace_id]
@@ -68,7 +68,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def otlp_receiver() -> Iterator[Receiver]:
-    """Listens on a free port of this machine while the context lasts."""
+    """Listens on a free local port inside the `with` block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # http.server's name

@@ -11,10 +11,10 @@ from tests.reference.generation_oracle import GenerationOracle
 
 
 def sampled_from(logprobs: torch.Tensor, *, temperature: float, top_p: float) -> torch.Tensor:
-    """The distribution [..., vocabulary] that temperature and top-p leave of these log probabilities."""
+    """The distribution [..., vocabulary] after temperature and top-p are applied to these log probabilities."""
     probs = (logprobs.double() / temperature).softmax(-1)
     ordered, ids = probs.sort(dim=-1, descending=True)
-    # The smallest set with mass top_p: a token stays if those before it do not reach it.
+    # Keep the smallest set with mass top_p: a token stays if the more probable tokens do not reach it.
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
     kept = torch.zeros_like(probs).scatter(-1, ids, ordered)
     return kept / kept.sum(-1, keepdim=True)
@@ -33,15 +33,15 @@ def continuations(
 
 
 def chi_square_p(counts: Counter[tuple[int, int, int]], expected: torch.Tensor) -> float:
-    """How likely counts as odd as these are, if `expected` [vocabulary]^3 is true; cells under 5 count as one.
+    """The p value of these counts under `expected` [vocabulary]^3. Cells with fewer than 5 are merged.
 
-    0 for a continuation that cannot come.
+    0 if a continuation occurs that has probability 0.
     """
     return _p_value(*_chi_square(counts, expected))
 
 
 def blocks_p(answers: Iterable[Sequence[int]], table: torch.Tensor) -> float:
-    """As `chi_square_p`, for all blocks of three tokens in the answers of a model whose next token depends on the last.
+    """As `chi_square_p`, over blocks of three tokens of the answers. The next token must depend on the last one only.
 
     table: float64 [vocabulary, vocabulary], the distribution after each token. A block is compared given the token
     before it, so that blocks which share none of their three are independent.

@@ -1,4 +1,4 @@
-"""What a speculator must answer, by transformers' eager attention and plain loops: slow, simple, independent.
+"""The oracle for a speculator's scores: transformers' eager attention and plain loops. Slow, simple, independent.
 
 Shares no code with speculator_service. Attention comes as weights from the model, not as queries and keys, so that
 rotary embedding, QK norm, biases and GQA are all transformers' own.
@@ -22,7 +22,7 @@ class OracleScores:
 
 
 def load(path: str | Path) -> PreTrainedModel:
-    """The checkpoint in float32 with eager attention, the only kind that gives its weights."""
+    """The checkpoint in float32 with eager attention, the only implementation that returns attention weights."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
@@ -32,7 +32,7 @@ def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOption
     """Importance of each of the M prompt tokens and the tokens decoded ahead.
 
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
-    transformers 5.23 takes the gaps for packed sequences and masks across them without a word.)
+    transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
     """
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
@@ -61,7 +61,7 @@ def _step_importance(layers: list[torch.Tensor], options: SelectionOptions) -> t
     layers = layers[{"all": 0, "last4": -4, "last1": -1}[options.layers] :]
     per_layer = []
     for heads in layers:
-        # Weights over prompt and decoded tokens, cut and rescaled, are the softmax over the prompt alone.
+        # The weights of the prompt tokens, rescaled to sum 1, equal a softmax over the prompt only.
         pooled = [_pool(weights / weights.sum(), options.pool_kernel) for weights in heads]
         per_layer.append(torch.stack(pooled).amax(0))
     stacked = torch.stack(per_layer)
@@ -69,7 +69,7 @@ def _step_importance(layers: list[torch.Tensor], options: SelectionOptions) -> t
 
 
 def _pool(weights: torch.Tensor, kernel: int) -> torch.Tensor:
-    """Average over `kernel` neighbours; places outside the prompt count as zeros."""
+    """Average over `kernel` neighbours; positions outside the prompt count as zeros."""
     half = kernel // 2
     padded = torch.cat([torch.zeros(half).double(), weights, torch.zeros(half).double()])
     total = torch.zeros_like(weights)

@@ -1,4 +1,4 @@
-"""A speculator in a process of its own, for a test to stop, continue, kill and replace: service, server, model."""
+"""A speculator (model, draft service, server) in its own process, which a test can stop, continue, kill and replace."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 
 
 class SpeculatorProcess:
-    """Loads the model in folder `model` at once and waits to be told to listen: so one can take a dead one's place."""
+    """Loads the model in folder `model` at once, and listens later: so it can quickly replace a dead process."""
 
     def __init__(self, model: str) -> None:
         command = [sys.executable, "-m", "tests.reference.speculator_process", model]
@@ -36,7 +36,7 @@ class SpeculatorProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it with all its sessions; idempotent."""
+        """Kill the process with all its sessions; idempotent."""
         self._process.kill()
         self._process.wait()
 

@@ -46,7 +46,7 @@ KEPT = KeptPrompt(FULL.token_ids[_POSITIONS], _POSITIONS, LENGTH)
 
 
 async def open_all(engine: TransformersSpeculator) -> dict[str, KeptPrompt]:
-    """One session of each kind: what scoring leaves, a dense prompt read for it, and a kept one."""
+    """One session of each kind: kept after scoring, opened over a dense prompt, and opened over a kept prompt."""
     await engine.score("scored", FULL.token_ids, OPTIONS, keep_session=True)
     await engine.open_session("read", FULL)
     await engine.open_session("kept", KEPT)
@@ -54,7 +54,7 @@ async def open_all(engine: TransformersSpeculator) -> dict[str, KeptPrompt]:
 
 
 def wrong(oracle: GenerationOracle, prompt: KeptPrompt, answer: Int32Array, drafts: Int32Array) -> int:
-    """How many of the drafts plain greedy decoding of prompt + answer would not have chosen."""
+    """The number of drafts that differ from plain greedy decoding of prompt + answer."""
     rows = oracle.logprobs(prompt, [*answer.tolist(), *drafts.tolist()])[answer.size :]
     return int((rows.argmax(-1) != torch.from_numpy(drafts)).sum())
 
@@ -62,7 +62,7 @@ def wrong(oracle: GenerationOracle, prompt: KeptPrompt, answer: Int32Array, draf
 async def test_drafts_continue_the_answer_whatever_came_before(
     engine: TransformersSpeculator, oracle: GenerationOracle
 ) -> None:
-    """Random histories: some drafts accepted, another token, sometimes an answer that goes back or is new."""
+    """Random histories: some accepted drafts and another token; sometimes a shortened or a new answer."""
     random = np.random.default_rng(1)
     for session, prompt in (await open_all(engine)).items():
         answer = array()

@@ -1,4 +1,4 @@
-"""A Mistral (64-wide heads, one KV head for all) as users run it: compiled, on vLLM's own defaults."""
+"""A Mistral (head size 64, one KV head) as users run it: compiled, with vLLM's defaults."""
 
 import pytest
 

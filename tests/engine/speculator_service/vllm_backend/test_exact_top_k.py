@@ -1,4 +1,4 @@
-"""What drafts are sampled from, on logits alone: no engine is started."""
+"""The distribution that drafts are sampled from, with logits only: no engine is started."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def sampling():
 
 
 def test_ties_do_not_widen_the_top(sampling):
-    """Logits as bfloat16 rounds them: vLLM's own top-k keeps more than k, ours keeps k and leaves other rows alone."""
+    """With logits rounded to bfloat16, vLLM's top-k keeps more than k. Ours keeps k; other rows do not change."""
     logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     k = torch.tensor([32, 1, 5000, 512])
     kept = sampling.exact_top_k(logits.clone(), k, None)

@@ -1,4 +1,4 @@
-"""A Qwen2 (QKV bias, 128-wide heads, one KV head each) whose KV cache is too small for its batch."""
+"""A Qwen2 (QKV bias, head size 128, one KV head per query head) whose KV cache is too small for its batch."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def test_preempted_prompts_score_as_if_they_had_not_been(rig):
 
 
 async def test_drafts_while_sessions_lose_their_kv_to_prompts_and_each_other(rig):
-    """Six sessions over a cache that holds two of their prompts, drafting while others are scored."""
+    """Six sessions draft while other prompts are scored. The cache holds only two of their prompts."""
     options = SelectionOptions(look_ahead=4)
     prompts = {f"s{n}": await rig.keep(f"s{n}", random_prompt(n, seed=n), options) for n in range(250, 310, 10)}
     before = rig.engine.session_stats()
@@ -50,7 +50,7 @@ async def test_drafts_while_sessions_lose_their_kv_to_prompts_and_each_other(rig
 
 
 async def test_control_a_forgotten_query_is_seen(rig):
-    """Lose what was captured before the preemption: the steps are then missing, and the comparison must fail."""
+    """Delete the queries captured before the preemption. Steps are then missing, and the comparison must fail."""
 
     def forget(worker):
         update = worker._ledger.update

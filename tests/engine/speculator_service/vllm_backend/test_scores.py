@@ -92,7 +92,7 @@ async def test_a_cached_prefix_changes_nothing(rig):
         before = (await rig.engine.worker_stats())[0]["cached_tokens"]
         assert await rig.errors([case]) <= [TOLERANCE]
         spared.append((await rig.engine.worker_stats())[0]["cached_tokens"] - before)
-    # Cold, then all blocks but that of the last token, then all blocks of the shared part.
+    # First without a cache, then with all blocks except the last token's, then with all blocks of the shared part.
     block = rig.engine._engine.vllm_config.cache_config.block_size
     assert spared == [0, 640 - block, 640]
 
@@ -102,7 +102,7 @@ async def test_an_end_stops_the_look_ahead(rig):
     answer = await rig.score(EARLY_PROMPT, options)
     assert 3 <= len(answer.look_ahead_tokens) < 8
     assert rig.compare(EARLY_PROMPT, options, answer) <= TOLERANCE
-    # The end itself as the last look-ahead token: decoded, never read back in.
+    # The EOS is the last look-ahead token: it is decoded, but never used as an input.
     shorter = SelectionOptions(look_ahead=len(answer.look_ahead_tokens))
     assert await rig.errors([(EARLY_PROMPT, shorter)]) <= [TOLERANCE]
 
@@ -114,7 +114,7 @@ async def test_timings(rig):
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(rig):
-    """50 requests, each second one cancelled on its way; none stays in the worker."""
+    """50 requests; every second one is cancelled while it runs. None stays in the worker."""
     options = SelectionOptions(look_ahead=8)
     calls = [asyncio.create_task(rig.score(random_prompt(400, seed=i), options, f"c{i}")) for i in range(50)]
     await rig.score(random_prompt(300, seed=9), options, "beside")
@@ -123,7 +123,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(rig):
     done = await asyncio.gather(*calls, return_exceptions=True)
     assert sum(isinstance(result, asyncio.CancelledError) for result in done) >= 20
     assert not any(isinstance(result, Exception) for result in done)
-    # The worker hears of what ended when the scheduler next has something to run.
+    # The worker learns which requests ended in the scheduler's next step.
     for _ in range(2):
         await rig.score(PROMPT[:40], OPTIONS)
     (stats,) = await rig.engine.worker_stats()
@@ -146,7 +146,7 @@ async def test_refusals_before_the_engine(rig):
 
 
 async def test_packed_keys_are_read_element_by_element_too(rig, device):
-    """The way of a CPU whose kernels pack keys otherwise than transposed."""
+    """Simulates a CPU whose kernels pack keys in another order than transposed."""
     if device != "cpu":
         pytest.skip("a GPU's keys are not packed")
 
@@ -165,7 +165,7 @@ async def test_packed_keys_are_read_element_by_element_too(rig, device):
 
 
 async def test_control_one_wrong_row_is_seen(rig):
-    """Capture the row before the wanted one in one layer: the comparison must fail."""
+    """Capture the wrong row (one too early) in one layer: the comparison must fail."""
 
     def shift(worker):
         capture = worker._capture
@@ -182,7 +182,7 @@ async def test_control_one_wrong_row_is_seen(rig):
     def as_before(worker):
         worker._capture._take = worker._capture._right
 
-    # Not read before: of one that is known only the last row is read.
+    # A new prompt: for a cached prompt only the last row would be read.
     prompt = random_prompt(300, seed=18)
     await rig.call(shift)
     try:
@@ -193,7 +193,7 @@ async def test_control_one_wrong_row_is_seen(rig):
 
 
 async def test_control_a_query_that_was_not_captured_is_never_a_stale_one(rig):
-    """A layer that ran without Python (as in a replayed CUDA graph) gives NaN, which selection refuses."""
+    """A layer that runs without Python code (as in a replayed CUDA graph) gives NaN, which the selection refuses."""
 
     def blind(worker):
         worker._capture._right = worker._capture._take
@@ -223,7 +223,7 @@ async def test_control_ends_that_are_not_masked_are_seen(rig):
 
 
 async def test_a_dead_engine_says_so(rig):
-    """The last test of the module: it ends the engine."""
+    """This must be the last test of the module: it stops the engine."""
     await rig.engine.check_health()
     pending = asyncio.create_task(rig.score(random_prompt(4000, seed=11), OPTIONS))
     await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A Qwen3 (QK norm, 128-wide heads, grouped) split over two ranks: each sees half of the heads."""
+"""A Qwen3 (QK norm, head size 128, GQA) on two ranks: each rank has half of the heads."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def test_two_ranks_score_as_one(rig):
 
 
 async def test_two_ranks_draft_as_one(rig):
-    """Greedy and sampled drafts in one batch, of a full and of a kept session, with a rejected draft before."""
+    """Greedy and sampled drafts in one batch, for a full and a kept session, after a rejected draft."""
     options, answer = SelectionOptions(look_ahead=2), np.array([30, 40, 50], np.int32)
     prompts = {"full": await rig.keep("full", random_prompt(300, seed=5), options), "kept": kept_of(random_prompt(300))}
     await rig.engine.open_session("kept", prompts["kept"])
@@ -54,7 +54,7 @@ async def test_control_without_the_all_reduce_a_rank_misses_heads(rig, aggregati
         import torch
 
         worker._right = torch.distributed.all_reduce
-        # Scoring's own all-reduce is the only one that takes a maximum.
+        # The all-reduce of the scoring is the only one with a maximum.
         torch.distributed.all_reduce = lambda tensor, op=None, **kwargs: (
             None if op == torch.distributed.ReduceOp.MAX else worker._right(tensor, op=op, **kwargs)
         )

@@ -1,4 +1,4 @@
-"""The transformers target: cached decoding from explicit positions against the oracle, which has no cache."""
+"""The transformers target, which decodes with a cache and explicit positions, against the oracle without a cache."""
 
 import asyncio
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ async def test_several_answers_follow_the_seed(engine: TransformersTarget, oracl
 
 
 async def test_top_p_never_leaves_its_set(engine: TransformersTarget, oracle: GenerationOracle) -> None:
-    """Each sampled token is in the smallest set of likeliest ones that reaches top_p, and not always the likeliest."""
+    """Each sampled token is in the smallest set that reaches top_p, and it is not always the most probable token."""
     prompt = kept_prompt(500, 120, seed=5)
     outputs = await collect(engine, prompt, temperature=1.0, top_p=0.6, seed=1, max_tokens=40)
     tokens, logprobs, _ = joined(outputs)
@@ -111,7 +111,7 @@ async def test_unknown_sampling_is_refused_by_name(engine: TransformersTarget) -
     for sampling in ({"top_k": 5}, {"presence_penalty": 1.0}, {"structured_outputs": {"json": "{}"}}):
         with pytest.raises(InvalidRequestError, match=next(iter(sampling))):
             await collect(engine, kept_prompt(90, 20), **sampling)
-    # Defaults that vLLM's front spells out are no wish.
+    # Default values that vLLM's front sets explicitly are accepted.
     assert await collect(engine, kept_prompt(90, 20), max_tokens=1, bad_words=[], skip_clone=True)
 
 
@@ -128,7 +128,7 @@ async def test_a_closed_stream_leaves_the_engine_free(model: str, device: str) -
 
 
 def test_the_oracle_without_its_mask_falls_into_the_packing_trap(oracle: GenerationOracle) -> None:
-    """Why the oracle passes a mask: transformers takes gaps for packed sequences and the answer changes."""
+    """The oracle needs a mask: without it, transformers treats gaps as packed sequences, and the answer changes."""
     prompt = kept_prompt(900, 300, seed=8)
     inputs = {"input_ids": prompt.token_ids, "position_ids": prompt.positions}
     tensors = {name: torch.tensor(value, dtype=torch.long)[None] for name, value in inputs.items()}

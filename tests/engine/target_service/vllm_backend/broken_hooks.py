@@ -1,4 +1,4 @@
-"""Workers and engines whose hooks are broken on purpose: what the oracle tests must notice."""
+"""Workers and engines with hooks that are broken on purpose. The oracle tests must notice this."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from vllm_hooks import positions_v1, positions_v2
 
 
 class BreakableWorker(TargetWorker):
-    """A worker whose position maps a test may falsify: `withheld`, `wrong_origin`, or `right` again."""
+    """A worker whose position maps a test can break (`withheld`, `wrong_origin`) and repair (`right`)."""
 
     def falsify_positions(self, how: str) -> None:
         right = positions_v1.position_map if not hasattr(self, "_right") else self._right
@@ -29,7 +29,7 @@ class BreakableWorker(TargetWorker):
 
 
 class HashlessTarget(VllmTarget):
-    """vLLM's own schedulers, so block hashes do not include positions, and a worker that can be broken."""
+    """A target with vLLM's own schedulers, so that block hashes lack positions, and with a BreakableWorker."""
 
     worker_cls = "tests.engine.target_service.vllm_backend.broken_hooks.BreakableWorker"
     scheduler_cls = "vllm.v1.core.sched.scheduler.Scheduler"

@@ -33,12 +33,12 @@ def engine_options(device: str, **options: Any) -> dict[str, Any]:
 
 
 def build_target(folder: Path, family: Family, **options: Any) -> str:
-    """A random checkpoint whose every token is in the tokenizer."""
+    """A random checkpoint; the tokenizer knows all of its token ids."""
     return build_model(folder, family, vocab_size=VOCABULARY, **options)
 
 
 def kept_prompt(context: int, kept: int, *, seed: int = 0, lead_in: int = 0) -> KeptPrompt:
-    """`kept` random tokens of a random prompt, the first `lead_in` of it among them."""
+    """Keep `kept` random tokens of a random prompt, including its first `lead_in` tokens."""
     ids = np.array(random_prompt(context, seed=seed, vocab_size=VOCABULARY), np.int32)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(np.arange(lead_in, context), kept - lead_in, replace=False)
@@ -51,12 +51,12 @@ def dense_prompt(length: int, *, seed: int = 0) -> KeptPrompt:
 
 
 async def collect(engine: TargetEngine, prompt: KeptPrompt, name: str = "r", **sampling: Any) -> list[GenerateOutput]:
-    """All outputs of a greedy request of 64 tokens with logprobs, changed by `sampling`."""
+    """All outputs of a greedy request of 64 tokens with logprobs. sampling: changes to the parameters."""
     return [o async for o in engine.generate(GenerateRequest(name, prompt, {**GREEDY, **sampling}))]
 
 
 async def assert_right(engine: TargetEngine, oracle: GenerationOracle, prompt: KeptPrompt, name: str = "r") -> None:
-    """64 greedy tokens are the oracle's, and the log probabilities of all their candidates are as close as need be."""
+    """Assert that 64 greedy tokens are the oracle's and that all candidates' log probabilities are close to it."""
     outputs = await collect(engine, prompt, name)
     tokens, logprobs, _ = joined(outputs)
     assert (len(tokens), len(logprobs), outputs[-1].finished) == (64, 64, True)

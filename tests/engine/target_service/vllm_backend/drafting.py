@@ -1,4 +1,4 @@
-"""What the drafting tests share: a target with remote drafts, plain answers to compare with, requests with sessions."""
+"""Shared by the drafting tests: a target with remote drafts, plain answers for comparison, requests with sessions."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ MAX_DRAFTS = 5
 
 @dataclass
 class Case:
-    """A kept prompt, its name as a session, and what the target answers without drafts."""
+    """A kept prompt, the id of its session, and the target's answer without drafts."""
 
     name: str
     prompt: KeptPrompt
@@ -30,7 +30,7 @@ class Case:
 async def decode(
     engine: TargetEngine, prompt: KeptPrompt, name: str, options: DecodeOptions, **sampling: Any
 ) -> list[int]:
-    """The tokens of a greedy request, changed by `sampling`."""
+    """The tokens of a greedy request. sampling: changes to the parameters."""
     request = GenerateRequest(name, prompt, {**GREEDY, "logprobs": None, **sampling}, decode=options)
     return joined([o async for o in engine.generate(request)])[0]
 
@@ -38,7 +38,7 @@ async def decode(
 async def plain_cases(
     engine: TargetEngine, prompts: Sequence[KeptPrompt], prefix: str, *, tokens: int = 64
 ) -> list[Case]:
-    """Each prompt with its answer decoded plainly."""
+    """Each prompt with its answer, decoded without drafts."""
     answers = await asyncio.gather(
         *(decode(engine, p, f"{prefix}-{i}-plain", PLAIN, max_tokens=tokens) for i, p in enumerate(prompts))
     )
@@ -46,7 +46,7 @@ async def plain_cases(
 
 
 def with_session(case: Case, speculator: FakeSpeculator, look_ahead: Sequence[int] = ()) -> KeptPrompt:
-    """The prompt as the router sends it after a selection that left a session."""
+    """The prompt as the router sends it after a selection with a session."""
     speculator.known[case.name] = []
     session = SessionHandle(speculator.address, case.name)
     return replace(case.prompt, session=session, look_ahead_tokens=np.array(look_ahead, np.int32))
@@ -61,7 +61,7 @@ async def wrong_answers(
     at_once: int = 8,
     **options: Any,
 ) -> list[str]:
-    """The names of the cases whose drafted answer is not the plain one. look_ahead: so many tokens come as such."""
+    """The cases whose answer with drafts differs from the plain one. look_ahead: number of look-ahead tokens sent."""
     chosen = DecodeOptions(**{"max_draft_tokens": MAX_DRAFTS, "adaptive": False, **options})
     turns = asyncio.Semaphore(at_once)
 
@@ -75,7 +75,7 @@ async def wrong_answers(
 
 
 def gained(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """How much each count of `decode_stats` rose."""
+    """The increase of each count of the target."""
     rose = {}
     for name, value in after.items():
         old = before.get(name)
@@ -89,6 +89,6 @@ def gained(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the engine or a drafter does in its own time."""
+    """Wait until a condition holds that the engine or a drafter reaches asynchronously."""
     while not condition():  # noqa: ASYNC110  nobody there could set an event
         await asyncio.sleep(0.001)

@@ -57,7 +57,7 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 @pytest.fixture(scope="module")
 def logprobs(model: str) -> torch.Tensor:
-    """float64 [vocabulary, vocabulary]: log probabilities after each token, the same whatever comes before it."""
+    """float64 [vocabulary, vocabulary]: log probabilities after each token; earlier tokens have no effect."""
     oracle = GenerationOracle(model)
     table = torch.stack([oracle.logprobs(PROMPT, [token, 0])[1] for token in range(VOCABULARY)])
     elsewhere = [oracle.logprobs(KeptPrompt.dense([5, 5]), [1, token, 0])[2] for token in range(VOCABULARY)]
@@ -66,7 +66,7 @@ def logprobs(model: str) -> torch.Tensor:
 
 
 class Drafter(ToyEngine):
-    """Like the target, but not quite. Its draws depend on the session and the answer's length, not on who asks when."""
+    """Similar to the target. Its random draws depend only on the session and the length of the answer."""
 
     def __init__(self, logprobs: torch.Tensor) -> None:
         other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
@@ -92,7 +92,7 @@ class Drafter(ToyEngine):
 
 
 class Liar(Drafter):
-    """Tells of another distribution than it samples from, in work ahead only."""
+    """Reports a q that it did not sample from, when it drafts ahead."""
 
     async def draft_many(self, session: str, answers: list[Int32Array], count: int, **options: Any) -> list[Drafted]:
         drafted = await super().draft_many(session, answers, count, **options)
@@ -139,7 +139,7 @@ async def test_blocks_are_distributed_as_the_targets_own(
     assert 0.3 < rose["accepted"] / rose["drafts"] < 0.9
     assert {len(answer) for answer in answers} == {TOKENS}
     assert blocks_p(answers, sampled_from(logprobs, **SAMPLING)) > 0.01
-    # Control: there are enough of them to tell a nearby distribution from this one.
+    # Negative control: there are enough samples to reject a similar distribution.
     assert blocks_p(answers, sampled_from(logprobs, temperature=0.8, top_p=0.8)) < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""The faults of vLLM on CPU, and their repair, on the functions themselves: no engine."""
+"""The faults of vLLM on CPU and their repairs, tested on the functions without an engine."""
 
 from types import ModuleType, SimpleNamespace
 
@@ -16,7 +16,7 @@ from target_service.vllm_backend.cpu_workarounds import (
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """vLLM's module as a CPU runner leaves it."""
+    """vLLM's sampler module in the state that a CPU runner leaves it in."""
     from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
@@ -62,7 +62,7 @@ DRAFTS = [3, -1, 2, -1, -1]
 
 
 def verified(sampler: ModuleType, *, with_q: bool) -> torch.Tensor:
-    """vLLM's verification of DRAFTS, where p is sure of 3, 1, 1, 0, 2 and the bonus is 0; q is sure of a draft."""
+    """vLLM's verification of DRAFTS. p is one-hot at 3, 1, 1, 0, 2, the bonus is 0, and q is one-hot at each draft."""
     drafts = torch.tensor(DRAFTS, dtype=torch.int32)
     logits = torch.full((len(DRAFTS), VOCABULARY), -torch.inf)
     logits[range(len(DRAFTS)), [3, 1, 1, 0, 2]] = 0.0
@@ -87,7 +87,7 @@ def test_drafts_that_are_none_are_rejected_and_replaced_from_p(sampler: ModuleTy
 
 
 def test_without_the_repair_a_draft_that_is_none_is_accepted(sampler: ModuleType) -> None:
-    """Control, and the sign that a newer vLLM needs the repair no more."""
+    """Negative control. If it fails, a newer vLLM no longer needs the repair."""
     assert not rejects_padding(sampler.rejection_random_sample_kernel)
     assert verified(sampler, with_q=False).tolist()[1] == [-1, 1, -1]
     assert repair_rejection_kernel(sampler)
@@ -96,7 +96,7 @@ def test_without_the_repair_a_draft_that_is_none_is_accepted(sampler: ModuleType
 
 
 def test_a_kernel_that_writes_elsewhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM 0.29.0's own fault, written out: it writes into a converted copy."""
+    """The fault of vLLM 0.29.0 in a few lines: it writes into a converted copy."""
     expand = cpu_workarounds._expand
 
     class WritesElsewhere:

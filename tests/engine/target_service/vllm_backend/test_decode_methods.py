@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
-    """What a method needs besides its name; drafting weights are random."""
+    """The options of a method besides its name. Draft weights are random."""
     if method == "ngram":
         return {"speculative_config": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
     if method == "draft_model":
@@ -58,14 +58,14 @@ async def engine(
 
 
 def repeating(prompt: KeptPrompt) -> KeptPrompt:
-    """The same places, the tokens of the first quarter over and over: something for n-grams and suffixes to find."""
+    """The same positions, with the first quarter's tokens repeated, so that n-grams and suffixes find matches."""
     ids = prompt.token_ids
     quarter = ids.size // 4
     return KeptPrompt(np.tile(ids[:quarter], 4), prompt.positions[: quarter * 4], prompt.context_length)
 
 
 def many_prompts() -> list[KeptPrompt]:
-    """50, kept and dense, every other kept one with something to find."""
+    """50 kept and dense prompts; every other kept prompt has repeated tokens."""
     kept = [kept_prompt(200 + 11 * i, 40 + i, seed=i) for i in range(40)]
     dense = [dense_prompt(30 + i, seed=100 + i) for i in range(10)]
     return [repeating(p) if i % 2 else p for i, p in enumerate(kept)] + dense
@@ -80,7 +80,7 @@ async def test_tokens_are_those_of_plain_decoding(engine: VllmTarget, model: str
     rose = gained(before, await engine.decode_stats())
     assert [i for i, (d, p) in enumerate(zip(drafted, plain, strict=True)) if d != p] == []
     assert {len(tokens) for tokens in drafted} == {64}
-    # Some of each request's rounds at least, or this would say nothing of it.
+    # The method must have drafted in some rounds; otherwise this test would show nothing.
     assert rose["drafts"] > 10 * len(prompts)
     oracle = GenerationOracle(model)
     assert [oracle.wrong_tokens(prompts[i], plain[i]) for i in range(0, len(prompts), 7)] == [0] * 8
@@ -94,7 +94,7 @@ async def test_a_request_may_ask_for_fewer_drafts(engine: VllmTarget) -> None:
 
 
 async def test_an_answer_up_to_the_last_position(engine: VllmTarget, model: str) -> None:
-    """Drafts may reach past the model's last position; their places are kept inside its tables."""
+    """Drafts may exceed the model's last position; their positions must stay inside the rotary embedding table."""
     prompt = kept_prompt(2048 - 64, 60, seed=4)
     tokens = await decode(engine, prompt, "last", DecodeOptions(max_draft_tokens=MAX_DRAFTS))
     assert len(tokens) == 64

@@ -1,4 +1,4 @@
-"""The q that verification gets, on the function itself: no engine."""
+"""The q that the verification receives, tested on the function without an engine."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ VOCABULARY = 6
 
 
 def verified(proposals: dict[str, Proposal], scheduled: dict[str, list[int]]) -> torch.Tensor | None:
-    """q of a step over the requests `a`, `b`, `c`, whose scheduled drafts these are."""
+    """The q of a step over the requests `a`, `b`, `c` with these scheduled drafts."""
     runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a", "b", "c"], vocab_size=VOCABULARY))
     distributions = DraftDistributions(runner)
     distributions.proposals, distributions.scheduled = proposals, scheduled
@@ -24,7 +24,7 @@ def verified(proposals: dict[str, Proposal], scheduled: dict[str, list[int]]) ->
 
 
 def test_rows_with_q_without_and_padded() -> None:
-    """vLLM pads a request that joins with its last prompt token by drafts that are none: nothing is their q."""
+    """vLLM pads a request that joins with its last prompt token with placeholder drafts, which have no q."""
     sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
     found = verified({"a": sampled, "b": one_hot(np.array([1, 5], np.int32))}, {"a": [2], "b": [1, 5], "c": [-1, -1]})
     expected = torch.zeros(5, VOCABULARY)

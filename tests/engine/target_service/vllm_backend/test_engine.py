@@ -54,7 +54,7 @@ async def test_a_mixed_batch_is_the_oracles(engine: VllmTarget, oracle: Generati
 
 
 async def test_the_comparison_sees_wrong_positions(engine: VllmTarget, oracle: GenerationOracle) -> None:
-    """The same kept tokens numbered from 0, or decoded from another origin, give other tokens."""
+    """Negative control: without gaps in the positions, or decoded from another position, the tokens differ."""
     prompt = kept_prompt(900, 300, seed=7)
     numbered_anew = KeptPrompt.dense(prompt.token_ids)
     other_origin = KeptPrompt(prompt.token_ids, prompt.positions, prompt.context_length + 37)
@@ -65,7 +65,7 @@ async def test_the_comparison_sees_wrong_positions(engine: VllmTarget, oracle: G
 
 
 async def test_a_request_resumes_with_the_tokens_it_already_sent(engine: VllmTarget) -> None:
-    """What a second replica is sent when the first dies: kept tokens, and those sent so far at the positions after."""
+    """As after a replica's death: the second one gets the kept tokens and the tokens sent so far, with positions."""
     prompt = kept_prompt(900, 300, seed=8)
     whole, _, _ = joined(await collect(engine, prompt))
     sent = np.array(whole[:20], np.int32)
@@ -87,12 +87,12 @@ async def test_cached_blocks_are_shared_only_at_equal_positions(engine: VllmTarg
         outputs = await collect(engine, prompt, name)
         assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
         cached.append(outputs[0].cached_tokens)
-    # 100 tokens of lead-in hold 3 whole blocks of 32; the whole prompt holds 12 and a rest that is never cached.
+    # The 100 lead-in tokens fill 3 blocks of 32. The prompt fills 12 blocks and part of one that is never cached.
     assert cached == [0, 0, 96, 384]
 
 
 async def test_several_sampled_answers(engine: VllmTarget, oracle: GenerationOracle) -> None:
-    """n > 1: each answer is one that the oracle gives the told probabilities; a seed makes them come again."""
+    """n > 1: the oracle confirms each answer's reported probabilities; a seed reproduces the answers."""
     prompt = kept_prompt(500, 120, seed=10)
     sampling = {"n": 3, "temperature": 1.0, "seed": 4, "max_tokens": 12}
     outputs, again = [await collect(engine, prompt, **sampling) for _ in range(2)]
@@ -156,7 +156,7 @@ async def test_other_salts_share_no_cached_blocks(engine: VllmTarget) -> None:
 
 
 async def running_in_core(engine: VllmTarget) -> float:
-    """Requests in the engine core, the one asked with here included: it tells its numbers with each step."""
+    """Number of requests in the engine core, including the one sent here: the core reports it in each step."""
     seen: list[float] = []
     # An output may hold the tokens of several steps, if reading here is slower than the engine.
     probe = GenerateRequest("probe", dense_prompt(40), {"max_tokens": 7000, "ignore_eos": True})
@@ -218,7 +218,7 @@ async def test_bad_requests_are_refused(
 
 
 async def test_a_dead_engine_core_is_told(engine: VllmTarget) -> None:
-    """Last in this module: it kills the engine."""
+    """This must be the last test of the module: it kills the engine."""
     await engine.check_health()
     stream = engine.generate(GenerateRequest("orphan", kept_prompt(900, 300, seed=15), {"max_tokens": 7000}))
     await anext(stream)

@@ -1,4 +1,4 @@
-"""Negative controls: with a hook broken, the comparisons that the other modules make must fail."""
+"""Negative controls: with a broken hook, the comparisons of the other modules must fail."""
 
 from collections.abc import AsyncGenerator
 

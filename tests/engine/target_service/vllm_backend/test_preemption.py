@@ -1,4 +1,4 @@
-"""Preempted requests are prefilled again with their answers so far, at the positions after the original prompt."""
+"""Preempted requests are prefilled again, with the answer so far at the positions after the original prompt."""
 
 import asyncio
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
     decode = {"method": "remote", "max_draft_tokens": MAX_DRAFTS}
-    # Slower than any test wants, so that a busy machine makes no timeouts of its own.
+    # A long deadline, so that a busy machine causes no timeouts.
     target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
     yield target
     target.close()
@@ -59,7 +59,7 @@ async def cases(engine: VllmTarget) -> list[Case]:
 
 @pytest.fixture
 async def speculator(cases: list[Case]) -> AsyncGenerator[FakeSpeculator, None]:
-    """One that drafts a wrong token now and then."""
+    """A speculator that sometimes drafts a wrong token."""
     async with FakeSpeculator(knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)) as fake:
         yield fake
 
@@ -81,10 +81,10 @@ async def test_drafts_do_not_change_the_answer(
     rose = gained(before, await engine.decode_stats())
     assert sum(rose["fallbacks"].values()) == 0
     assert rose["accepted"] == sum(rose["accepted_per_position"])
-    # A quarter of the drafts is wrong: of 5, some 3 are accepted before the first wrong one.
+    # A quarter of the drafts is wrong: of 5 drafts, about 3 are accepted before the first wrong one.
     assert 0.4 < rose["accepted"] / rose["drafts"] < 0.8
     assert rose["accepted"] / rose["rounds"] > 1.5
-    # All end, and the drafter is told so.
+    # All sessions end, and the drafter is informed.
     await until(lambda: len(speculator.closed) == count)
     assert set(speculator.closed) == {c.name for c in cases[:count]}
 
@@ -96,7 +96,7 @@ async def test_drafts_do_not_change_the_answer(
 async def test_drafting_ahead_does_not_change_the_answer(
     engine: VllmTarget, cases: list[Case], mode: DraftAhead, drafts: int, at_once: int, count: int
 ) -> None:
-    """The real draft service; work ahead must have been used in many rounds for this to say anything."""
+    """With the real draft service. Drafts made ahead must be used in many rounds; otherwise the test shows nothing."""
     service = DraftService(KnowingEngine({c.name: c.answer for c in cases}, 0.25, VOCABULARY), clock=lambda: 0.0)
     server = DraftServer(service.handle, HOST)
     address = f"{HOST}:{await server.start()}"
@@ -191,8 +191,8 @@ async def test_a_lying_drafter_changes_no_token(
 
 
 async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, speculator: FakeSpeculator) -> None:
-    """It dies in the middle of answers, takes all sessions along, and comes back on the same port."""
-    # Long enough to be there still when the breaker lets a trial through.
+    """The drafter dies during answers, loses all sessions, and restarts on the same port."""
+    # Long enough to run until the breaker allows a trial.
     cases = await plain_cases(engine, [kept_prompt(300, 60, seed=200 + i) for i in range(4)], "long", tokens=800)
     speculator.draft = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)
     before = await engine.decode_stats()
@@ -233,7 +233,7 @@ async def test_a_stalled_drafter_is_waited_for_no_longer_than_the_deadline(
 async def test_sampled_answers_beside_one_session(
     engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
 ) -> None:
-    """n answers have one session: the first drafts, the others decode plainly."""
+    """n answers share one session: the first answer gets drafts, the others decode without drafts."""
     before = await engine.decode_stats()
     options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
     prompt = with_session(cases[0], speculator)
@@ -243,7 +243,7 @@ async def test_sampled_answers_beside_one_session(
 
 
 async def test_drafts_past_the_last_position(engine: VllmTarget, speculator: FakeSpeculator) -> None:
-    """An answer that ends at the model's last position: the drafts for it end there too."""
+    """If an answer ends at the model's last position, its drafts end there too."""
     prompt = kept_prompt(2048 - 64, 60, seed=77)
     [case] = await plain_cases(engine, [prompt], "last")
     speculator.draft = knowing({case.name: case.answer}, 0.0, VOCABULARY)
@@ -273,7 +273,7 @@ async def test_structured_output_takes_certain_drafts(
 
 
 async def test_a_seed_gives_the_same_answer_however_the_prompt_was_prefilled(engine: VllmTarget) -> None:
-    """In chunks of at most 256 tokens at first, then in one from the prefix cache."""
+    """First in chunks of at most 256 tokens, then in one step from the prefix cache."""
     prompt = kept_prompt(900, 600, seed=300)
     answers = [await decode(engine, prompt, f"seeded-{i}", PLAIN, temperature=1.0, seed=7) for i in range(2)]
     assert answers[0] == answers[1]

@@ -1,6 +1,6 @@
-"""Remote drafts on two tensor-parallel ranks: both verify the same drafts by the same q, and neither drifts away.
+"""Remote drafts on two tensor-parallel ranks: both verify the same drafts with the same q and stay in step.
 
-At last the whole way of drafts: target, channel, draft service and a drafting model, which is the target's own here.
+The last tests use the complete path: target, channel, draft service, and a drafting model (here the target's own).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def engine(model: str, device: str, every_core: None) -> AsyncGenerator[Vl
         model,
         tensor_parallel=2,
         decode={"method": "remote", "max_draft_tokens": MAX_DRAFTS},
-        # A deadline that a busy machine keeps, for a drafter that is as slow as its target.
+        # A long deadline for a busy machine, because this drafter is as slow as its target.
         draft_channel={"deadline_s": 5.0},
         **engine_options(device),
     )
@@ -87,7 +87,7 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
 
 
 async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> tuple[list[int], list]:
-    """64 tokens at temperature 1, with the log probabilities of the sampled and the likeliest two."""
+    """64 tokens at temperature 1, with the log probabilities of the sampled and the two most probable tokens."""
     sampling = {"temperature": 1.0, "max_tokens": 64, "ignore_eos": True, "logprobs": 2}
     options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False, q_top=16)
     request = GenerateRequest(case.name, with_session(case, speculator), sampling, decode=options)
@@ -97,7 +97,7 @@ async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> 
 
 @pytest.fixture(scope="module")
 async def address(model: str, engine: VllmTarget) -> AsyncGenerator[str, None]:
-    """A replica that never saw a prompt: each session is lost to it at first, and restored from the kept tokens."""
+    """A replica that has read no prompt: each session is lost at first, and then restored from the kept tokens."""
     service = DraftService(TransformersSpeculator(model, seed=0))
     server = DraftServer(service.handle, "127.0.0.1")
     yield f"127.0.0.1:{await server.start()}"
@@ -126,7 +126,7 @@ async def test_a_drafter_that_reads_the_kept_tokens_at_their_places_is_always_ri
 
 
 async def test_sampled_drafts_come_with_their_q(engine: VllmTarget, model: str, address: str) -> None:
-    """A drafter that is the target: q is p but for what lies below the top m, and nearly all is accepted."""
+    """The drafter is the target: q equals p except below the top m, and nearly all drafts are accepted."""
     before = await engine.decode_stats()
     prompt = replace(prompts(address)[0], session=SessionHandle(address, "sampled"))
     sampling = {"temperature": 0.3, "max_tokens": 100, "ignore_eos": True, "logprobs": 1}

@@ -38,7 +38,7 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 @pytest.fixture(scope="module")
 def table(model: str) -> np.ndarray:
-    """A drafter that is half right: the target's own distributions after each token, and another."""
+    """A drafter's table: the mean of the target's distribution after each token and another distribution."""
     oracle = GenerationOracle(model)
     own = np.stack([oracle.logprobs(PROMPT, [a, 0])[1].exp().double().numpy() for a in range(VOCABULARY)])
     other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
@@ -52,7 +52,7 @@ async def sample(
     counts: Counter[tuple[int, int, int]] = Counter()
     turns = asyncio.Semaphore(64)
     options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP_M)
-    # Five tokens: then all of the first three may be drafted for, and none is cut off by the end.
+    # Five tokens, so that drafts are possible for all of the first three.
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": 5, "ignore_eos": True, "detokenize": False}
 
     async def run(seed: int) -> None:
@@ -83,7 +83,7 @@ async def test_continuations_are_distributed_as_the_targets_own(
 
 
 async def test_the_comparison_sees_a_wrong_q(engine: VllmTarget, model: str, table: np.ndarray) -> None:
-    """A drafter that tells another distribution than it sampled from biases the answer."""
+    """Negative control: a drafter that reports a q that it did not sample from biases the answer."""
     async with FakeSpeculator(drawing(table, told=np.full_like(table, 1 / VOCABULARY))) as speculator:
         counts, _ = await sample(engine, speculator, temperature=1.0, top_p=1.0)
     expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=1.0, top_p=1.0)

@@ -1,6 +1,6 @@
-"""A speculator process stands still, dies and comes back under a live target: the tokens stay, drafting resumes.
+"""A speculator process stalls, dies and restarts while the target runs: the tokens stay the same, drafting resumes.
 
-Its own engine: one that has talked to other drafters would move the sessions there.
+This module needs its own engine: an engine that knows other drafters would move the sessions to them.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 
 async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine: VllmTarget, model: str) -> None:
-    """Its sessions are restored from the kept tokens; its model is the target's, so that it drafts well."""
+    """Its sessions are restored from the kept tokens. Its model is the target's, so most drafts are accepted."""
     cases = await plain_cases(engine, [kept_prompt(300, 60, seed=220 + i) for i in range(2)], "process", tokens=600)
     options = DecodeOptions(max_draft_tokens=1, adaptive=False, draft_ahead="branches")
     before = await engine.decode_stats()
@@ -57,7 +57,7 @@ async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine
         resumed = await rose_until(lambda rose: rose["resumed"] >= stalled["resumed"] + len(cases))
 
         first.kill()
-        # Control: two openings of the breaker, so at least one trial, and nothing resumes of itself.
+        # Negative control: the breaker opened twice, so there was at least one trial, and drafting did not resume.
         opened = resumed["channel"]["breaker_opened"]
         dead = await rose_until(lambda rose: rose["channel"]["breaker_opened"] >= opened + 2)
         assert dead["resumed"] == resumed["resumed"]

@@ -1,4 +1,4 @@
-"""A split target: one engine prefills, its KV blocks cross by NIXL, another decodes as a whole target would."""
+"""A split target: one engine prefills, NIXL transfers the KV blocks, another engine decodes like a whole target."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -34,14 +34,14 @@ class Halves:
     decode: VllmTarget
 
     async def blocks(self, prompt: KeptPrompt, name: str) -> GenerateOutput:
-        """The end of the prefill leg, which tells where the blocks are."""
+        """The last output of the prefill leg, which says where the blocks are."""
         leg = GenerateRequest(f"{name}-p", prompt, PREFILL_LEG, prefill_only=True)
         return [o async for o in self.prefill.generate(leg)][-1]
 
     async def answer(
         self, prompt: KeptPrompt, name: str, *, told: GenerateOutput | None = None
     ) -> list[GenerateOutput]:
-        """All outputs of the decode leg. told: where the blocks are, if not of a prefill leg of its own."""
+        """All outputs of the decode leg. told: where the blocks are; by default this runs a prefill leg first."""
         told = told or await self.blocks(prompt, name)
         request = GenerateRequest(name, prompt, GREEDY, decode=PLAIN, kv_blocks=told.kv_blocks)
         return [o async for o in self.decode.generate(request)]
@@ -88,14 +88,14 @@ async def test_the_bytes_that_cross_fall_with_the_keep_rate(halves: Halves) -> N
 
 
 async def test_positions_must_be_right_on_the_prefilling_side(halves: Halves, model: str) -> None:
-    """The negative control: blocks of the same tokens at other positions give another answer."""
+    """Negative control: blocks of the same tokens at other positions give another answer."""
     oracle = GenerationOracle(model)
     prompt = kept_prompt(900, 200, seed=21)
     renumbered = replace(KeptPrompt.dense(prompt.token_ids), context_length=200)
     told = await halves.blocks(renumbered, "renumbered")
     tokens, _, _ = joined(await halves.answer(prompt, "wrong", told=told))
     assert oracle.wrong_tokens(prompt, tokens) > 0
-    # Nothing of that was remembered under the right positions' hash: a whole request still shares only what is right.
+    # The wrong blocks are not cached under the hash of the right positions: a whole request does not find them.
 
 
 async def test_drafts_are_verified_on_the_decoding_side(halves: Halves) -> None:
@@ -117,7 +117,7 @@ async def test_drafts_are_verified_on_the_decoding_side(halves: Halves) -> None:
 async def test_blocks_that_do_not_arrive_are_computed_again(halves: Halves, broken: str) -> None:
     prompt = kept_prompt(500, 180, seed=41)
     right = joined(await halves.answer(prompt, f"right-{broken}"))[0]
-    # Another tenant's salt: nothing of it is in the prefix cache.
+    # With another salt, nothing is in the prefix cache.
     told = await halves.blocks(prompt, broken)
     blocks = dict(told.kv_blocks or {})
     if broken == "no such engine":
@@ -145,7 +145,7 @@ async def test_a_leg_of_the_other_half_is_refused(halves: Halves) -> None:
 
 
 async def test_a_dead_prefill_engine_is_done_without(halves: Halves) -> None:
-    """Last, because the engine does not come back: the blocks were promised, then their holder died."""
+    """This must be the last test: the prefill engine dies after it has announced blocks, before they are read."""
     prompt = kept_prompt(600, 200, seed=61)
     told = await halves.blocks(prompt, "promised")
     halves.prefill.close()

@@ -1,4 +1,4 @@
-"""The outputs of several steps as one, on arrays alone: no engine is started."""
+"""The merged outputs of several steps, with arrays only: no engine is started."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def outputs():
-    """Three steps: a chunk of a prompt, a sampled request of two tokens, a greedy one of three without logprobs."""
+    """Three steps with a chunk of a prompt, a sampled request (two tokens), and a greedy one (three, no logprobs)."""
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
     def step(rows, width):
@@ -14,7 +14,7 @@ def outputs():
         tokens = [[rows[id]] if rows[id] is not None else [] for id in ids]
         lists = None
         if width:
-            # Row and column tell where a number comes from.
+            # Each number contains its row and its column.
             table = np.array([[100 * (rows[id] or 0) + column for column in range(width)] for id in ids])
             lists = LogprobsLists(table, -table.astype(np.float32), np.arange(len(ids)))
         return ModelRunnerOutput(ids, {id: i for i, id in enumerate(ids)}, tokens, lists)
