@@ -1,7 +1,8 @@
-"""What the router knows of one HTTP request while it runs.
+"""The state of one HTTP request in the router.
 
-The middleware makes a `RequestContext` and puts it into a context variable; the engine client, called deep inside
-vLLM's HTTP app, reads the options from it and leaves there what it did, so that the middleware can say so in headers.
+The middleware creates a `RequestContext` and sets it in a context variable. The engine client runs deep inside vLLM's
+HTTP app: it reads the options from the context and records the outcome there. The middleware turns the outcome into
+response headers.
 """
 
 import time
@@ -19,9 +20,9 @@ from router.server_timing import TOTAL, write_server_timing
 
 @dataclass(slots=True)
 class Outcome:
-    """How one prompt of a request ran. Times are milliseconds by part; keep_rate is what was really kept.
+    """How one prompt of a request ran. timings: milliseconds by part.
 
-    mode: dense or speculative, empty until that is decided. answer_tokens: counted where the request is traced.
+    mode: dense or speculative; empty until decided. answer_tokens: counted only if the request is traced.
     """
 
     mode: str
@@ -35,12 +36,13 @@ class Outcome:
 
     @property
     def keep_rate(self) -> float:
+        """The share of the prompt that was kept, which can exceed the requested rate."""
         return self.kept_tokens / self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as a client sees it, in the OpenAI shape."""
+    """An error in the OpenAI format."""
 
     status: int
     type: str
@@ -49,7 +51,7 @@ class HttpError:
 
     @classmethod
     def of(cls, error: Exception) -> "HttpError":
-        """The client's view of any error; whatever Skim did not raise on purpose shows nothing of its inside."""
+        """The response for any error. An unexpected error shows the client no internals."""
         if isinstance(error, InvalidRequestError | ModelError):
             param = _encodable(error.param) if isinstance(error, InvalidOptionError) else None
             return cls(400, "BadRequestError", _encodable(str(error)), param)
@@ -64,16 +66,16 @@ class HttpError:
 
 
 def _encodable(text: str) -> str:
-    """JSON can spell half of a surrogate pair, which UTF-8 cannot; an error may quote it."""
+    """`text` with lone surrogates escaped. JSON can contain them, UTF-8 cannot, and an error may quote the request."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """options, decode: resolved for this request. conversations: what the chat template rendered, by the rendered text.
+    """options, decode: resolved for this request. conversations: the messages of each chat, by its rendered text.
 
-    outcomes: one for each prompt, in the client's order. answering: the first output of a prompt is there. error: what
-    the client shall see in place of an answer. span: the request's, of which its prompts' are children.
+    outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
+    the client instead of an answer. span: the request's trace span, the parent of the spans of its prompts.
     """
 
     options: PrefillOptions
@@ -88,7 +90,7 @@ class RequestContext:
     span: Span = NO_SPAN
 
     def begin(self, prompt_tokens: int) -> Outcome:
-        """The account of one more prompt. A beam search runs its prompt many times: the first run stands for it."""
+        """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported."""
         outcome = Outcome("", "", prompt_tokens, prompt_tokens, self.options)
         outcome.timings["tokenize"] = 1e3 * (time.perf_counter() - self.arrived)
         if not (self.beam_search and self.outcomes):
@@ -97,11 +99,11 @@ class RequestContext:
 
     @property
     def headers_are_true(self) -> bool:
-        """A first token is there, and how each prompt runs is decided."""
+        """Whether a first token has arrived and the mode of every prompt is decided."""
         return self.answering and all(outcome.mode for outcome in self.outcomes)
 
     def headers(self) -> list[tuple[str, str]]:
-        """The effective values of every prompt, comma-separated where a request has several."""
+        """The effective values of all prompts, separated by commas."""
         if not self.outcomes:
             return []
         values = {
@@ -117,7 +119,7 @@ class RequestContext:
         return [*headers, ("server-timing", self._server_timing())]
 
     def _server_timing(self) -> str:
-        """Prompts of one request run side by side: the slowest one counts, part by part. The headers leave now."""
+        """The times until now. Prompts of one request run concurrently, so each part is that of the slowest prompt."""
         parts: dict[str, float] = {}
         for outcome in self.outcomes:
             for name, ms in outcome.timings.items():

@@ -1,4 +1,4 @@
-"""Dense or speculative? A pure decision from what is known of a request before any engine sees it."""
+"""Decides whether a prompt runs dense or speculative. Pure: it uses only what is known before an engine is called."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,10 @@ from router.options import PrefillOptions
 
 @dataclass(frozen=True, slots=True)
 class RequestTraits:
-    """What about a request, besides its options, decides how it can run.
+    """The properties of a request, besides its options, that the decision depends on.
 
-    prompt_tokens: length M of the rendered prompt. compressible_tokens: those that no span protects; None for unknown.
+    prompt_tokens: length M of the rendered prompt. compressible_tokens: tokens outside all protected spans; None if
+    unknown.
     """
 
     prompt_tokens: int
@@ -22,14 +23,14 @@ class RequestTraits:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reason` is one word for logs and headers: why dense, or `requested` when speculative."""
+    """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative."""
 
     speculative: bool
     reason: str
 
 
 def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
-    """DESIGN "never compressed": the first rule that asks for a dense run wins."""
+    """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative."""
     whole = options.keep_rate == 1 if options.coverage is None else options.coverage == 1
     rules = (
         (not options.enabled, "disabled"),

@@ -14,6 +14,7 @@ from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_info import check_pair
+from router.context import HttpError
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
@@ -23,8 +24,8 @@ from router.start_up import StartingApp
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    prefill: the first half of a split target. options, decode: the deployment's PrefillOptions and SpeculationOptions,
-    as dicts. vllm_args: options of vLLM's HTTP front. traces: of `create_tracer`.
+    prefill: the prefill half of a split target. options, decode: the deployment's PrefillOptions and
+    SpeculationOptions, as dicts. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class RouterDeployment:
         return self._app
 
     async def problem(self) -> tuple[str | None, bool]:
-        """Why this replica does not serve yet, in a sentence, and whether a person must mend it; (None, False) else."""
+        """Why this replica does not serve yet, and whether a person must repair it; (None, False) once it serves."""
         return self._app.problem, self._app.failed
 
     async def _build_app(self) -> FastAPI:
-        # In a thread, so that requests are answered meanwhile; the pools start at the same time.
+        # The import runs in a thread: meanwhile the replica answers requests, and the pools start.
         await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm))
         from router.openai_app import build_openai_app
 
@@ -81,13 +82,13 @@ class RouterDeployment:
 
 
 def _load_vllm() -> None:
-    """Import what the app is made of, for some seconds. Whoever deploys the class above need not load it."""
+    """Import vLLM's app, which takes seconds. The process that deploys `RouterDeployment` does not need it."""
     with uncollected(), kept_log_file():
         import router.openai_app  # noqa: F401
 
 
 def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:
-    """`GET /v1/requests/{id}/selection`: the explain view."""
+    """Add `GET /v1/requests/{id}/selection`, the explain view."""
 
     @app.get("/v1/requests/{request_id}/selection")
     async def selection(request_id: str) -> JSONResponse:
@@ -95,9 +96,7 @@ def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:
         if entry is not None:
             return JSONResponse(entry)
         message = f"no selection is held for {request_id}: it ran dense, is too old, or another router served it"
-        return JSONResponse(
-            {"error": {"message": message, "type": "NotFoundError", "param": "request_id", "code": 404}}, 404
-        )
+        return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)
 
 
 def router_ingress() -> type:

@@ -1,4 +1,4 @@
-"""A prompt's way through the pools: decide, select, generate; and the account of it in the request's context."""
+"""Runs a prompt through the pools (decide, select, generate) and records the outcome in the request's context."""
 
 import asyncio
 import logging
@@ -42,10 +42,10 @@ _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered prompt and how to sample from it.
+    """A rendered prompt with its sampling parameters.
 
-    sampling: as in GenerateRequest. conversation, text, offsets: what a chat template rendered and the character range
-    of each token in it; None for raw prompts.
+    sampling: as in GenerateRequest. conversation, text, offsets: the messages of a chat, the text that its template
+    rendered, and each token's character range in that text; conversation is None for raw prompts.
     """
 
     token_ids: list[int]
@@ -62,7 +62,7 @@ class Prompt:
 
 
 class Dispatcher:
-    """defaults, decode_defaults: the deployment's options. select_timeout_s: after it a prompt runs dense."""
+    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Dispatcher:
     async def run(
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
-        """Stream the answer. Raises SkimError; closing the generator aborts on both pools."""
+        """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools."""
         outcome = context.begin(len(prompt.token_ids))
         note_tokenized(context.span, outcome)
         kept = await self._read(request_id, prompt, context, outcome)
@@ -106,21 +106,21 @@ class Dispatcher:
             finally:
                 outcome.answer_tokens = tally.tokens
                 note_prompt(span, request_id, outcome, tally)
-                # When an answer ends, its target tells the drafter; of one that never began it may know nothing.
+                # The target ends the session of an answer that began; it may not know one that never began.
                 if kept.session is not None and not began:
                     self._end(kept.session)
 
     def _end(self, session: SessionHandle) -> None:
-        """In the background: whoever hung up waits for nothing.
+        """End the session in the background, so that the client does not wait.
 
-        And in a context of its own: Serve cancels the calls that it knows to belong to a cancelled request.
+        The task has its own context: Serve cancels calls that belong to a cancelled request, and finds them by context.
         """
         task = asyncio.create_task(self.pools.end_session(session), context=Context())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
-        """The prompt as the target shall see it: kept, or whole."""
+        """The kept prompt for the target, or the whole prompt for a dense run."""
         options = context.options
         spans = protected_spans(
             len(prompt.token_ids), options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
@@ -133,7 +133,7 @@ class Dispatcher:
             multimodal=prompt.multimodal,
             compressible_tokens=len(prompt.token_ids) - int((spans[:, 1] - spans[:, 0]).sum()),
         )
-        # As a whole prompt: a selection that fails runs dense.
+        # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
         decision = decide(traits, options)
         outcome.reason = decision.reason
@@ -147,7 +147,7 @@ class Dispatcher:
     async def _select(
         self, request_id: str, prompt: Prompt, context: RequestContext, spans: Int32Array, outcome: Outcome
     ) -> Selection | None:
-        """Ask the speculator pool; None, with the reason in `outcome`, if it failed or was late: fail closed, dense."""
+        """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""
         ids = np.asarray(prompt.token_ids, np.int32)
         session = context.decode if context.decode.method == "remote" else None
         request = SelectRequest(
@@ -191,7 +191,7 @@ def _request(request_id: str, prompt: Prompt, kept: KeptPrompt, context: Request
 
 
 def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -> None:
-    """Split the wait for the first output into the target's own prefill and what the way there and back cost."""
+    """Split the wait for the first output into the target's queue and prefill time, and transfer (the rest)."""
     prefill = output.timings.get("prefill", elapsed_ms)
     outcome.timings["queue"] = outcome.timings.get("queue", 0.0) + output.timings.get("queue", 0.0)
     away = max(0.0, elapsed_ms - prefill - output.timings.get("queue", 0.0))

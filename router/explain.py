@@ -1,6 +1,6 @@
 """The explain view: what was kept of a request's prompt, for `GET /v1/requests/{id}/selection`.
 
-Only numbers are held, never text, and only of the latest requests of this router replica.
+It holds numbers and no text, and only for the latest requests of this router replica.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from router.options import PrefillOptions
 def explanation(
     selection: Selection, options: PrefillOptions, protected_spans: np.ndarray, timings: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A JSON-ready account of one selection. Spans are half-open ranges of token positions in the original prompt.
+    """One selection as JSON values. Spans are half-open ranges of token positions in the original prompt.
 
     timings: milliseconds by part, until the selection was back at the router.
     """
@@ -38,7 +38,7 @@ def explanation(
 
 
 class SelectionLog:
-    """The latest explanations by request id; the oldest go first."""
+    """The latest explanations by request id; the oldest are removed first."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self._entries: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -50,6 +50,6 @@ class SelectionLog:
             self._entries.popitem(last=False)
 
     def get(self, request_id: str) -> dict[str, Any] | None:
-        """By the id in the response body; vLLM numbers the prompts of a request by `-0` (completions) or `_0`."""
+        """Look up by the id in the response body. vLLM appends a prompt's number: `-0` (completions) or `_0`."""
         names = (request_id, f"{request_id}-0", f"{request_id}_0")
         return next((self._entries[name] for name in names if name in self._entries), None)

@@ -1,4 +1,4 @@
-"""What the router tells Prometheus of each prompt: how it ran and why, what was kept, and when its first token came."""
+"""The router's metrics of each prompt: mode and reason, kept tokens, time to first token."""
 
 from actors.observability.metrics import Meter
 from router.context import Outcome
@@ -6,7 +6,7 @@ from router.server_timing import TIMING_PARTS, TOTAL
 
 
 def record_decision(meter: Meter, outcome: Outcome) -> None:
-    """How the prompt runs is decided. A beam search counts each of its steps."""
+    """Record a prompt when its mode is decided. A beam search records each of its steps."""
     meter.record("skim_router_requests_total", 1, mode=outcome.mode, reason=outcome.reason)
     meter.record("skim_router_prompt_tokens_total", outcome.prompt_tokens, mode=outcome.mode)
     meter.record("skim_router_kept_tokens_total", outcome.kept_tokens, mode=outcome.mode)
@@ -16,7 +16,7 @@ def record_decision(meter: Meter, outcome: Outcome) -> None:
 
 
 def record_first_token(meter: Meter, outcome: Outcome, total_ms: float) -> None:
-    """total_ms: from the request's arrival until the target's first output was here."""
+    """Record the times of a prompt. total_ms: from the request's arrival until the target's first output."""
     for part, ms in {**outcome.timings, TOTAL: total_ms}.items():
         if part in TIMING_PARTS or part == TOTAL:
             meter.record("skim_router_ttft_seconds", ms / 1e3, mode=outcome.mode, part=part)

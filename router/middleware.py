@@ -1,8 +1,8 @@
-"""One ASGI middleware around vLLM's HTTP app: options in, effective values and clean errors out.
+"""The ASGI middleware around vLLM's HTTP app: it reads the options and sends effective values and errors.
 
-It reads the option before the app parses the body, and holds the response back until the first token is there, because
-only then is the selection made and are the headers true. An error that the engine client met before that moment becomes
-a plain HTTP error, for streams too; one after it ends the stream, in the same form on every endpoint.
+It reads the options before the app parses the body. It holds the response back until the first token arrives, because
+the headers describe the selection, which is made by then. An earlier error of the engine client becomes a plain HTTP
+error, for streams too. A later error ends the stream, in the same form on every endpoint.
 """
 
 import json
@@ -20,16 +20,12 @@ from router.server_sent_events import write_error_event
 from router.tracing import TracedRequest, traced_request
 from target_service.limits import reserved_names
 
-# A body without any of these needs no second JSON parse; \u could spell any of them in disguise, and so could UTF-16 or
-# UTF-32, which have NUL bytes.
+# A body without these needs no second JSON parse. Escapes (\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
 _TELLTALES = (b"speculative_", b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u", b"\0")
 
 
 class SkimMiddleware:
-    """ASGI middleware; `defaults` and `decode_defaults` are the deployment's options.
-
-    tracer, model: begins each request's span, which has the model's name.
-    """
+    """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`."""
 
     def __init__(
         self,
@@ -63,7 +59,7 @@ class SkimMiddleware:
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:
-            # Of vLLM's streams, that of /v1/responses does not catch what `generate` raises.
+            # vLLM's stream of /v1/responses does not catch errors of `generate`; its other streams do.
             if context.error is None:
                 raise
             await response.fail(context.error)
@@ -82,7 +78,7 @@ class SkimMiddleware:
 
 
 class HeldResponse:
-    """An ASGI `send` that holds all back until the first token is there, the request failed, or the body ended."""
+    """An ASGI `send` that holds all messages until the first token arrives, the request fails, or the body ends."""
 
     def __init__(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
         self._context, self._scope, self._receive, self._send = context, scope, receive, send
@@ -102,7 +98,7 @@ class HeldResponse:
             await self._release()
 
     async def fail(self, error: HttpError) -> None:
-        """End with `error`: in place of the response, or as the last event of a stream that has begun."""
+        """Send `error` as the response, or as the last event of a stream that has begun."""
         if self._ended:
             return
         self._ended = True
@@ -123,7 +119,7 @@ class HeldResponse:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """The body's JSON object if it may hold a field of ours; a malformed body is for the app to refuse."""
+    """The body's JSON object if it may hold a field of Skim, else {}. The app refuses a malformed body."""
     if not any(telltale in body for telltale in _TELLTALES):
         return {}
     try:
@@ -134,7 +130,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _refuse_reserved(fields: dict[str, Any]) -> None:
-    """A client that could set these would choose its own prompt or positions."""
+    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
     if fields.get("kv_transfer_params") is not None:
         raise InvalidOptionError("kv_transfer_params is reserved for the server; leave it out", "kv_transfer_params")
     xargs = fields.get("vllm_xargs")
@@ -161,7 +157,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body again, once, and then what the connection has to say (a disconnect)."""
+    """A `receive` that returns the body once and then the connection's further messages (a disconnect)."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,8 +1,8 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
-The only file of the router that imports vLLM (0.29.0). It relies on `EngineClient` (vllm/engine/protocol.py),
-`build_app` and `init_app_state` (vllm/entrypoints/launchers), and on the renderer's `render_chat_async`
-(vllm/renderers/base.py), which it overrides on its own instance to learn where each message went.
+This is the only file of the router that imports vLLM (0.29.0). It uses `EngineClient` (vllm/engine/protocol.py),
+`build_app` and `init_app_state` (vllm/entrypoints/launchers), and replaces `render_chat_async` on its own renderer
+instance (vllm/renderers/base.py) to record each conversation.
 """
 
 import logging
@@ -40,7 +40,7 @@ from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
 
-# Arguments of `generate` that only the target's engine can use.
+# Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 
 
@@ -52,9 +52,9 @@ async def build_openai_app(
     vllm_args: Mapping[str, Any],
     tracer: Tracer = NO_TRACER,
 ) -> FastAPI:
-    """The whole HTTP app. vllm_args: options of `vllm serve`'s front (api_key, tool_call_parser, chat_template, ...).
+    """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
-    Reads the model's config and tokenizer, never its weights.
+    Reads the model's config and tokenizer, not its weights.
     """
     flags = {"model": model, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
@@ -63,7 +63,7 @@ async def build_openai_app(
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     app.state.server = types.SimpleNamespace()
-    # Innermost: authentication comes first, and the app's own error responses pass through it.
+    # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
     app.user_middleware.append(
         Middleware(
             SkimMiddleware,
@@ -73,7 +73,7 @@ async def build_openai_app(
             model=served_model_name,
         )
     )
-    app.middleware_stack = None  # vLLM's SageMaker bootstrap has built it already; Starlette builds it anew
+    app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours
     return app
 
 
@@ -103,7 +103,7 @@ class PooledEngineClient(EngineClient):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """One prompt through the pools. Errors leave as vLLM errors; the context holds what the client shall see."""
+        """Run one prompt through the pools. Raises vLLM's errors; the context keeps the error for the client."""
         context = CURRENT.get() or RequestContext(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode)
         try:
             request = _read_prompt(prompt, sampling_params, context, kwargs)
@@ -123,7 +123,7 @@ class PooledEngineClient(EngineClient):
         return ("generate",)
 
     async def check_health(self) -> None:
-        """The pools' health is Serve's to watch; a router that answers is healthy."""
+        """Serve checks the pools; a router that answers is healthy."""
 
     @property
     def is_running(self) -> bool:
@@ -142,19 +142,19 @@ class PooledEngineClient(EngineClient):
         return False
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Closing the generator of `generate` aborts on both pools; there is nothing else to abort."""
+        """Nothing to do: closing the generator of `generate` aborts the request in both pools."""
 
     async def do_log_stats(self) -> None:
-        """The engines log their own statistics."""
+        """Nothing to do: the engines log their own statistics."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """The pools outlive the router."""
+        """Nothing to do: the pools run on without the router."""
 
     def encode(self, *args: Any, **kwargs: Any) -> Any:
         raise _unsupported("pooling requests")
 
     async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
-        """The router has no KV connector whose blocks it could free."""
+        """Nothing to do: the router has no KV connector and holds no blocks."""
 
     async def start_profile(self) -> None:
         raise _unsupported("profiling")
@@ -192,7 +192,7 @@ def _unsupported(what: str) -> Exception:
 
 
 def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exception:
-    """The vLLM exception with the right status; the context remembers it for responses that vLLM starts too early."""
+    """The vLLM exception with the right status. The context keeps the error: vLLM may have started the response."""
     shown = HttpError.of(error)
     if context is not None:
         context.error = shown
@@ -202,9 +202,9 @@ def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exceptio
 
 
 def _record_conversations(renderer: BaseRenderer) -> None:
-    """Make `renderer` note each conversation in the request's context, and ask for the tokens' character offsets.
+    """Make `renderer` record each conversation in the request's context and return the tokens' character offsets.
 
-    All chat-like endpoints (chat, responses, messages) render through this one method.
+    All chat-like endpoints (chat, responses, messages) render with the method that is replaced here.
     """
     render_chat = renderer.render_chat_async
 
@@ -247,7 +247,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
 
 
 def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
-    """A GenerateOutput as vLLM's HTTP app expects it; the prompt is the client's own, so that usage counts it."""
+    """A GenerateOutput in vLLM's form. It holds the client's whole prompt, so that usage counts all of its tokens."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt.text,
@@ -271,7 +271,7 @@ def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> 
 
 
 def _position_logprobs(positions: list[Any] | None) -> list[Any] | None:
-    """Per position, {token id: Logprob}; vLLM takes the first entry for the sampled token."""
+    """{token id: Logprob} for each position. vLLM takes the first entry as the sampled token."""
     if positions is None:
         return None
     return [None if candidates is None else dict(map(_logprob, candidates)) for candidates in positions]

@@ -1,9 +1,9 @@
-"""The request options `speculative_prefill` and `speculative_decode`: the same in the JSON body and in a header.
+"""The request options `speculative_prefill` and `speculative_decode`, in the JSON body or in a header.
 
-    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; `true` and `false` switch it on and off
-    x-speculative-prefill: keep=0.3; look-ahead=8                     header; `on` and `off` likewise
+    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `true` or `false`
+    x-speculative-prefill: keep=0.3; look-ahead=8                     header; also `on` or `off`
 
-Fields left out take the deployment's defaults. Where both are sent, the body wins field by field.
+Missing fields have the deployment's defaults. A field in the body overrides the same field in the header.
 """
 
 import json
@@ -33,7 +33,7 @@ class InvalidOptionError(InvalidRequestError):
 
 
 class PrefillOptions(SelectionOptions):
-    """Everything that one request may say about how its prompt is read."""
+    """The options of a request for its prefill."""
 
     enabled: bool = Field(True, description="false runs the prompt dense")
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
@@ -45,18 +45,18 @@ class PrefillOptions(SelectionOptions):
 
     @property
     def selection(self) -> SelectionOptions:
-        """The part that travels to the speculator."""
+        """The part that is sent to the speculator."""
         return SelectionOptions(**{name: getattr(self, name) for name in SelectionOptions.model_fields})
 
 
 class SpeculationOptions(DecodeOptions):
-    """Everything that one request may say about how its decode is speculated."""
+    """The options of a request for speculative decoding."""
 
     enabled: bool = Field(True, description="false decodes without drafts")
 
     @property
     def decode(self) -> DecodeOptions:
-        """The part that travels to the pools."""
+        """The part that is sent to the pools."""
         given = {name: getattr(self, name) for name in DecodeOptions.model_fields}
         return DecodeOptions(**given if self.enabled else {**given, "method": "none"})
 
@@ -78,9 +78,9 @@ class Option(Generic[Options]):
         return "x-" + self.name.replace("_", "-")
 
     def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
-        """Defaults, overridden by the header, overridden by the body field (None where absent).
+        """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
 
-        Raises InvalidOptionError, naming the field and what it may be.
+        Raises InvalidOptionError, which names the field and its allowed values.
         """
         given = self._header_fields(header) if header is not None else {}
         if body is not None:
@@ -103,7 +103,7 @@ class Option(Generic[Options]):
         raise InvalidOptionError(f"{self.name} must be an object, true or false, not {_shown(body)}", self.name)
 
     def _header_fields(self, header: str) -> dict[str, Any]:
-        """`keep=0.3; look-ahead=8` as fields; values are read as JSON, bare words as text."""
+        """The fields of `keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
         text = header.strip().lower()
         if text in ("on", "true", "off", "false"):
             return {"enabled": text in ("on", "true")}
@@ -120,7 +120,7 @@ class Option(Generic[Options]):
         return fields
 
     def _readable(self, error: ValidationError) -> InvalidOptionError:
-        """One sentence for the first thing that is wrong: the field, what was sent, what it may be."""
+        """One sentence about the first problem: the field, its allowed values, and the value that was sent."""
         first = problems(error)[0]
         param = f"{self.name}.{first.name}"
         allowed = describe_range(self.model, str(first.location[0]))
@@ -132,9 +132,9 @@ DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; d
 
 
 def resolve_decode(defaults: SpeculationOptions, header: str | None, body: Any) -> SpeculationOptions:
-    """As `DECODE.resolve`, within what the deployment's engines were started for.
+    """As `DECODE.resolve`, limited by the settings that the deployment's engines were started with.
 
-    Raises InvalidOptionError for another method than the deployment's, or more drafts.
+    Raises InvalidOptionError for another method or for more drafts than the deployment has.
     """
     options = DECODE.resolve(defaults, header, body)
     if options.method not in (defaults.method, "none"):
@@ -157,7 +157,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def describe_range(model: type[BaseModel], name: str) -> str:
-    """What the option `name` may be, in words made from its declaration: `a number > 0 and <= 1`."""
+    """The allowed values of the option `name`, from its declaration: `a number > 0 and <= 1`."""
     field = model.model_fields[name]
     bounds = [
         f"{sign} {getattr(rule, attribute)}"

@@ -1,10 +1,11 @@
-"""The router's view of the pools: two calls, over Ray Serve handles.
+"""The router's calls to the pools, over Ray Serve handles.
 
-With a split target, generating has two legs: a prefill replica reads the prompt, and a decode replica takes its KV
-blocks from there. Whatever happens to the first leg, the second answers: it reads what it does not get.
+With a split target, generation has two legs: a prefill replica prefills the prompt, and a decode replica fetches the KV
+blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
 
-Serve picks the replica (fewest ongoing requests of two choices). A call that is cancelled here is cancelled there. A
-replica that dies before it answered is replaced by another one; after the first output the failure is the caller's.
+Serve chooses the replica: of two random ones, the one with fewer ongoing requests. Cancelling a call here cancels it in
+the replica. If a replica dies before its first output, the request goes to another one; after that the caller gets the
+error.
 """
 
 import asyncio
@@ -37,18 +38,18 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
 WAKE_AFTER_S = 1.0
-"""A selection that takes so long may be waiting for an empty pool to start."""
+"""After this time a selection may be waiting for an empty speculator pool to start."""
 
-# Messages go from replica to replica over Serve's gRPC, not through Ray's tasks and object references: bytes that are
-# read once gain nothing from these. A replica that is gone is a RayActorError all the same; other failures are gRPC's.
+# Messages use Serve's gRPC, not Ray's object references, which do not help bytes that are read once. A dead replica is
+# still a RayActorError; other failures are gRPC errors.
 _DIRECT = {"_by_reference": False}
 
-# The first token is sampled where the answer is decoded; a request must make one to have prefilled.
+# The prefill leg must produce one token; the decode leg samples the first token of the answer itself.
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 
 
 class Pools(Protocol):
-    """What the engine client needs of the pools; tests give it engines of their own process."""
+    """What the dispatcher needs of the pools. Tests implement it with engines in their own process."""
 
     speculator: ModelInfo
     target: ModelInfo
@@ -62,14 +63,14 @@ class Pools(Protocol):
         ...
 
     async def end_session(self, session: SessionHandle) -> None:
-        """Have the speculator let go of a session that no target will ask; best effort, never raises."""
+        """Ask the speculator to free a session that no target will use. Best effort; never raises."""
         ...
 
 
 class ServePools:
     """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
 
-    prefill: the first half of a split target; `target` is then the decoding half.
+    prefill: the prefill half of a split target; `target` is then the decode half.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class ServePools:
         self.target: ModelInfo
 
     async def connect(self) -> None:
-        """Wait until an engine answers in each pool, and learn what it runs.
+        """Wait until an engine answers in each pool, and store its ModelInfo.
 
         Raises EngineUnavailableError if a replica dies meanwhile.
         """
@@ -115,10 +116,10 @@ class ServePools:
         return decode(reply, Selection)
 
     def _wake_target(self) -> None:
-        """Have an empty target pool start now, not after the selection: a call that waits is what Serve starts it for.
+        """Make Serve start an empty target pool now, not after the selection. Serve starts a pool when a call waits.
 
-        One at a time, so that it does not count as load; for all who wait, so in a context of its own: Serve cancels
-        the calls that it knows to belong to a cancelled request.
+        Only one such call runs at a time, so that it does not count as load. It serves all waiting requests, so it has
+        its own context: Serve cancels calls that belong to a cancelled request, and finds them by context.
         """
 
         async def ask() -> None:
@@ -128,7 +129,7 @@ class ServePools:
             self._waking = asyncio.create_task(ask(), context=Context())
 
     async def end_session(self, session: SessionHandle) -> None:
-        # A handle cannot name a replica; the others do not know the session.
+        # A handle cannot address one replica, so all get the call; those without the session ignore it.
         try:
             response = self._unary[0].broadcast("end_session", session.id)
             await response.results_async(timeout_s=END_TIMEOUT_S, return_exceptions=True)
@@ -137,7 +138,7 @@ class ServePools:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         first: GenerateOutput | None = None
-        # vLLM makes prompt log probabilities where it reads the prompt.
+        # vLLM computes prompt log probabilities during prefill, so such a request is not split.
         if self._prefill is not None and request.sampling.get("prompt_logprobs") is None:
             first = await self._prefilled(self._prefill, request)
         if first is not None:
@@ -148,17 +149,17 @@ class ServePools:
                 first = None
 
     async def _prefilled(self, handle: DeploymentHandle, request: GenerateRequest) -> GenerateOutput | None:
-        """What the prefill leg told; None if it failed, and the decoding half reads the prompt itself."""
+        """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True)
         try:
             async with aclosing(self._answer(handle, leg)) as outputs:
-                told = [output async for output in outputs]
+                received = [output async for output in outputs]
         except InvalidRequestError:
             raise
         except SkimError as error:
             logger.warning("request %s is prefilled by its decoding replica: %s", request.request_id, error)
             return None
-        return replace(told[-1], timings=told[0].timings)
+        return replace(received[-1], timings=received[0].timings)
 
     async def _answer(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         payload = encode(request)
@@ -192,7 +193,7 @@ class ServePools:
             response.cancel()
 
     async def _admitted(self, response: DeploymentResponseGenerator) -> None:
-        """Wait for the replica's sign that it has the request: a pool without replicas must not hold it forever."""
+        """Wait until a replica confirms that it has the request. A pool without replicas must not hold it forever."""
         try:
             async with asyncio.timeout(self._admission_timeout_s):
                 first = await anext(response, None)
@@ -208,7 +209,7 @@ class ServePools:
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:
-    """The decoding half's first output, with the engines' time of both legs; the rest of the wait is the way."""
+    """The decode half's first output with the engine times of both legs; the rest of the wait is transfer time."""
     timings = dict(prefill.timings)
     timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
     return replace(output, timings=timings)

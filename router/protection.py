@@ -1,9 +1,9 @@
 """Which tokens of a chat prompt are never dropped.
 
-Everything is protected but the contents of messages that carry material: user, assistant and tool turns other than the
-last user turn, and the long part of the last user turn itself. So the chat template, the system prompt, the tool
-definitions and the question stay whole, whatever the template looks like: contents are found in the rendered text, and
-what is not found, or could stand in two places, is kept.
+Selection may drop tokens only from the contents of user, assistant and tool messages; of the last user turn, only from
+the long part before its question. The chat template, the system prompt, the tool definitions and the question are
+always kept. Contents are searched in the rendered text, so this works with every template. A content that is not found,
+or that could be in two places, is kept.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,19 +29,19 @@ def protected_spans(
     text: str | None,
     offsets: Sequence[tuple[int, int]] | None,
 ) -> Int32Array:
-    """The token spans that stay of a prompt of `size` tokens, int32 [P, 2], half-open.
+    """The protected token spans of a prompt of `size` tokens, int32 [P, 2], half-open.
 
-    asked: the client's own. conversation, text, offsets: as in `droppable_tokens`; a prompt without a conversation is
-    raw text, of which anything may be dropped but the first token.
+    asked: the client's spans. conversation, text, offsets: as in `droppable_tokens`. A prompt without a conversation is
+    raw text: every token but the first may be dropped.
     Raises InvalidRequestError for a span that is not inside the prompt.
     """
     keep = np.zeros(size, bool)
-    keep[0] = True  # attention rests on the first token (StreamingLLM, arXiv 2309.17453)
+    keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
     check_spans(asked, size)
     for start, end in asked:
         keep[start:end] = True
     if conversation is not None:
-        # Where the turns lie is known only from the text: without it, nothing may be dropped.
+        # Only the text shows where the turns are: without it, nothing may be dropped.
         if text is None or offsets is None or len(offsets) != size:
             keep[:] = True
         else:
@@ -54,10 +54,10 @@ def droppable_tokens(
 ) -> npt.NDArray[np.bool_]:
     """Which tokens of a chat prompt selection may drop, bool [M].
 
-    text: the rendered prompt. messages: the conversation as the template saw it (role, content). offsets: per token of
-    the prompt, its character range in `text`; tokens without characters (some special tokens) are not droppable.
+    text: the rendered prompt. messages: the conversation that the template rendered (role, content). offsets: each
+    token's character range in `text`; tokens without characters (some special tokens) are not droppable.
     """
-    # np.asarray would look at each tuple as an array of its own.
+    # np.asarray would convert each tuple to an array first, which is slow.
     start, end = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2).T
     droppable = np.zeros(start.size, bool)
     for first, last in compressible_chars(text, messages):
@@ -66,7 +66,7 @@ def droppable_tokens(
 
 
 def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list[CharSpan]:
-    """Character ranges of `text` that selection may thin out."""
+    """The character ranges of `text` from which selection may drop tokens."""
     last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
     parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
     found: dict[int, list[CharSpan]] = {}
@@ -79,9 +79,9 @@ def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list
 
 
 def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
-    """Where each of `parts`, which follow each other, stands in `text`; None where it does not or is not certain.
+    """The place of each of `parts` in `text`, in this order; None for a part that is missing or ambiguous.
 
-    The leftmost and the rightmost way to find them all are the same only if there is no other.
+    A part's place is certain if the search from the left and the search from the right find the same one.
     """
     leftmost, cursor = [], 0
     for part in parts:
@@ -98,11 +98,11 @@ def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
 
 
 def _before_question(text: str, parts: list[CharSpan]) -> list[CharSpan]:
-    """The material of the last user turn: all but its question.
+    """The last user turn without its question.
 
-    A short turn is all question. Of a long one, the question is its last part where the client sent several, else its
-    last line; a last line that is itself long has no telling end, and only the tokens that every prompt keeps at its
-    end are safe there.
+    A short turn is the question as a whole. In a long turn, the question is the last part if the client sent several,
+    else the last line. In a last line that is itself long, the question cannot be found: all of it may be dropped, but
+    for the tokens that every prompt keeps at its end (`protect_last`).
     """
     if not parts:
         return []
@@ -117,7 +117,7 @@ def _before_question(text: str, parts: list[CharSpan]) -> list[CharSpan]:
 
 
 def _texts(content: Any) -> Iterable[str]:
-    """The text parts of a message's content as the template wrote them (most templates strip them)."""
+    """The text parts of a message's content, stripped, as most templates write them."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     for part in parts:
         text = part if isinstance(part, str) else part.get("text")

@@ -1,7 +1,7 @@
-"""A router that answers from its first second: 503 with `Retry-After` until both pools answered and the app is built.
+"""Lets the router answer before its app exists: 503 with `Retry-After` until both pools answer and the app is built.
 
-A pool can be away for long: it starts, it starts again after a death, or its start fails over and over. A router that
-waited for it in its own constructor would not exist for Serve, and Serve's proxy would hold every request without an
+A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router's
+constructor waited for the pools, Serve would have no router replica, and its proxy would hold every request without an
 answer.
 """
 
@@ -20,18 +20,18 @@ from router.context import HttpError
 logger = logging.getLogger(__name__)
 
 RETRY_S = (1.0, 30.0)
-"""The first and the longest pause between two tries to build the app, in seconds."""
+"""The first and the longest pause between two attempts to build the app, in seconds."""
 
 NOT_BUILT = "the router's HTTP app cannot be built; its replica's log has the cause"
 WAITING = "waiting for a replica of each pool; `skim status` says what keeps them"
 
 
 class StartingApp:
-    """An ASGI app that builds the real one in the background and passes everything on to it afterwards.
+    """An ASGI app that builds the real app in the background and then forwards everything to it.
 
-    build: makes the app; it is tried again, with growing pauses, until it succeeds. `problem` says in one sentence why
-    there is no app yet, and is None once there is one. `failed`: whether the last try failed by a mistake that a person
-    must mend, and not because a pool is away.
+    build: builds the app; it is called again, with growing pauses, until it succeeds. `problem`: why there is no app
+    yet, in one sentence; None once there is one. `failed`: the last attempt failed for a reason that a person must fix,
+    not because a pool is down.
     """
 
     def __init__(self, build: Callable[[], Awaitable[ASGIApp]]) -> None:
@@ -53,7 +53,7 @@ class StartingApp:
             await send({"type": "websocket.close", "code": 1013})
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """Serve begins and ends the app by ASGI's lifespan messages; the real app's own lifespan lies within."""
+        """Handle the ASGI lifespan messages of Serve. The real app's lifespan lies inside this one."""
         await receive()
         self._task = asyncio.create_task(self._start())
         await send({"type": "lifespan.startup.complete"})
@@ -68,7 +68,7 @@ class StartingApp:
         while True:
             try:
                 app = await self._build()
-                # Starlette's apps run their lifespan by this context; Serve knows only the outer app.
+                # This context runs the lifespan of the real app, which Serve does not know.
                 if router := getattr(app, "router", None):
                     await self._lifespan.enter_async_context(router.lifespan_context(app))
                 self._app, self.problem, self.failed = app, None, False
@@ -78,7 +78,7 @@ class StartingApp:
             except SkimError as error:
                 self.problem, self.failed = str(error), True
                 logger.error("the router cannot serve: %s", error)
-            except (Exception, SystemExit):  # vLLM's argument parser leaves by SystemExit
+            except (Exception, SystemExit):  # vLLM's argument parser raises SystemExit
                 self.problem, self.failed = NOT_BUILT, True
                 logger.exception(NOT_BUILT)
             await asyncio.sleep(pause)

@@ -1,4 +1,4 @@
-"""The router's spans: of a request as HTTP has it, and of each of its prompts on the way through the pools."""
+"""The router's trace spans: one for each HTTP request, and one for each call of its prompts to a pool."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
 from router.context import Outcome, RequestContext
 
-TOKENISE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
+TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
 _OPERATIONS = {"/v1/completions": "text_completion"}
-"""GenAI operation by route (OpenTelemetry's gen_ai.operation.name); all others that answer a prompt are chats."""
+"""OpenTelemetry's gen_ai.operation.name by route; every other route that answers a prompt is `chat`."""
 
 
 class TracedRequest:
-    """One HTTP request. context: set once its options are read; what it holds in the end is what the span says."""
+    """One HTTP request. context: set when the options are read; its final content goes into the span."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
@@ -26,7 +26,7 @@ class TracedRequest:
         self._answered = False
 
     def watched(self, send: Send) -> Send:
-        """`send`, noting the status that it sends and whether the response is whole."""
+        """`send`, which also records the status and whether the response is complete."""
         if not self.span.recording:
             return send
 
@@ -39,7 +39,7 @@ class TracedRequest:
         return watch
 
     def describe(self, scope: Scope, model: str) -> None:
-        """Tell the span how it went. Routes are named as the app declares them, so that they are few."""
+        """Set the span's attributes. The route is the app's pattern, so that there are few different names."""
         route = getattr(scope.get("route"), "path", None)
         attributes: dict[str, str | int] = {"http.request.method": "POST"}
         if route is not None:
@@ -64,7 +64,7 @@ class TracedRequest:
 
 @contextmanager
 def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedRequest]:
-    """The span of the HTTP request `scope`, below the client's if its headers name one. model: as clients call it."""
+    """The span of the HTTP request `scope`, a child of the client's span if it has one. model: the served name."""
     headers = Headers(scope=scope)
     with tracer.span("POST", {name: headers[name] for name in TRACE_HEADERS if name in headers}) as span:
         request = TracedRequest(span)
@@ -76,20 +76,20 @@ def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedR
 
 
 def note_tokenized(span: Span, outcome: Outcome) -> None:
-    """The prompt is rendered and tokenized: from the request's arrival until now."""
+    """Add the span of rendering and tokenizing the prompt: from the request's arrival until now."""
     if span.recording:
         now = span.now()
-        span.part(TOKENISE, now - outcome.timings["tokenize"], now)
+        span.part(TOKENIZE, now - outcome.timings["tokenize"], now)
 
 
 def note_prompt(span: Span, request_id: str, outcome: Outcome, answer: AnswerTally) -> None:
-    """How one prompt ran. request_id: as the engines have it."""
+    """Set the attributes of one prompt. request_id: the engines' id."""
     if span.recording:
         span.set({"skim.engine_request_id": request_id, **_summary([outcome]), **answer.attributes()})
 
 
 def _summary(outcomes: list[Outcome]) -> dict[str, str | int | float]:
-    """Counts are sums over the prompts; words are those of all prompts that differ."""
+    """Attributes of all prompts: counts are sums, modes and reasons are the different ones."""
     prompt, kept = (sum(getattr(o, name) for o in outcomes) for name in ("prompt_tokens", "kept_tokens"))
     words = {name: sorted({getattr(o, name) for o in outcomes} - {""}) for name in ("mode", "reason")}
     return {
