@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ArgsKwargs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,10 @@ class Problem:
             return "is missing"
         if self.kind == "extra_forbidden":
             return "is not a setting"
-        # A rule of a whole section names its settings; the section's content would be noise.
-        given = "" if self.kind == "value_error" and isinstance(self.given, dict) else f", not {self.given!r:.60}"
-        return self.message.removeprefix("Input ").removeprefix("Value error, ") + given
+        message = self.message.removeprefix("Input ").removeprefix("Value error, ")
+        if self.kind == "value_error" and isinstance(self.given, dict | ArgsKwargs):
+            return message  # a rule of a whole section names its settings
+        return f"{message}, not {self.given!r:.60}"
 
 
 def problems(error: ValidationError) -> list[Problem]:

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import ModelError, SkimError
+from kv_transfer.validation import sentence
 from vllm_hooks import block_hash, positions_v1, positions_v2
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment
 from vllm_hooks.symbols import Symbol, check_symbols
@@ -67,7 +68,7 @@ def _cause(error: Exception, noted: tuple[str, str] | None = None) -> str:
     if noted:
         message = noted[1] or noted[0]
     elif isinstance(error, ValidationError):
-        message = "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors())
+        message = sentence(error)
     else:
         message = str(error) or type(error).__name__
     text = " ".join(message.split()).partition(" See root cause above")[0]
