@@ -1,4 +1,7 @@
-"""Restored positions in vLLM's V1 model runner (vllm.v1.worker.gpu_model_runner.GPUModelRunner, CPU and GPU)."""
+"""Restored positions in vLLM's V1 model runner (vllm.v1.worker.gpu_model_runner.GPUModelRunner, CPU and GPU).
+
+Run on CPU. Not run: a GPU, models with M-RoPE (the target refuses them).
+"""
 
 from typing import Any
 
