@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ArgsKwargs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Problem:
         if self.kind == "extra_forbidden":
             return "is not a setting"
         message = self.message.removeprefix("Input ").removeprefix("Value error, ")
-        if self.kind == "value_error" and isinstance(self.given, dict | ArgsKwargs):
+        if self.kind == "value_error" and not isinstance(self.given, str | int | float | list | None):
             return message  # a rule of a whole section names its settings
         return f"{message}, not {self.given!r:.60}"
 
