@@ -1,4 +1,4 @@
-"""Draft servers for the channel's tests: in a thread of the test, or as a process that a test can kill and stop."""
+"""Draft servers for the channel's tests: in a thread, or in a process that a test can kill and stop."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ REQUEST = DraftRequest(
 
 
 def answer(request: DraftRequest) -> DraftReply:
-    """For each row as many drafts as it wants: 0, 1, 2, ..."""
+    """Answer each row with max_drafts drafts: 0, 1, 2, ..."""
     return DraftReply(
         request.sequence,
         [
@@ -38,7 +38,7 @@ async def honest(request: DraftRequest) -> DraftReply:
 
 @contextlib.contextmanager
 def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
-    """A DraftServer on an event loop of its own, as in an actor; its address."""
+    """Run a DraftServer on its own event loop, as in an actor. Gives its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -60,7 +60,7 @@ def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
 
 @contextlib.contextmanager
 def client(address: str, **options) -> Iterator[DraftClient]:
-    """A client that waits long; its pauses are short unless `breaker` says otherwise."""
+    """A client with a long deadline and, unless `breaker` is given, short pauses."""
     quick = CircuitBreaker(first_pause_s=0.01, longest_pause_s=0.1)
     it = DraftClient(address, **{"deadline_s": 60, "breaker": quick, **options})
     try:
@@ -70,7 +70,7 @@ def client(address: str, **options) -> Iterator[DraftClient]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds; what is waited for is an event, the limit only ends a test that hangs."""
+    """Wait until the condition holds. The time limit only ends a test that hangs."""
     limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit, "waited in vain"
@@ -79,7 +79,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def process(port: int = 0) -> Iterator[tuple[subprocess.Popen, int]]:
-    """An honest server as a process, killed at the end; the process and its port."""
+    """A correct server in a process, killed at the end. Gives the process and its port."""
     command = [sys.executable, "-m", "tests.unit.kv_transfer.channel_peer", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
         try:

@@ -124,7 +124,7 @@ session_states = st.builds(
 
 
 def by_session(rows: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Some rows, each of another session."""
+    """Rows with distinct sessions."""
     return st.lists(rows, max_size=5, unique_by=lambda row: row.session)
 
 
@@ -139,7 +139,7 @@ draft_requests = st.builds(
 
 @st.composite
 def drafts(draw: st.DrawFn) -> Draft:
-    """k drafts, each with its q over m tokens that hold it, or one-hot."""
+    """k drafts, one-hot or each with a q over m tokens that include the draft."""
     tokens = draw(small_id_arrays)
     width = draw(st.integers(0, 6))
     q_ids, q_probs = [], []
@@ -170,7 +170,7 @@ messages = st.one_of(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal type by type, arrays with their dtype and shape."""
+    """Deep equality, including types, and dtype and shape of arrays."""
     if type(left) is not type(right):
         return False
     if dataclasses.is_dataclass(left):

@@ -1,4 +1,4 @@
-"""The two ends of the draft channel on loopback: whatever the peer does, an exchange is a true reply or None."""
+"""Both ends of the draft channel on loopback: whatever the peer does, an exchange gives a valid reply or None."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from tests.unit.kv_transfer.message_strategies import same
 
 
 class Held:
-    """A handler that answers once it is let go. begun, cancelled: how often."""
+    """A handler that answers only after it is released. begun, cancelled: numbers of calls."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -209,7 +209,7 @@ def test_replies_to_something_else(lie):
     ],
 )
 def test_replies_that_are_none(body):
-    """A peer that is no DraftServer at all."""
+    """The peer is not a DraftServer."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     method = grpc.stream_stream_rpc_method_handler(lambda bodies, _context: (body for _ in bodies))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))

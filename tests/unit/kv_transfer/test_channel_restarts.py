@@ -1,4 +1,4 @@
-"""A speculator process that dies, comes back or stands still: drafts come again, on a new stream."""
+"""A speculator process dies, restarts or stalls: drafts resume on a new stream."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Both ends prove who they are, by certificates made here."""
+"""Both ends authenticate with certificates, which these tests create."""
 
 import datetime
 import ipaddress
@@ -15,7 +15,7 @@ from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, s
 
 
 def self_signed(folder, *names: x509.GeneralName) -> Tls:
-    """A certificate for `names` that is its own authority."""
+    """A self-signed certificate for `names`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "skim test")])
     now = datetime.datetime.now(datetime.UTC)

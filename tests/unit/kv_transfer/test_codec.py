@@ -1,4 +1,4 @@
-"""Every message comes back as it was; every other byte string is one WireError."""
+"""Decoding restores every encoded message; any other bytes raise WireError."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""A draft message that does not hold together is one WireError, whoever wrote it."""
+"""An inconsistent draft message raises WireError, both when it is encoded and when it is decoded."""
 
 from dataclasses import replace
 

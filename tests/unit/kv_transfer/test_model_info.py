@@ -1,4 +1,4 @@
-"""Model folders as people have them: right, wrong, half-copied."""
+"""Model folders as users have them: correct, wrong, incomplete."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def test_a_file_instead_of_a_folder(folder):
 
 
 def test_unreadable(folder):
-    # A folder in the file's place cannot be read by anyone, root included.
+    # A folder instead of the file: not even root can read it.
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
     message = refusal(inspect_model, str(folder), engine="vllm")

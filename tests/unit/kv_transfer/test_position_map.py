@@ -1,4 +1,4 @@
-"""The map from slots to original positions, against the definition written out slot by slot."""
+"""The map from slots to original positions, compared with the definition for each slot."""
 
 import numpy as np
 from hypothesis import given
@@ -17,7 +17,7 @@ def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
 
 
 def slow_position(prompt: KeptPrompt, slot: int) -> int:
-    """Where `slot` was in the original prompt: kept ones where they were, decoded ones from the context's end on."""
+    """The position of `slot`: for a kept token its original position, for decoded tokens from the context length on."""
     kept = prompt.positions.tolist()
     return kept[slot] if slot < len(kept) else prompt.context_length + slot - len(kept)
 

@@ -1,4 +1,4 @@
-"""One small float32 engine per module, and how its answers are compared with the transformers oracle."""
+"""One small float32 engine per module, and the comparison of its answers with the transformers oracle."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ class Rig:
         return await self.engine.score(request_id, np.array(token_ids, np.int32), options)
 
     async def errors(self, cases) -> list[float]:
-        """Scores (token ids, options) pairs together; max abs differences to the oracle, tokens and kept sets equal."""
+        """Score (token ids, options) pairs together. Returns the largest errors; asserts equal tokens and kept sets."""
         answers = await asyncio.gather(*(self.score(ids, options, f"r{i}") for i, (ids, options) in enumerate(cases)))
         return [self.compare(*case, answer) for case, answer in zip(cases, answers, strict=True)]
 
@@ -56,7 +56,7 @@ class Rig:
         return prompt
 
     def check_greedy(self, prompt, answer, drafted, count) -> None:
-        """The drafts are those of greedy decoding after the prompt and the answer, with no q."""
+        """Assert that the drafts are the greedy continuation of prompt and answer, without q."""
         assert drafted.tokens.size == count
         assert drafted.q_ids.size == drafted.q_probs.size == 0
         whole = [*answer.tolist(), *drafted.tokens.tolist()]
@@ -64,7 +64,7 @@ class Rig:
         assert drafted.tokens.tolist() == likeliest.tolist()
 
     def check_sampled(self, prompt, answer, drafted, count, temperature, top_m) -> None:
-        """Each draft is one of the top m, and q is their distribution at the temperature."""
+        """Assert that each draft is one of the top m and that q is their distribution at the temperature."""
         logprobs = self.generation.logprobs(prompt, [*answer.tolist(), *drafted.tokens.tolist()])[answer.size :]
         expected = (logprobs / temperature).softmax(-1).topk(top_m)
         q_ids, q = drafted.q_ids.reshape(count, top_m), drafted.q_probs.reshape(count, top_m)
@@ -72,15 +72,15 @@ class Rig:
         np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
         np.testing.assert_allclose(q, expected.values / expected.values.sum(-1, keepdim=True), rtol=2e-3, atol=1e-6)
         same = torch.from_numpy(q_ids).long().sort(-1).values == expected.indices.sort(-1).values
-        assert same.float().mean() > 0.99  # the last of many may change places with one as likely
+        assert same.float().mean() > 0.99  # the last tokens may swap with equally probable ones
         assert all(token in row for token, row in zip(drafted.tokens, q_ids, strict=True))
 
     async def steps(self) -> int:
-        """Engine steps since the start that sampled."""
+        """The number of engine steps with sampling since the start."""
         return (await self.engine.worker_stats())[0]["steps"]
 
     async def call(self, function) -> list:
-        """Run `function(worker)` on every rank of the live engine: how the negative controls break a hook."""
+        """Run `function(worker)` on every rank of the running engine; the negative controls break hooks this way."""
         return await self.engine._engine.collective_rpc(function)
 
 
@@ -110,19 +110,19 @@ EARLY_PROMPT = models.random_prompt(90, seed=77)
 
 
 def ends_early(path: Path) -> list[int]:
-    """Two EOS ids, of which the second ends the answer to EARLY_PROMPT after a few tokens."""
+    """Two EOS ids. The second one ends the answer to EARLY_PROMPT after a few tokens."""
     tokens = scoring_oracle.score(
         scoring_oracle.load(path), EARLY_PROMPT, SelectionOptions(look_ahead=8)
     ).look_ahead_tokens
-    # The first token that was not decoded before, from the third on, so that steps before and after it count.
+    # The first new token from the third on, so that there are valid steps before it and masked steps after it.
     return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]
 
 
 def tokens_a_step(most: int):
-    """For `Rig.call`: a request makes at most so many tokens in an engine step; 17 is what it is by itself.
+    """For `Rig.call`: set the limit of tokens per request and engine step; the default is 17.
 
-    With few, requests are still there when others need their blocks. Only for a single rank, which runs in the process
-    of the scheduler.
+    With a low limit, requests still run when others need their blocks. Only for a single rank, which runs in the
+    scheduler's process.
     """
 
     def limit(worker):
@@ -134,7 +134,7 @@ def tokens_a_step(most: int):
 
 
 def patience(seconds: float):
-    """For `Rig.call`: how long the rounds of a gang wait for each other. Only for a single rank, as `tokens_a_step`."""
+    """For `Rig.call`: set how long the rounds of a gang wait for each other. Only for a single rank."""
 
     def wait(worker):
         from speculator_service.vllm_backend.scheduler import gang
@@ -145,7 +145,7 @@ def patience(seconds: float):
 
 
 def kept_of(token_ids, seed=0) -> KeptPrompt:
-    """About a third of the tokens, in runs of 16, with the last ones."""
+    """Keep about a third of the tokens in runs of 16, including the last tokens."""
     ids = np.array(token_ids, np.int32)
     runs = np.random.default_rng(seed).random(ids.size // 16 + 1) < 0.3
     kept = np.flatnonzero(np.repeat(runs, 16)[: ids.size] | (np.arange(ids.size) >= ids.size - 5)).astype(np.int32)

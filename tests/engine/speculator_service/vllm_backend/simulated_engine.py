@@ -1,8 +1,8 @@
-"""vLLM's scheduler and KV cache manager as they are, over a KV cache that only remembers what each slot was made for.
+"""vLLM's real scheduler and KV cache manager, over a KV cache that stores for each slot what it was computed for.
 
-Takes the place of AsyncLLM and of the worker, which follows what the scheduler says and nothing else. A slot holds the
-hash of the salt and of all tokens up to its own with their positions. A request that reads a slot made for anything
-else is counted in `wrong_reads`. The next token is a function of the hash.
+It replaces AsyncLLM and the worker. The simulated worker uses the scheduler's output only. A slot holds the hash of the
+salt and of all tokens up to its own with their positions. A request that reads a slot computed for anything else is
+counted in `wrong_reads`. The next token is a function of the hash.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 
 
 class Sequence:
-    """What the slots of a request hold after each of its tokens."""
+    """The hashes in the slots of a request, one per token."""
 
     def __init__(self, cache_salt=None, extra_args=None):
         self.states, self._positions = [hash(cache_salt)], position_map(extra_args)
@@ -53,7 +53,7 @@ def continuation(tokens, count, cache_salt=None, extra_args=None):
 
 
 class SimulatedEngine:
-    """What VllmSpeculator uses of AsyncLLM. config: vLLM's, with num_gpu_blocks_override set."""
+    """The methods of AsyncLLM that VllmSpeculator uses. config: vLLM's config with num_gpu_blocks_override."""
 
     errored = False
 
@@ -72,7 +72,7 @@ class SimulatedEngine:
             self._size,
         )
         self.wrong_reads = self.most_running = self.tokens_read = self.steps = 0
-        # Requests that ended while the model ran; steps after which one had no block to go on by itself.
+        # Requests that ended while the model ran; steps in which a request had no block for a further token.
         self.aborted_in_flight = self.fell_behind = self.preempted = self.copied = 0
         self._slots, self._states, self._done, self._cached, self._tokens, self._blocks = {}, {}, {}, {}, {}, {}
         self._arrivals = itertools.count()
@@ -84,7 +84,7 @@ class SimulatedEngine:
         return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is vLLM's own null block
 
     async def generate(self, prompt, sampling, request_id):
-        for _ in range(next(self._arrivals) % 3):  # those sent at once do not come at once
+        for _ in range(next(self._arrivals) % 3):  # requests sent together arrive one after the other
             await asyncio.sleep(0)
         request = Request(
             request_id,
@@ -125,7 +125,7 @@ class SimulatedEngine:
         try:
             while self.scheduler.has_requests():
                 await self._step()
-                for _ in range(12):  # a round may follow the last one at once
+                for _ in range(12):  # the next round may follow at once
                     await asyncio.sleep(0)
         except Exception as error:
             for done in self._done.values():
@@ -134,7 +134,7 @@ class SimulatedEngine:
 
     async def _step(self):
         step = self.scheduler.schedule()
-        self.steps += bool(step.num_scheduled_tokens)  # without any, it only tells what has ended
+        self.steps += bool(step.num_scheduled_tokens)  # an output without tokens only reports ended requests
         outputs = [self._execute(each) for each in (step, *following_steps(step))]
         requests = {request_id: self.scheduler.requests[request_id] for request_id in step.num_scheduled_tokens}
         for _ in range(10):  # while the model runs, requests come and are aborted
@@ -150,7 +150,7 @@ class SimulatedEngine:
             self.fell_behind += alone and not (request.is_finished() or request.is_prefill_chunk)
 
     def _execute(self, step):
-        """What a worker does, knowing no more than it is told: tokens of new requests, its own samples, block ids."""
+        """The worker's step. It knows only the scheduler's output (new tokens, block ids) and its own samples."""
         for source, copy in step.kv_cache_block_copies or ():
             self.copied += 1
             for i in range(self._size):
@@ -166,7 +166,7 @@ class SimulatedEngine:
             self._blocks[id], starts[id] = known + (blocks[0] if blocks else []), start
         self.tokens_read += step.total_num_scheduled_tokens
         self.most_running = max(self.most_running, len(starts))
-        # As in a layer of a model: all new keys are written before any are read, so a step may read what it writes.
+        # As in a model's layer, all new keys are written before any key is read, so a step may read its own keys.
         for request_id, start in starts.items():
             self._write(request_id, start, step.num_scheduled_tokens[request_id])
         sampled = [self._read(id, start + step.num_scheduled_tokens[id]) for id, start in starts.items()]
@@ -183,7 +183,7 @@ class SimulatedEngine:
             self._slots[slot] = states[i + 1]
 
     def _read(self, request_id, count):
-        """Check the first `count` slots, and sample if those are all tokens that there are."""
+        """Check the first `count` slots. Sample a token if these are all tokens of the request."""
         states, tokens = self._states[request_id].states, self._tokens[request_id]
         slots = self._slots_of(request_id, count)
         self.wrong_reads += sum(self._slots.get(slot) != state for slot, state in zip(slots, states[1:], strict=False))

@@ -1,4 +1,4 @@
-"""What sessions leave in vLLM's KV cache, with its real scheduler and no model (see `simulated_engine`)."""
+"""The KV blocks of sessions, with vLLM's real scheduler and without a model (see `simulated_engine`)."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ BLOCKS, BLOCK, SLOTS, SESSIONS = 64, 32, 4, 8
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """start(blocks, hash function) -> a speculator over a simulated engine, its KV cache too small for all sessions."""
+    """start(blocks, hash function) -> a speculator on a simulated engine with too small a KV cache for all sessions."""
     from speculator_service.vllm_backend import engine, start
 
     path = build_model(tmp_path_factory.mktemp("llama"), "llama")
@@ -47,7 +47,7 @@ def start(tmp_path_factory):
 
 
 class Life:
-    """One session's random life, again and again under new ids until `rounds` are done by all."""
+    """Random sessions, one after the other under new ids, until all lives together have done `rounds` rounds."""
 
     def __init__(self, engine, seed):
         self.engine, self.rng, self.wrong, self.cancelled = engine, np.random.default_rng(seed), 0, 0
@@ -64,7 +64,7 @@ class Life:
             await self.engine.close_session(name)
 
     async def open(self, name):
-        """Two prompts in three begin alike, as those of one application do."""
+        """Two of three prompts have a common beginning, like the prompts of one application."""
         shared = np.arange(16, 16 + self.rng.integers(0, 200), dtype=np.int32)
         ids = np.concatenate([shared[: self.rng.integers(0, 2) * 200], self.ids(self.rng.integers(1, 300))])
         salt = [None, "salt"][self.rng.integers(0, 2)]
@@ -78,7 +78,7 @@ class Life:
         return (salt, None), ids
 
     async def round(self, name, keys, prompt, answer):
-        # Sometimes more than one engine step makes, over several blocks.
+        # Sometimes more tokens than one engine step decodes, over several blocks.
         count = int(self.rng.integers(1, 7) if self.rng.random() < 0.98 else 80)
         if self.rng.random() < 0.1:
             call = asyncio.create_task(self.engine.draft(name, answer, count))
@@ -95,7 +95,7 @@ class Life:
 
 
 async def live(engine, rounds, rare=lambda: (1,), most=100_000):
-    """All sessions' lives of so many rounds, or of more, up to `most`, until all that is counted as rare was seen."""
+    """Run all lives for `rounds` rounds, or more (up to `most`) until every rare event has occurred."""
     lives = [Life(engine, seed) for seed in range(SESSIONS)]
     while True:
         await asyncio.gather(*(life.run(f"s{i}", rounds) for i, life in enumerate(lives)))
@@ -108,7 +108,7 @@ async def test_ten_thousand_rounds_leave_no_block_and_never_read_another_prefix(
     engine = start(blocks=40)
     simulated = engine._engine
 
-    # Drafts and prompts take turns by the clock, so no two runs are the same.
+    # Time slicing depends on the clock, so every run differs.
     def rare():
         return simulated.aborted_in_flight, simulated.fell_behind, simulated.preempted, simulated.copied
 
@@ -118,7 +118,7 @@ async def test_ten_thousand_rounds_leave_no_block_and_never_read_another_prefix(
     assert simulated.referenced_blocks == 0
     assert stats["sessions"] == 0
     assert simulated.scheduler.get_num_unfinished_requests() == 0
-    # It was not too easy: everything that can happen to a session did.
+    # All events that can happen to a session occurred.
     assert stats["rounds"] >= 10_000
     assert min(stats["rollbacks"], stats["rebuilt"], sum(life.cancelled for life in lives)) > 100
     assert min(rare()) > 0
@@ -127,7 +127,7 @@ async def test_ten_thousand_rounds_leave_no_block_and_never_read_another_prefix(
 
 
 async def test_a_round_is_one_step(start, monkeypatch):
-    """With its branches. Controls: requests that do not run on, and such as do not wait for each other."""
+    """Also with branches. Negative controls: without multi-step scheduling, and without gang scheduling."""
     engine = start()
     simulated = engine._engine
 
@@ -154,7 +154,7 @@ async def test_a_round_is_one_step(start, monkeypatch):
 
 
 async def test_a_round_reads_nothing_again_but_its_last_token(start):
-    """Though its last block is not full. Control: as much as that block holds, if it is not remembered."""
+    """Also if its last block is not full. Negative control: without partial blocks it reads that block again."""
     engine = start()
     simulated, prompt = engine._engine, np.arange(16, 116, dtype=np.int32)
     await engine.score("s", prompt, SelectionOptions(), keep_session=True)
@@ -179,7 +179,7 @@ EQUAL = np.arange(16, 66, dtype=np.int32)
 
 
 async def read_kept(engine, name, positions, context_length):
-    """Open a session over EQUAL at these positions and draft from it; returns the tokens that were read for it."""
+    """Open a session over EQUAL at these positions and draft. Returns the number of tokens that were read."""
     simulated, prompt = engine._engine, KeptPrompt(EQUAL[: positions.size], positions.astype(np.int32), context_length)
     before = simulated.tokens_read
     await engine.open_session(name, prompt)
@@ -197,7 +197,7 @@ CASES = [
 
 @pytest.mark.parametrize(("one", "other"), CASES)
 async def test_partial_blocks_of_other_positions_are_not_shared(start, one, other):
-    """Only what stands at the same positions is found again: slots up to the first that differs, and all by itself."""
+    """Only slots with equal positions are found: up to the first difference, or all for the same positions."""
     engine, size = start(), one.size
     same = int(np.argmax(one != other))
     assert await read_kept(engine, "one", one, 200) == (size + 4, True)  # the last token is read again
@@ -219,7 +219,7 @@ async def test_control_partial_blocks_that_do_not_know_positions_are_seen(start,
 
 
 async def test_a_prompt_that_takes_the_whole_cache_is_read_again(start):
-    """A block that is copied is there twice for a moment: here there is no room for that."""
+    """A copied block exists twice for a moment. Here the cache has no room for this."""
     engine = start(blocks=33)  # 32 and vLLM's own null block
     prompt = np.random.default_rng(0).integers(16, 1016, 1020).astype(np.int32)
     for _ in range(2):
@@ -229,7 +229,7 @@ async def test_a_prompt_that_takes_the_whole_cache_is_read_again(start):
 
 
 async def test_as_many_partial_blocks_of_a_prefix_are_found_as_are_remembered(start):
-    """The oldest is forgotten only for one more than MAX_PER_PREFIX."""
+    """The oldest is dropped only if there are more than MAX_PER_PREFIX."""
     engine, prompts = start(), [np.arange(16, 36, dtype=np.int32) + 100 * i for i in range(5)]
 
     async def read(prompt):
@@ -246,13 +246,13 @@ async def test_as_many_partial_blocks_of_a_prefix_are_found_as_are_remembered(st
 
 
 async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
-    """Idle sessions hold no block and no slot; a prompt takes their place, the longest unused first."""
+    """Idle sessions hold no block and no slot. A prompt evicts their blocks, the least recently used first."""
     engine = start()
     prompts = {f"s{i}": np.random.default_rng(i).integers(16, 1016, 800).astype(np.int32) for i in range(SLOTS)}
     for name, prompt in prompts.items():
         await engine.score(name, prompt, SelectionOptions(), keep_session=True)
         assert engine._engine.referenced_blocks == 0
-    # 4 x 25 blocks do not fit in 63: the last prompt read is whole, the first one lost blocks.
+    # 4 x 25 blocks do not fit in 63. The last prompt still has all its blocks, the first one has lost some.
     for name, rebuilt in (("s3", 0), ("s2", 0), ("s0", 1)):
         drafted = await engine.draft(name, np.empty(0, np.int32), 4)
         assert drafted.tokens.tolist() == continuation(prompts[name].tolist(), 4)
@@ -261,7 +261,7 @@ async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
 
 
 async def rounds_beside_a_prompt(engine, turns):
-    """Rounds that are made until a prompt of four chunks is read, and how much of it was read when the first was.
+    """The number of rounds until a prompt of four chunks is read, and how much of it was read at the first round.
 
     Time is counted in tokens read.
     """
@@ -280,7 +280,7 @@ async def rounds_beside_a_prompt(engine, turns):
             await engine.draft("s", np.empty(0, np.int32), 4)
             ends.append(simulated.tokens_read - began)
 
-    # Several, so that there always is one that waits.
+    # Several sessions, so that one is always waiting.
     await asyncio.gather(*(draft() for _ in range(SLOTS - 1)))
     return len(ends), ends[0]
 
@@ -288,8 +288,8 @@ async def rounds_beside_a_prompt(engine, turns):
 async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
     engine = start()
     rounds, first = await rounds_beside_a_prompt(engine, TimeSlices)
-    assert first < 3 * 256  # a chunk before it, and one while its answer is on its way
-    # A round reads a token and 3 drafts: as many rounds as take the prompt's own time.
+    assert first < 3 * 256  # one chunk before the round, and one while its answer is sent
+    # A round reads a token and 3 drafts. The rounds take as much time as the prompt.
     assert 0.5 * 1000 < rounds * 4 < 1.5 * 1000
     assert engine._engine.wrong_reads == engine._engine.referenced_blocks == 0
     engine.close()
@@ -308,7 +308,7 @@ async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
 
 
 async def test_control_a_hash_that_misses_a_token_is_seen(start):
-    """As when a block is found under the hash of other tokens than it was made for."""
+    """With this hash, a block is found for other tokens than it was computed for."""
 
     def blind(value):
         parent, tokens, keys = value

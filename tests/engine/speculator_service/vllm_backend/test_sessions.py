@@ -1,4 +1,4 @@
-"""Drafting sessions of a Llama with 64-wide heads, against transformers reading prompt and answer anew each time."""
+"""Drafting sessions of a Llama (head size 64), against transformers, which reads prompt and answer each time."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,7 @@ def rig(start):
 
 @pytest.fixture
 async def patient(rig):
-    """The rounds of a gang wait for each other however busy the machine is."""
+    """The rounds of a gang wait for each other even if the machine is busy."""
     from speculator_service.vllm_backend.scheduler.gang import PATIENCE_S
 
     await rig.call(patience(600.0))
@@ -35,7 +35,7 @@ async def patient(rig):
 
 
 async def follow(rig, name, prompt, rounds, seed):
-    """Accept and reject at random, greedy drafts checked in each round; returns the answer."""
+    """Accept and reject drafts at random, and check the greedy drafts of each round. Returns the answer."""
     rng = np.random.default_rng(seed)
     answer = NOTHING
     for _ in range(rounds):
@@ -45,13 +45,13 @@ async def follow(rig, name, prompt, rounds, seed):
         accepted = drafted.tokens[: rng.integers(0, count + 1)]
         other = rng.integers(16, 1024, 1).astype(np.int32)
         answer = np.concatenate([answer, accepted, other])
-        if rng.random() < 0.1:  # the target went back
+        if rng.random() < 0.1:  # the target shortens the answer
             answer = answer[: answer.size // 2]
     return answer
 
 
 async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):
-    """Sessions of several lengths at once, full and kept, with prompts being scored beside them."""
+    """Full and kept sessions of several lengths at once, while other prompts are scored."""
     lengths = {"a": 1, "b": 31, "c": 64, "d": 300, "e": 700}
     prompts = {name: await rig.keep(name, random_prompt(n, seed=n), OPTIONS) for name, n in lengths.items()}
     for seed, length in ((1, 90), (2, 700)):
@@ -96,7 +96,7 @@ async def test_q_is_the_truncated_distribution_at_its_temperature(rig):
 
 @pytest.mark.usefixtures("patient")
 async def test_a_round_is_one_engine_step(rig):
-    """Its drafts, its branches and a look-ahead too; long ones take several. Control: without running on, as many."""
+    """Also its branches and a look-ahead; long rounds take several. Negative control: no multi-step scheduling."""
     prompt = await rig.keep("one", random_prompt(100, seed=15), OPTIONS)
     answer = np.array(random_prompt(5, seed=16), np.int32)
 
@@ -125,7 +125,7 @@ async def test_a_round_is_one_engine_step(rig):
 
 
 async def test_sampled_drafts_follow_the_q_that_comes_with_them(rig):
-    """4000 pairs of tokens against q: the first's, times that of the second after this first."""
+    """4000 pairs of tokens, compared with q of the first token times q of the second token after it."""
     await rig.keep("c", random_prompt(60, seed=14), OPTIONS)
     pairs, q1, q2 = Counter(), torch.zeros(1024, dtype=torch.float64), torch.zeros(1024, 1024, dtype=torch.float64)
     for _ in range(250):
@@ -135,7 +135,7 @@ async def test_sampled_drafts_follow_the_q_that_comes_with_them(rig):
             q1[drafted.q_ids[:6]] = first
             q2[drafted.tokens[0], drafted.q_ids[6:]] = second
     assert chi_square_p(pairs, q1[:, None] * q2) > 1e-4
-    # Control: the same drafts, if all of the top were equally likely.
+    # Negative control: the same drafts, compared with a uniform q.
     assert chi_square_p(pairs, (q1 > 0)[:, None] / 6 * q2) < 1e-9
     await rig.engine.close_session("c")
 
@@ -196,7 +196,7 @@ async def test_salts_share_nothing(rig):
 
 
 async def test_control_positions_that_are_not_restored_are_seen(rig):
-    """The kept tokens of a prompt read as if they were all of it: most drafts must come out otherwise."""
+    """Read the kept tokens without their original positions: most drafts must differ."""
 
     def withhold(worker):
         from vllm_hooks import positions_v1, positions_v2
@@ -219,7 +219,7 @@ async def test_control_positions_that_are_not_restored_are_seen(rig):
 
 @pytest.mark.parametrize("length", [160, 20], ids=["whole blocks", "a partial block"])
 async def test_control_a_cache_that_does_not_see_positions_is_seen(rig, length):
-    """Kept sessions find each other's KV then: the same tokens, read elsewhere."""
+    """Kept sessions then share KV of the same tokens at other positions."""
 
     async def wrong(seed):
         found, ids = 0, np.array(random_prompt(length, seed=seed), np.int32)

@@ -1,4 +1,4 @@
-"""What keeps a speculator from starting, in one sentence each; no test here runs a prompt."""
+"""A speculator that cannot start reports the reason in one sentence. No test here runs a prompt."""
 
 import functools
 import importlib
@@ -93,7 +93,7 @@ def test_every_method_that_is_overridden_is_checked():
 
 @pytest.mark.slow
 def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
-    """Too small a KV cache is found out by the engine core, after the workers have started."""
+    """The engine core detects a KV cache that is too small, after the workers have started."""
     with pytest.raises(SkimError, match=r"did not start: .*KV cache") as caught:
         speculator(llama, enforce_eager=True, num_gpu_blocks_override=4)
     assert "\n" not in str(caught.value)
@@ -103,7 +103,7 @@ def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
 
 @pytest.mark.slow
 def test_a_refusal_of_the_layers_is_a_model_error(speculator, tmp_path):
-    """Gemma2 without windows passes for a plain model until its layers are built: they cap their scores."""
+    """Gemma2 without windows looks like a plain model until its layers are built: they soft-cap their scores."""
     import json
 
     import transformers

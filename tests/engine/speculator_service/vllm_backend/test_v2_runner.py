@@ -30,7 +30,7 @@ def rig(start, device):
 
 
 async def test_the_v2_runner_scores(rig):
-    """Chunked, ended early and preempted in one batch, then from the prefix cache."""
+    """Prompts that are chunked, end early or are preempted, in one batch; then again from the prefix cache."""
     cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=20)) for length in (100, 113, 126, 139)]
     await rig.call(tokens_a_step(2))
     cases += [(EARLY_PROMPT, SelectionOptions(look_ahead=8)), ([20], SelectionOptions(look_ahead=0))]
@@ -48,7 +48,7 @@ async def test_the_v2_runner_scores(rig):
 
 
 async def test_the_v2_runner_drafts(rig):
-    """A full and a kept session, greedy and sampled in one batch, after a rejected draft."""
+    """A full and a kept session, with greedy and sampled drafts in one batch, after a rejected draft."""
     options, answer = SelectionOptions(look_ahead=1), np.array([30, 40], np.int32)
     prompts = {"full": await rig.keep("full", random_prompt(70, seed=5), options), "kept": kept_of(random_prompt(100))}
     await rig.engine.open_session("kept", prompts["kept"])
@@ -66,7 +66,7 @@ async def test_the_v2_runner_drafts(rig):
 
 
 async def test_control_positions_that_are_not_restored_are_seen(rig):
-    """The kept tokens of a prompt read as if they were all of it: drafts must come out otherwise."""
+    """Read the kept tokens without their original positions: the drafts must differ."""
 
     def withhold(worker):
         from vllm_hooks import positions_v2

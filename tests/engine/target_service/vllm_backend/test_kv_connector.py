@@ -1,4 +1,4 @@
-"""A NIXL agent that reads blocks outlives the agents that hold them; vLLM's own way does not always."""
+"""A NIXL agent that reads blocks survives the death of the agent that holds them. vLLM's own setup may crash."""
 
 import multiprocessing
 import random
@@ -26,7 +26,7 @@ FORKED = multiprocessing.get_context("forkserver")
 
 
 def hold(pipe: Connection) -> None:
-    """Registers blocks, tells where, and waits to be killed."""
+    """Registers blocks, sends their address, and waits to be killed."""
     import torch
     from nixl._api import nixl_agent, nixl_agent_config
 
@@ -42,7 +42,7 @@ def descriptors(start: int) -> list[tuple[int, int, int]]:
 
 
 def read(pipe: Connection, agent_config: Callable[..., Any]) -> None:
-    """Reads the blocks at the address it was told until reads fail; tells when reads succeed, and what came of all."""
+    """Reads the blocks at the given address until reads fail. Reports the first success and the final counts."""
     import torch
     from nixl._api import nixl_agent
 
@@ -70,7 +70,7 @@ def read(pipe: Connection, agent_config: Callable[..., Any]) -> None:
 
 
 def after_a_death(agent_config: Callable[..., Any]) -> dict[str, int] | int | None:
-    """What the reader counted after the holder was killed amid its reads; its exit code if it died as well."""
+    """Kill the holder during the reads. Returns the reader's counts, or its exit code if it died too."""
     to_holder, holder_end = FORKED.Pipe()
     to_reader, reader_end = FORKED.Pipe()
     holder = FORKED.Process(target=hold, args=(holder_end,), daemon=True)
@@ -95,7 +95,7 @@ def after_a_death(agent_config: Callable[..., Any]) -> dict[str, int] | int | No
 
 
 def test_a_reader_outlives_the_holders_of_its_blocks() -> None:
-    """With NIXL's own `nixl_agent_config` in place of ours about every third reader ends by SIGSEGV."""
+    """With NIXL's own `nixl_agent_config` about every third reader dies by SIGSEGV."""
     counts = [after_a_death(one_thread_agent_config) for _ in range(DEATHS)]
     assert all(isinstance(c, dict) and c["right"] for c in counts), counts
 

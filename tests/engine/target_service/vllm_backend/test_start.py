@@ -1,4 +1,4 @@
-"""An engine that cannot start says why in one sentence, and nearly always before a process is started."""
+"""An engine that cannot start reports the reason in one sentence, mostly before it starts a process."""
 
 import json
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_longrope_below_its_original_length(changed_model: Callable[..., str], d
 
 
 def test_weights_that_are_not_there(changed_model: Callable[..., str], device: str) -> None:
-    """Found by the engine's own processes; the cause reaches this one."""
+    """The engine's own processes find this error; the reason reaches this process."""
     model = changed_model()
     Path(model, "model.safetensors").unlink()
     message = refusal(model, device)

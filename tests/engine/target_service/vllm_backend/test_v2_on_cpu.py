@@ -1,6 +1,6 @@
-"""The hook of the V2 model runner, the one that GPUs use, on CPU: its Triton kernels run in Triton's interpreter.
+"""The hook of the V2 model runner (the default on GPUs), on CPU: its Triton kernels run in Triton's interpreter.
 
-In a process of its own, because vLLM decides about Triton once, when it is imported.
+It runs in a separate process, because vLLM checks for Triton once, at its import.
 """
 
 import json

@@ -1,7 +1,7 @@
 """First on PYTHONPATH, lets vLLM's V2 model runner run the speculator on CPU, in Triton's interpreter.
 
-As for the target, and one thing more: vLLM's memory profile samples from uninitialised logits, which may all be NaN.
-A GPU's argmax then gives any index; numpy's, in the interpreter, raises.
+It does the same as for the target, and one thing more: vLLM's memory profile samples from uninitialised logits, which
+may all be NaN. A GPU's argmax then gives any index; numpy's, in the interpreter, raises.
 """
 
 import runpy
