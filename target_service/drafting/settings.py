@@ -27,11 +27,11 @@ class DraftSettings:
     session: SessionHandle | None
 
 
-def encode_settings(request: GenerateRequest, *, verifiable: bool = True) -> dict[str, Any]:
-    """verifiable: False if vLLM cannot verify drafts under the request's sampling; it then decodes without drafts."""
+def encode_settings(request: GenerateRequest) -> dict[str, Any]:
+    """The value of DRAFTING for this request."""
     decode, session = request.decode, request.prompt.session
     return {
-        "max_drafts": decode.max_draft_tokens if verifiable and decode.method != "none" else 0,
+        "max_drafts": decode.max_draft_tokens if decode.method != "none" else 0,
         "adaptive": decode.adaptive,
         "q_top": decode.q_top,
         "draft_ahead": decode.draft_ahead,

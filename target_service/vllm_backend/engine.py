@@ -24,7 +24,7 @@ from target_service.sampling import DELTA
 from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
-from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options, verifiable
+from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
@@ -134,7 +134,7 @@ class VllmTarget(TargetEngine):
         except (msgspec.ValidationError, VLLMClientError, ValueError) as e:
             raise InvalidRequestError(f"sampling parameters: {e}") from e
         if self.decode.method != "none":
-            extra_args[DRAFTING] = encode_settings(request, verifiable=verifiable(sampling))
+            extra_args[DRAFTING] = encode_settings(request)
         sampling.extra_args = extra_args or None
         return sampling
 

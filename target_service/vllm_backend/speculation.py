@@ -17,17 +17,11 @@ WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 class TargetSamplingParams(SamplingParams):
     """vLLM's class, without its refusal of min_p and logit_bias on engines that speculate.
 
-    These parameters have no effect on the verification of drafts. A request without drafts is sampled as usual, see
-    `verifiable`.
+    `logits_processors` applies both there.
     """
 
     def _validate_spec_decode(self, speculative_config: Any) -> None:
         pass
-
-
-def verifiable(sampling: SamplingParams) -> bool:
-    """Whether vLLM verifies drafts exactly with these parameters. If not, the request must not be drafted."""
-    return not (sampling.min_p > 0 or sampling.logit_bias)
 
 
 def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:

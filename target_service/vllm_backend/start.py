@@ -9,8 +9,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.errors import ModelError, SkimError
-from target_service.vllm_backend import draft_probs
+from target_service.vllm_backend import draft_probs, logits_processors
 from vllm_hooks.engine import check_options, engine_config, start
+from vllm_hooks.symbols import Symbol
 
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self scheduler_output"),
@@ -47,8 +48,11 @@ def start_engine(
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
-    remote = config.speculative_config and config.speculative_config.method == "custom_class"
-    hooked = HOOKED + draft_probs.HOOKED if remote else HOOKED
+    hooked: tuple[Symbol, ...] = HOOKED
+    if config.speculative_config and not config.use_v2_model_runner:
+        hooked += logits_processors.HOOKED
+    if config.speculative_config and config.speculative_config.method == "custom_class":
+        hooked += draft_probs.HOOKED
     return start(config, failure, hooked, stat_loggers=list(stat_loggers) or None)
 
 

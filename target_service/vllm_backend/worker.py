@@ -7,6 +7,7 @@ from vllm.v1.sample import rejection_sampler
 
 from target_service.vllm_backend.cpu_workarounds import repair_expand_kernel, repair_rejection_kernel, repair_rewinding
 from target_service.vllm_backend.kv_connector import read_from_one_thread
+from target_service.vllm_backend.logits_processors import apply_to_drafts
 from target_service.vllm_backend.proposer import RemoteProposer
 from vllm_hooks.worker import RestoringWorker
 
@@ -25,6 +26,8 @@ class TargetWorker(RestoringWorker):
             repair_expand_kernel(rejection_sampler)
             repair_rejection_kernel(rejection_sampler)
             repair_rewinding(self.model_runner)
+        if self.vllm_config.speculative_config is not None:
+            apply_to_drafts(self.model_runner)
         drafter = getattr(self.model_runner, "drafter", None)
         if isinstance(drafter, RemoteProposer):
             self._proposer = drafter

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -10,9 +11,21 @@ from kv_transfer.messages import KeptPrompt
 from tests.reference.generation_oracle import GenerationOracle
 
 
-def sampled_from(logprobs: torch.Tensor, *, temperature: float, top_p: float) -> torch.Tensor:
-    """The distribution [..., vocabulary] after temperature and top-p are applied to these log probabilities."""
-    probs = (logprobs.double() / temperature).softmax(-1)
+def sampled_from(
+    logprobs: torch.Tensor,
+    *,
+    temperature: float,
+    top_p: float,
+    min_p: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+) -> torch.Tensor:
+    """The distribution [..., vocabulary] after these parameters are applied to these log probabilities."""
+    logits = logprobs.double().clone()
+    for token, bias in (logit_bias or {}).items():
+        logits[..., token] += bias
+    probs = (logits / temperature).softmax(-1)
+    probs[probs < min_p * probs.amax(-1, keepdim=True)] = 0
+    probs /= probs.sum(-1, keepdim=True)
     ordered, ids = probs.sort(dim=-1, descending=True)
     # Keep the smallest set with mass top_p: a token stays if the more probable tokens do not reach it.
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
@@ -20,14 +33,15 @@ def sampled_from(logprobs: torch.Tensor, *, temperature: float, top_p: float) ->
     return kept / kept.sum(-1, keepdim=True)
 
 
-def continuations(
-    oracle: GenerationOracle, prompt: KeptPrompt, vocab_size: int, *, temperature: float, top_p: float
-) -> torch.Tensor:
-    """float64 [vocabulary, vocabulary, vocabulary]: the probability of each continuation of three tokens."""
+def continuations(oracle: GenerationOracle, prompt: KeptPrompt, vocab_size: int, **sampling: Any) -> torch.Tensor:
+    """float64 [vocabulary, vocabulary, vocabulary]: the probability of each continuation of three tokens.
+
+    sampling: the parameters of `sampled_from`.
+    """
     joint = torch.zeros(vocab_size, vocab_size, vocab_size, dtype=torch.float64)
     for a in range(vocab_size):
         for b in range(vocab_size):
-            steps = sampled_from(oracle.logprobs(prompt, [a, b, 0]), temperature=temperature, top_p=top_p)
+            steps = sampled_from(oracle.logprobs(prompt, [a, b, 0]), **sampling)
             joint[a, b] = steps[0, a] * steps[1, b] * steps[2]
     return joint
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -250,14 +249,32 @@ async def test_drafts_past_the_last_position(engine: VllmTarget, speculator: Fak
     assert await wrong(engine, [case], speculator) == []
 
 
-@pytest.mark.parametrize("sampling", [{"min_p": 0.2, "temperature": 1.0}, {"logit_bias": {20: 4.0}}])
-async def test_sampling_that_drafts_cannot_be_verified_under_goes_without(
-    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, sampling: dict[str, Any]
+@pytest.mark.parametrize("drafted", [True, False])
+async def test_logit_bias_acts(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, drafted: bool
 ) -> None:
+    """On the first token, on drafts that are verified, and on the token after them: a bias of 100 leaves one token."""
+    wanted = next(token for token in range(20, 724) if token not in cases[0].answer)
+    speculator.draft = knowing({cases[0].name: [wanted] * 24}, 0.0, VOCABULARY)
     before = await engine.decode_stats()
-    options, prompt = DecodeOptions(), with_session(cases[0], speculator, cases[0].answer[:8])
-    assert len(await decode(engine, prompt, "bias", options, **sampling, max_tokens=8)) == 8
-    assert gained(before, await engine.decode_stats())["drafts"] == 0
+    options = DecodeOptions(adaptive=False) if drafted else PLAIN
+    prompt = with_session(cases[0], speculator, [wanted] * 4 if drafted else [])
+    tokens = await decode(engine, prompt, cases[0].name, options, logit_bias={wanted: 100.0}, max_tokens=24)
+    assert tokens == [wanted] * 24
+    rose = gained(before, await engine.decode_stats())
+    assert (rose["accepted"] > 4) == drafted
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+async def test_min_p_acts(engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, drafted: bool) -> None:
+    """Near 1 it leaves the likeliest token alone, so that a sampled answer is the greedy one."""
+    case = cases[1]
+    sampling = {"temperature": 1.0, "seed": 5, "max_tokens": len(case.answer)}
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False) if drafted else PLAIN
+    speculator.draft = knowing({case.name: case.answer}, 0.3, VOCABULARY)
+    prompt = with_session(case, speculator)
+    assert await decode(engine, prompt, case.name, options, min_p=0.9999, **sampling) == case.answer
+    assert await decode(engine, case.prompt, "control", PLAIN, **sampling) != case.answer
 
 
 async def test_structured_output_takes_certain_drafts(

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,14 +47,14 @@ def table(model: str) -> np.ndarray:
 
 
 async def sample(
-    engine: VllmTarget, speculator: FakeSpeculator, *, temperature: float, top_p: float
+    engine: VllmTarget, speculator: FakeSpeculator, **chosen: Any
 ) -> tuple[Counter[tuple[int, int, int]], float]:
     """Continuations of three tokens, and the accepted share of the drafts."""
     counts: Counter[tuple[int, int, int]] = Counter()
     turns = asyncio.Semaphore(64)
     options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP_M)
     # Five tokens, so that drafts are possible for all of the first three.
-    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": 5, "ignore_eos": True, "detokenize": False}
+    sampling = {**chosen, "max_tokens": 5, "ignore_eos": True, "detokenize": False}
 
     async def run(seed: int) -> None:
         async with turns:
@@ -69,13 +70,20 @@ async def sample(
     return counts, rose["accepted"] / rose["drafts"]
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.8)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_p": 1.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 0.8, "top_p": 1.0, "min_p": 0.15, "logit_bias": {3: 0.7, 8: -1.5}},
+    ],
+)
 async def test_continuations_are_distributed_as_the_targets_own(
-    engine: VllmTarget, model: str, table: np.ndarray, temperature: float, top_p: float
+    engine: VllmTarget, model: str, table: np.ndarray, sampling: dict[str, Any]
 ) -> None:
     async with FakeSpeculator(drawing(table)) as speculator:
-        counts, accepted = await sample(engine, speculator, temperature=temperature, top_p=top_p)
-    expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, temperature=temperature, top_p=top_p)
+        counts, accepted = await sample(engine, speculator, **sampling)
+    expected = continuations(GenerationOracle(model), PROMPT, VOCABULARY, **sampling)
     assert {row.top_m for r in speculator.requests for row in r.rows} == {TOP_M}
     assert 0.2 < accepted < 0.9
     assert torch.isclose(expected.sum(), torch.tensor(1.0, dtype=torch.float64))

@@ -41,10 +41,10 @@ def test_settings_travel() -> None:
     assert (max_drafts(sent), max_drafts(None), draft_settings({})) == (3, None, None)
 
 
-def test_no_drafts_for_none_and_for_what_cannot_be_verified() -> None:
+def test_no_drafts_for_method_none() -> None:
     none = GenerateRequest("r", PROMPT, decode=DecodeOptions(method="none"))
     assert encode_settings(none)["max_drafts"] == 0
-    assert encode_settings(GenerateRequest("r", PROMPT), verifiable=False)["max_drafts"] == 0
+    assert encode_settings(GenerateRequest("r", PROMPT))["max_drafts"] > 0
 
 
 def test_look_ahead_first_then_the_session() -> None:
