@@ -34,18 +34,11 @@ class PositionMap:
         # Offsets never decrease, so all slots before the first non-zero offset have the positions of a dense prompt.
         self._lead_in = int(np.searchsorted(self.prompt_offsets, 0, side="right"))
 
-    def fill(self, out: Int64Array, start: int, max_position: int | None = None) -> None:
-        """Write the offsets of slots start .. start + len(out) - 1 into `out`.
-
-        max_position: number of positions that the model has. Drafts beyond the end of the answer may exceed it. Their
-        slots get the last position, because the rotary embedding table ends there. Their tokens are never returned.
-        """
+    def fill(self, out: Int64Array, start: int) -> None:
+        """Write the offsets of slots start .. start + len(out) - 1 into `out`."""
         in_prompt = self.prompt_offsets[start : start + out.size]
         out[: in_prompt.size] = in_prompt
         out[in_prompt.size :] = self.decode_offset
-        excess = start + out.size + self.decode_offset - max_position if max_position else 0
-        if excess > 0:
-            out[-excess:] -= np.arange(1, excess + 1)
 
     def block_key(self, start: int, end: int) -> bytes | None:
         """The part of the block hash of slots [start, end) that distinguishes the same tokens at other positions.
@@ -66,19 +59,19 @@ def position_map(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
 
 
 def batch_offsets(
-    maps: Sequence[PositionMap | None], starts: npt.NDArray[Any], computed: npt.NDArray[Any], max_position: int
+    maps: Sequence[PositionMap | None], starts: npt.NDArray[Any], computed: npt.NDArray[Any]
 ) -> Int64Array | None:
     """The offsets of all tokens of a step, int64 [tokens]; None if all of its requests are plain.
 
     maps: one per request. starts: where the tokens of each request begin, then the number of all tokens.
-    computed: the slot of each request's first token. max_position: see `PositionMap.fill`.
+    computed: the slot of each request's first token.
     """
     if not any(maps):
         return None
     offsets = np.zeros(int(starts[len(maps)]), np.int64)
     for row, restored in enumerate(maps):
         if restored is not None:
-            restored.fill(offsets[starts[row] : starts[row + 1]], int(computed[row]), max_position)
+            restored.fill(offsets[starts[row] : starts[row + 1]], int(computed[row]))
     return offsets
 
 

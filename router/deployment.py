@@ -1,6 +1,7 @@
 """The router's Ray Serve deployment: an ASGI app that is built once both pools have answered."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,12 @@ class RouterDeployment:
 
 
 def _load_vllm() -> None:
-    """Import vLLM's app, which takes seconds. The process that deploys `RouterDeployment` does not need it."""
+    """Import vLLM's app, which takes seconds. The process that deploys `RouterDeployment` does not need it.
+
+    On a node without a GPU, vLLM's CUDA build finds no platform and cannot even read a model's config. The router runs
+    no model, so it is a CPU process for vLLM, also on a node with GPUs.
+    """
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     with uncollected(), kept_log_file():
         import router.openai_app  # noqa: F401
 

@@ -19,6 +19,9 @@ from vllm_hooks.symbols import Symbol, check_symbols
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
 """Fields of AsyncEngineArgs that both services set themselves, so that users cannot."""
 
+KV_CONNECTORS = ("NixlConnector", "OffloadingConnector")
+"""Connectors that find KV by block hashes, or that are told the blocks."""
+
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
@@ -43,6 +46,20 @@ def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
         raise SkimError(f"{refusal}: {_cause(error)}") from error
 
 
+def check_connector(config: VllmConfig) -> None:
+    """Raise SkimError for a KV connector that was not tried with restored positions.
+
+    Block hashes include positions. A connector that finds KV by token ids instead would return KV of other positions.
+    """
+    transfer = config.kv_transfer_config
+    if transfer is None or transfer.kv_connector is None or transfer.kv_connector in KV_CONNECTORS:
+        return
+    raise SkimError(
+        f"kv_transfer_config names the KV connector {transfer.kv_connector}, which may ignore restored positions;"
+        f" choose {' or '.join(KV_CONNECTORS)}, or leave it out"
+    )
+
+
 def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **arguments: Any) -> AsyncLLM:
     """A running engine with this configuration.
 
@@ -50,6 +67,7 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
     Raises SkimError for a vLLM without one of the symbols, before any process starts; ModelError if a worker refuses
     the model; SkimError that begins with `failure` for every other cause.
     """
+    check_connector(config)
     positions = positions_v2 if config.use_v2_model_runner else positions_v1
     check_symbols((*HOOKED, *block_hash.HOOKED, *positions.HOOKED, *hooked))
     with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:

@@ -17,10 +17,14 @@ def restore_positions(runner: Any) -> None:
     """Wrap `runner._model_forward`, so that the model gets original positions. Everything else in vLLM uses slots.
 
     When it is called, slot mapping and attention metadata have already been computed from the slots. The offsets are
-    added in place, because CUDA graphs read this buffer. They are subtracted after the forward, because drafters
+    added in place, because CUDA graphs read this buffer. The slots are put back after the forward, because drafters
     compute slots from the buffer. A step without kept prompts runs as without the hook.
+
+    Drafts beyond the end of the answer may exceed the model's positions. They get the last position, because the table
+    of the rotary embedding ends there. Their tokens are never returned.
     """
     forward = runner._model_forward
+    last = runner.model_config.hf_text_config.max_position_embeddings - 1
 
     def model_forward(*args: Any, **kwargs: Any) -> Any:
         offsets = _batch_offsets(runner)
@@ -28,12 +32,14 @@ def restore_positions(runner: Any) -> None:
             return forward(*args, **kwargs)
         buffer = runner.mrope_positions.gpu if runner.uses_mrope else runner.positions
         positions = buffer[..., : offsets.size]
-        shift = async_tensor_h2d(offsets, runner.device)
-        positions += shift
+        slots = positions.clone()
+        positions += async_tensor_h2d(offsets, runner.device)
+        # Here and not in the offsets: with asynchronous scheduling the counts on the host run ahead of the slots.
+        positions.clamp_(max=last)
         try:
             return forward(*args, **kwargs)
         finally:
-            positions -= shift
+            positions.copy_(slots)
 
     runner._model_forward = model_forward
 
@@ -46,5 +52,4 @@ def _batch_offsets(runner: Any) -> Int64Array | None:
     """
     batch = runner.input_batch
     maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]
-    max_position = runner.model_config.hf_text_config.max_position_embeddings
-    return batch_offsets(maps, runner.query_start_loc.np, batch.num_computed_tokens_cpu, max_position)
+    return batch_offsets(maps, runner.query_start_loc.np, batch.num_computed_tokens_cpu)

@@ -73,10 +73,11 @@ def _restoring(base: type) -> type:
 
         def _shift(self, positions: torch.Tensor, batch: Any) -> None:
             maps = [self._maps.get(id) for id in batch.req_ids]
-            max_position = self.model_config.hf_text_config.max_position_embeddings
-            offsets = batch_offsets(maps, batch.query_start_loc_np, batch.num_computed_tokens_np, max_position)
+            offsets = batch_offsets(maps, batch.query_start_loc_np, batch.num_computed_tokens_np)
             if offsets is not None:
                 positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
+                # See `positions_v1.restore_positions`.
+                positions.clamp_(max=self.model_config.hf_text_config.max_position_embeddings - 1)
 
         def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)

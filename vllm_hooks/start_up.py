@@ -17,6 +17,9 @@ from typing import Any
 from kv_transfer.environment import CORES, KEPT_HEAP, unless_set, with_environment
 from kv_transfer.errors import SkimError
 
+NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+"""vLLM samples with FlashInfer by default, which compiles its kernels at the first start and needs nvcc for it."""
+
 START_UP_FILE = "SKIM_START_UP_FILE"
 """Environment variable with the path of the file for exceptions. It is set only while an engine starts."""
 
@@ -28,7 +31,7 @@ def start_up_environment(cpu_ranks: int) -> Iterator[str]:
     cpu_ranks: number of ranks on CPU; 0 or 1 if no cores need to be divided. Raises SkimError for too few cores.
     """
     with tempfile.NamedTemporaryFile(prefix="skim-start-", suffix=".jsonl") as notes:
-        added = {START_UP_FILE: notes.name}
+        added = {START_UP_FILE: notes.name, **unless_set(NO_COMPILER_NEEDED)}
         if cpu_ranks > 1 and CORES not in os.environ:
             # By default vLLM gives each rank a NUMA node of its own and refuses machines with too few nodes.
             added[CORES] = _core_shares(cpu_ranks)

@@ -22,6 +22,9 @@ HOOKED = (
 )
 """The methods of vLLM that only the target overrides. For `symbols.check_symbols`."""
 
+CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
+"""Architectures of vLLM 0.29 whose compressed or convolution caches are addressed by position. By reading."""
+
 StatLogger = Callable[[VllmConfig, int], StatLoggerBase]
 
 
@@ -77,6 +80,12 @@ def _check_model(model: str, config: ModelConfig) -> None:
     for reason, found in reasons.items():
         if found:
             raise ModelError(f"model {model} is not supported as a target: it has {reason}")
+    for architecture in config.architectures:
+        if architecture.startswith(CACHES_BY_POSITION):
+            raise ModelError(
+                f"model {model} is not supported as a target: {architecture} finds entries of its caches by position,"
+                " and restored positions would address other entries"
+            )
     original = _longrope_original(config)
     if original is not None and config.max_model_len <= original:
         raise ModelError(

@@ -76,7 +76,7 @@ def test_plain_requests_have_no_map() -> None:
 def test_the_offsets_of_a_step_with_a_plain_request_between_kept_ones() -> None:
     kept = PositionMap(np.array([0, 2, 5], np.int32), 8)
     starts, computed = np.array([0, 2, 5, 6, 99]), np.array([1, 7, 6, 99])
-    found = batch_offsets([kept, None, kept], starts, computed, 100)
+    found = batch_offsets([kept, None, kept], starts, computed)
     assert found is not None
     assert found.tolist() == [1, 3, 0, 0, 0, 5]
-    assert batch_offsets([None, None], starts, computed, 100) is None
+    assert batch_offsets([None, None], starts, computed) is None

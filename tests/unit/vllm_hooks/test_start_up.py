@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kv_transfer.environment import CORES, KEPT_HEAP
-from vllm_hooks.start_up import cpu_processes
+from vllm_hooks.start_up import cpu_processes, start_up_environment
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,17 @@ def test_memory_that_an_engine_on_cpu_frees_is_used_again_without_a_page_fault(m
     with cpu_processes(config(1, device)):
         process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True)
     assert (int(process.stdout) < 1000) is kept, process.stdout
+
+
+@pytest.mark.parametrize(("said", "found"), [(None, "0"), ("1", "1")])
+def test_an_engine_starts_where_there_is_no_cuda_compiler(monkeypatch, said, found):
+    """vLLM's default sampler would compile FlashInfer's kernels at the start."""
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    if said:
+        monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", said)
+    with start_up_environment(0):
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == found
+    assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == said
 
 
 def test_without_vllm_the_modules_that_every_process_loads_can_be_imported():

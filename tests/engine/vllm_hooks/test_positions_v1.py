@@ -1,0 +1,67 @@
+"""The hook of the V1 runner, on a runner that has only what the hook reads."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.positions import encode_positions
+from vllm_hooks.positions_v1 import restore_positions
+
+KEPT, CONTEXT, MAX_POSITION = np.array([0, 2, 5], np.int32), 8, 16
+
+
+def hooked_runner(slots: list[int], computed: int, seen: list[list[int]]) -> Any:
+    """A runner whose one request has the tokens at `slots`; vLLM's host count says that the first is `computed`."""
+    params = SimpleNamespace(extra_args={KEPT_POSITIONS: encode_positions(KEPT, CONTEXT)})
+    positions = torch.tensor(slots)
+    runner = SimpleNamespace(
+        positions=positions,
+        uses_mrope=False,
+        device=torch.device("cpu"),
+        requests={"r": SimpleNamespace(sampling_params=params)},
+        input_batch=SimpleNamespace(req_ids=["r"], num_reqs=1, num_computed_tokens_cpu=np.array([computed])),
+        query_start_loc=SimpleNamespace(np=np.array([0, len(slots)])),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(max_position_embeddings=MAX_POSITION)),
+        _model_forward=lambda *args, **kwargs: seen.append(positions.tolist()),
+    )
+    restore_positions(runner)
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("slots", "computed", "positions"),
+    [
+        ([0, 1, 2], 0, [0, 2, 5]),
+        ([2, 3, 4], 2, [5, 8, 9]),
+        # Drafts beyond the last position stay at it.
+        ([9, 10, 11, 12], 9, [14, 15, 15, 15]),
+        # With asynchronous scheduling the host counts drafts that were rejected: true slots before the counted ones.
+        ([8, 9, 10, 11, 12], 14, [13, 14, 15, 15, 15]),
+        ([7, 8, 9, 10, 11], 99, [12, 13, 14, 15, 15]),
+    ],
+)
+def test_the_model_sees_original_positions_and_vllm_its_slots(
+    slots: list[int], computed: int, positions: list[int]
+) -> None:
+    seen: list[list[int]] = []
+    runner = hooked_runner(slots, computed, seen)
+    runner._model_forward()
+    assert seen == [positions]
+    assert runner.positions.tolist() == slots
+
+
+def test_slots_are_put_back_after_a_forward_that_fails() -> None:
+    runner = hooked_runner([0, 1, 2], 0, [])
+
+    def fail() -> None:
+        raise RuntimeError
+
+    runner._model_forward = fail
+    restore_positions(runner)
+    with pytest.raises(RuntimeError):
+        runner._model_forward()
+    assert runner.positions.tolist() == [0, 1, 2]
