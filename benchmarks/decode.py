@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.decode_engines import DecodeSettings, Engines, modes
+from benchmarks.decode_engines import DecodeEngines, DecodeSettings, modes
 from benchmarks.machine import machine
 from benchmarks.padded_target import pad_target
 from benchmarks.progress import Progress, silent
@@ -70,7 +70,7 @@ def run(settings: DecodeSettings, progress: Progress = silent) -> dict[str, Any]
 
 
 async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[str, Any]]:
-    engines = await Engines.start(settings, progress)
+    engines = await DecodeEngines.start(settings, progress)
     blocks: dict[int, dict[str, Any]] = {}
 
     def tell(what: str, done: float) -> None:
@@ -84,12 +84,12 @@ async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[s
     return blocks
 
 
-async def _measure(engines: Engines, prompt_tokens: int, progress: Progress) -> dict[str, Any]:
+async def _measure(engines: DecodeEngines, prompt_tokens: int, progress: Progress) -> dict[str, Any]:
     """Measure all modes in turns, with prompts of one length."""
     settings = engines.settings
     asked = {name: mode for name, mode in modes(settings.drafts).items() if name in {"plain", *settings.modes}}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
-    before = engines.service.metrics()
+    before = engines.speculator.drafts.metrics()
     for index in range(settings.rounds + 1):
         for turn, (name, mode) in enumerate(asked.items()):
             what = f"round {index} of {settings.rounds}" if index else "warming up"
@@ -100,7 +100,9 @@ async def _measure(engines: Engines, prompt_tokens: int, progress: Progress) -> 
                 runs[name].append(measured)
     return {
         "modes": {name: _summary(results, runs["plain"]) for name, results in runs.items()},
-        "speculator_counts": {name: value - before[name] for name, value in engines.service.metrics().items()},
+        "speculator_counts": {
+            name: value - before[name] for name, value in engines.speculator.drafts.metrics().items()
+        },
     }
 
 

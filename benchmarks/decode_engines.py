@@ -6,24 +6,23 @@ Prompts are compressed by the speculator; only decoding is timed, from a request
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from benchmarks.progress import Progress
 from cluster.commands.demo_document import make_document
-from kv_transfer.channel_server import DraftServer
+from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.environment import CORES, with_environment
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
+from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine as create_speculator
-from speculator_service.service import SpeculatorService
 from target_service.factory import create_engine as create_target
 
 _ENGINE = {"enforce_eager": True, "dtype": "float32"}
@@ -31,7 +30,7 @@ _ENGINE = {"enforce_eager": True, "dtype": "float32"}
 
 @dataclass(frozen=True)
 class Mode:
-    """engine: which target engine verifies. decode: what each request asks for; None asks no session."""
+    """engine: the target engine that verifies. decode: options of each request; None asks for no drafting session."""
 
     engine: str
     decode: DecodeOptions | None
@@ -89,66 +88,56 @@ class _Answer:
 
 
 @dataclass
-class Engines:
+class DecodeEngines:
+    """The speculator with its draft channel, a target for each way of drafting, and the drafting rounds' times."""
+
     settings: DecodeSettings
-    speculator: SpeculatorEngine
-    service: DraftService
-    select: SpeculatorService
-    server: DraftServer
-    targets: dict[str, Any]
-    tokenizer: Any
+    speculator: AsyncPair
+    targets: dict[str, AsyncPair]
     round_ms: list[float]
 
     @classmethod
-    async def start(cls, settings: DecodeSettings, progress: Progress) -> "Engines":
+    async def start(cls, settings: DecodeSettings, progress: Progress) -> "DecodeEngines":
+        """Start the engines. Raises SkimError if one does not start."""
         cores = sorted(os.sched_getaffinity(0))
         first, last = cores[0], cores[-1]
         wanted = {"plain", *(modes(settings.drafts)[name].engine for name in settings.modes)}
         progress(f"starting the speculator and {len(wanted)} targets", 0)
-        with _pinned(first):
-            speculator = create_speculator("vllm", settings.speculator, options=_ENGINE)
-        service = DraftService(speculator)
         round_ms: list[float] = []
 
-        async def timed(request: DraftRequest) -> DraftReply:
+        async def timed(service: DraftService, request: DraftRequest) -> DraftReply:
             began = time.perf_counter()
             reply = await service.handle(request)
             if reply.drafts:
                 round_ms.append(1e3 * (time.perf_counter() - began))
             return reply
 
-        server = DraftServer(timed, "127.0.0.1")
-        address = f"127.0.0.1:{await server.start()}"
-        decode = {"max_draft_tokens": settings.drafts}
-        options: dict[str, dict[str, Any]] = {
-            "plain": {},
-            "remote": {"decode": {**decode, "method": "remote"}, "draft_channel": {"deadline_s": 2.0}},
-            "draft_model": {"decode": {**decode, "method": "draft_model"}, "draft_model": settings.speculator},
-        }
-        # Room for a whole prompt, not for the model's longest: with many layers its KV cache is large.
-        room = {"max_model_len": max(settings.prompt_tokens) + settings.answer_tokens + settings.drafts}
-        with _pinned(last):
-            targets = {
-                name: create_target("vllm", settings.target, options={**_ENGINE, **room, **more})
-                for name, more in options.items()
-                if name in wanted
-            }
-        select = SpeculatorService(speculator, address)
-        tokenizer = AutoTokenizer.from_pretrained(settings.target)
-        return cls(settings, speculator, service, select, server, targets, tokenizer, round_ms)
+        on_first = partial(_create_on_core, first, create_speculator)
+        speculator = AsyncPair(
+            speculator=EngineSettings(settings.speculator, options=_ENGINE, create=on_first), answer_drafts=timed
+        )
+        engines = cls(settings, speculator, {}, round_ms)
+        try:
+            for name, options in _target_options(settings).items():
+                if name in wanted:
+                    on_last = partial(_create_on_core, last, create_target)
+                    target = EngineSettings(settings.target, options=options, create=on_last)
+                    engines.targets[name] = AsyncPair(target=target)
+        except BaseException:
+            await engines.close()
+            raise
+        return engines
 
     async def measure(self, mode: Mode, prompt_tokens: int, seed: int) -> dict[str, Any]:
-        """One set of prompts through one mode, `batch` at a time."""
-        target, settings = self.targets[mode.engine], self.settings
+        """Send one set of prompts through one mode, `batch` at a time."""
+        target, settings, drafts = self.targets[mode.engine], self.settings, self.speculator.drafts
         prompts = [await self._compress(prompt_tokens, seed + i, mode) for i in range(settings.prompts)]
-        before, drafted = await target.decode_stats(), self.service.metrics()
+        before, drafted = await _decode_stats(target), drafts.metrics()
         self.round_ms.clear()
         seconds, tokens = 0.0, 0
         for start in range(0, len(prompts), settings.batch):
             batch = prompts[start : start + settings.batch]
-            names = (f"{seed}-{start}-{i}" for i in range(len(batch)))
-            decodes = (self._decode(target, prompt, mode, name) for prompt, name in zip(batch, names, strict=True))
-            answers = await asyncio.gather(*decodes)
+            answers = await asyncio.gather(*(self._decode(target, prompt, mode) for prompt in batch))
             # The first token comes from the prefill; what follows is decoding.
             seconds += max(answer.last for answer in answers) - min(answer.first for answer in answers)
             tokens += sum(answer.tokens - 1 for answer in answers)
@@ -158,8 +147,8 @@ class Engines:
             "ms_per_token": 1e3 * seconds * settings.batch / tokens,
             "round_ms": list(self.round_ms),
             "kv_bytes": [self._session_bytes(prompt, mode) for prompt in prompts if mode.decode is not None],
-            "ahead_hits": self.service.metrics()["ahead_hits"] - drafted["ahead_hits"],
-            **_difference(before, await target.decode_stats(), settings.drafts),
+            "ahead_hits": drafts.metrics()["ahead_hits"] - drafted["ahead_hits"],
+            **_difference(before, await _decode_stats(target), settings.drafts),
         }
 
     def _session_bytes(self, prompt: KeptPrompt, mode: Mode) -> int:
@@ -170,44 +159,48 @@ class Engines:
         return per_token * (int(prompt.token_ids.size) if kept else prompt.context_length)
 
     async def _compress(self, prompt_tokens: int, seed: int, mode: Mode) -> KeptPrompt:
-        document = make_document(prompt_tokens, seed)
-        ids = self.tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
-        request = SelectRequest(
-            f"{seed}-{time.monotonic_ns()}",
-            np.asarray(ids, np.int32),
-            SelectionOptions(keep_rate=self.settings.keep_rate, look_ahead=self.settings.look_ahead),
-            decode=mode.decode,
-        )
-        kept = (await self.select.select(request)).kept
-        if mode.decode is None:
-            return replace(kept, session=None)
-        assert kept.session is not None
-        self.service.adopt(kept.session.id, kept.look_ahead_tokens, mode.decode.draft_ahead)
-        return kept
+        messages = make_document(prompt_tokens, seed).messages
+        ids = self.speculator.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        options = SelectionOptions(keep_rate=self.settings.keep_rate, look_ahead=self.settings.look_ahead)
+        prompt = RenderedPrompt(np.asarray(ids, np.int32), no_spans())
+        return (await self.speculator.select(prompt, options, decode=mode.decode)).kept
 
-    async def _decode(self, target: Any, prompt: KeptPrompt, mode: Mode, name: str) -> "_Answer":
-        settings = self.settings
+    async def _decode(self, target: AsyncPair, prompt: KeptPrompt, mode: Mode) -> "_Answer":
+        settings, decode = self.settings, mode.decode
         sampling = {"temperature": 0.0, "ignore_eos": settings.ignore_eos, "max_tokens": settings.answer_tokens}
-        request = GenerateRequest(f"{name}-{time.monotonic_ns()}", prompt, sampling)
-        if mode.decode is not None:
-            request = replace(request, decode=mode.decode)
-        elif mode.engine != "plain":
-            decode = DecodeOptions(method="draft_model", max_draft_tokens=self.settings.drafts, adaptive=False)
-            request = replace(request, decode=decode)
+        if mode.engine == "draft_model":
+            decode = DecodeOptions(method="draft_model", max_draft_tokens=settings.drafts, adaptive=False)
         answer = _Answer()
-        async for output in target.generate(request):
+        async for output in target.generate(prompt, sampling, decode=decode):
             answer.last = time.perf_counter()
             answer.first = answer.first or answer.last
             answer.tokens += int(output.completions[0].token_ids.size)
         return answer
 
     async def close(self) -> None:
-        # First those who ask: gRPC prints a trace for a stream that its server ends.
+        """Stop all engines. The targets are first: gRPC prints a trace for a stream that its server ends."""
         for target in self.targets.values():
-            target.close()
-        await self.server.stop()
-        await self.service.close()
-        self.speculator.close()
+            await target.close()
+        await self.speculator.close()
+
+
+def _target_options(settings: DecodeSettings) -> dict[str, dict[str, Any]]:
+    """The engine options of each target, by the names in `Mode.engine`."""
+    # Room for a whole prompt, not for the model's longest: with many layers its KV cache is large.
+    room = {"max_model_len": max(settings.prompt_tokens) + settings.answer_tokens + settings.drafts}
+    decode = {"max_draft_tokens": settings.drafts}
+    drafting: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "remote": {"decode": {**decode, "method": "remote"}, "draft_channel": {"deadline_s": 2.0}},
+        "draft_model": {"decode": {**decode, "method": "draft_model"}, "draft_model": settings.speculator},
+    }
+    return {name: {**_ENGINE, **room, **options} for name, options in drafting.items()}
+
+
+async def _decode_stats(target: AsyncPair) -> dict[str, Any]:
+    """`VllmTarget.decode_stats`: what vLLM's speculation has counted."""
+    stats: dict[str, Any] = await target.target.decode_stats()  # type: ignore[attr-defined]
+    return stats
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> dict[str, Any]:
@@ -221,13 +214,12 @@ def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> d
     return gained
 
 
-@contextmanager
-def _pinned(core: int) -> Iterator[None]:
-    """Engines that start inside run on this core alone."""
+def _create_on_core(core: int, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Start an engine by `create` on this core alone."""
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
         with with_environment({CORES: str(core)}):
-            yield
+            return create(*args, **kwargs)
     finally:
         os.sched_setaffinity(0, usable)

@@ -2,49 +2,37 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-import numpy as np
-from transformers import AutoTokenizer
-
 from benchmarks.chat_client import Timed
 from cluster.commands.demo_document import make_document
-from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, SelectionOptions, SelectRequest
-from router.protection import droppable_tokens, spans_of
-from speculator_service.engine import SpeculatorEngine
-from speculator_service.service import SpeculatorService
-from target_service.engine import TargetEngine
-
-_DELTA, _FINAL_ONLY = 1, 2  # vLLM's RequestOutputKind
+from cluster.in_process.async_pair import DELTA, FINAL_ONLY, AsyncPair
+from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, render
+from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
 
 
 @dataclass(frozen=True, eq=False)
-class Prompt:
-    """One document and question: as a client sends it, and as the speculator gets it. spans: the protected ones."""
+class ChatPrompt:
+    """One document and question: the messages that a client sends, and the prompt that the speculator reads."""
 
     messages: list[dict[str, Any]]
-    ids: Int32Array
-    spans: Int32Array
+    rendered: RenderedPrompt
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """Both engines. Requests are numbered, so that no two have one name. answer_tokens: of each answer, exactly."""
+    """Times requests to both engines of a pair. answer_tokens: the exact length of each answer."""
 
-    speculator: SpeculatorEngine
-    target: TargetEngine
+    pair: AsyncPair
     keep_rate: float
     answer_tokens: int
-    numbers: Iterator[int] = field(default_factory=count)
 
-    async def speculative(self, prompt: Prompt, stream: bool) -> Timed:
-        """Select and generate. parts: the engines' own, and the rest of each call (`..._hop`)."""
+    async def speculative(self, prompt: ChatPrompt, stream: bool) -> Timed:
+        """Select and generate. parts: those of the engines, and the rest of each call (`..._hop`)."""
         began = time.perf_counter()
-        options = SelectionOptions(keep_rate=self.keep_rate)
-        request = SelectRequest(f"select-{next(self.numbers)}", prompt.ids, options, prompt.spans)
-        selection = await SpeculatorService(self.speculator).select(request)
+        selection = await self.pair.select(prompt.rendered, SelectionOptions(keep_rate=self.keep_rate))
         elapsed = 1e3 * (time.perf_counter() - began)
         answer = await self._generate(selection.kept, stream)
         parts = dict(selection.timings)
@@ -53,18 +41,17 @@ class InProcess:
         first, end = answer.first_ms + elapsed, answer.end_ms + elapsed
         return replace(answer, first_ms=first, end_ms=end, parts={**answer.parts, **parts})
 
-    async def dense(self, prompt: Prompt, stream: bool) -> Timed:
-        """The whole prompt to the target."""
-        return await self._generate(KeptPrompt.dense(prompt.ids), stream)
+    async def dense(self, prompt: ChatPrompt, stream: bool) -> Timed:
+        """Send the whole prompt to the target."""
+        return await self._generate(KeptPrompt.dense(prompt.rendered.token_ids), stream)
 
     async def _generate(self, kept: KeptPrompt, stream: bool) -> Timed:
         sampling = {"max_tokens": self.answer_tokens, "temperature": 0.0, "ignore_eos": True}
-        sampling["output_kind"] = _DELTA if stream else _FINAL_ONLY
+        sampling["output_kind"] = DELTA if stream else FINAL_ONLY
         plain = DecodeOptions(method="none")
-        request = GenerateRequest(f"generate-{next(self.numbers)}", kept, sampling, decode=plain)
         first, tokens, timings = 0.0, 0, dict[str, float]()
         began = time.perf_counter()
-        async for output in self.target.generate(request):
+        async for output in self.pair.generate(kept, sampling, decode=plain):
             end = time.perf_counter()
             first, timings = first or end, timings or dict(output.timings)
             tokens += int(output.completions[0].token_ids.size)
@@ -73,22 +60,13 @@ class InProcess:
         parts = {"queue": queue, "prefill": prefill, "generate_hop": elapsed - queue - prefill}
         return Timed(elapsed, 1e3 * (end - began), tokens, parts)
 
-    def close(self) -> None:
-        """Stop both engines."""
-        self.speculator.close()
-        self.target.close()
 
+def unseen_prompts(model: str, tokens: int, seed: int) -> Iterator[ChatPrompt]:
+    """Endless different documents: apart from the template, a prefix cache holds nothing of them.
 
-def unseen_prompts(model: str, tokens: int, seed: int) -> Iterator[Prompt]:
-    """One document after another, without end: but for the template, nothing of them is in a prefix cache.
-
-    model: whose tokenizer; tokens: length of each, about.
+    model: folder of the tokenizer. tokens: length of each prompt, approximately.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = load_tokenizer(model)
     for number in count(seed):
         messages = make_document(tokens, number).messages
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        protected = ~droppable_tokens(text, messages, encoded["offset_mapping"])
-        protected[0] = True
-        yield Prompt(messages, np.asarray(encoded["input_ids"], np.int32), spans_of(protected))
+        yield ChatPrompt(messages, render(messages, tokenizer))

@@ -1,6 +1,6 @@
 """What the router, Ray and the wire add to one request, against calling the same engines from this process.
 
-*in_process*: the prompt's token ids to `SpeculatorService.select` and what it keeps to the target engine, as `skim
+*in_process*: the prompt's token ids to the speculator engine and what it keeps to the target engine, as `skim
 select` and `skim generate` do; nothing is tokenized there. *skim_ids*: the same ids over HTTP (`/v1/completions`)
 through the router and both pools, so that the difference is router, Ray and wire alone. *skim*: the same prompts as
 chat requests, which the router also renders and tokenizes. Each side has engines of its own with equal settings. They
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import plots
 from benchmarks.chat_client import Timed, ask
-from benchmarks.in_process import InProcess, Prompt, unseen_prompts
+from benchmarks.in_process import ChatPrompt, InProcess, unseen_prompts
 from benchmarks.machine import machine
 from benchmarks.overhead_parts import WAY, added, explained, parts_table
 from benchmarks.progress import Progress, silent
@@ -35,11 +35,10 @@ from benchmarks.ray_llm import APP_NAME, ray_llm
 from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
+from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
-from kv_transfer.environment import CORES, KEPT_HEAP, with_environment
-from speculator_service.factory import create_engine as create_speculator
-from target_service.factory import create_engine as create_target
+from kv_transfer.environment import CORES, KEPT_HEAP
 
 CONCURRENCY = (1, 8, 32)
 _DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes minutes on two cores
@@ -65,7 +64,7 @@ class OverheadSettings:
     ray_llm: bool = True
 
 
-Way = Callable[[Prompt, bool], Awaitable[Timed]]
+Way = Callable[[ChatPrompt, bool], Awaitable[Timed]]
 
 
 def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, Any]:
@@ -204,13 +203,15 @@ async def _measure(
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600), connector=aiohttp.TCPConnector(limit=0))
         )
-        with with_environment(_environment("speculator")):
-            options = _engine_options(settings, "speculator", kind)
-            speculator = create_speculator(kind, settings.speculator, options=options)
-        with with_environment(_environment("target")):
-            target = create_target(kind, settings.target, options=_engine_options(settings, "target", kind))
-        engines = InProcess(speculator, target, settings.keep_rate, settings.answer_tokens)
-        stack.callback(engines.close)
+        halves = {
+            pool: EngineSettings(
+                getattr(settings, pool), kind, _engine_options(settings, pool, kind), environment=_environment(pool)
+            )
+            for pool in ("speculator", "target")
+        }
+        pair = AsyncPair(speculator=halves["speculator"], target=halves["target"])
+        stack.push_async_callback(pair.close)
+        engines = InProcess(pair, settings.keep_rate, settings.answer_tokens)
         chat, options = url + _CHAT, {"keep_rate": settings.keep_rate}
         speculative: dict[str, Way] = {
             "in_process": engines.speculative,
@@ -242,7 +243,7 @@ async def _measure(
 
 
 async def _take_turns(
-    ways: Mapping[str, Way], prompts: Iterator[Prompt], size: int, stream: bool, requests: int
+    ways: Mapping[str, Way], prompts: Iterator[ChatPrompt], size: int, stream: bool, requests: int
 ) -> dict[str, list[Timed]]:
     """Each wave of `size` prompts at once, one way after the other; times by way, in the prompts' order."""
     times: dict[str, list[Timed]] = {name: [] for name in ways}
@@ -273,7 +274,7 @@ def _summary(times: list[Timed]) -> dict[str, float]:
 def _client(session: aiohttp.ClientSession, url: str, model: str, settings: OverheadSettings, **fields: Any) -> Way:
     """Chat requests."""
 
-    async def way(prompt: Prompt, stream: bool) -> Timed:
+    async def way(prompt: ChatPrompt, stream: bool) -> Timed:
         return await ask(session, url, _body(settings, stream, model=model, messages=prompt.messages, **fields))
 
     return way
@@ -282,10 +283,14 @@ def _client(session: aiohttp.ClientSession, url: str, model: str, settings: Over
 def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSettings) -> Way:
     """Completions of the same prompt's token ids, with the same of them protected."""
 
-    async def way(prompt: Prompt, stream: bool) -> Timed:
-        options = {"keep_rate": settings.keep_rate, "protected_spans": prompt.spans.tolist()}
+    async def way(prompt: ChatPrompt, stream: bool) -> Timed:
+        options = {"keep_rate": settings.keep_rate, "protected_spans": prompt.rendered.protected.tolist()}
         # The same engines have just read this prompt as a chat: salted, so that they read it again.
-        fields = {"prompt": prompt.ids.tolist(), "cache_salt": uuid.uuid4().hex, "speculative_prefill": options}
+        fields = {
+            "prompt": prompt.rendered.token_ids.tolist(),
+            "cache_salt": uuid.uuid4().hex,
+            "speculative_prefill": options,
+        }
         return await ask(session, url, _body(settings, stream, model=_NAME, **fields))
 
     return way

@@ -1,4 +1,5 @@
 """The deployment as data, and the command line.
 
-Lives here: config, the Serve app builder, the commands of `skim`. Not here: code that handles requests.
+Lives here: config, the Serve app builder, a pair of engines in one process, the commands of `skim`. Not here: code that
+handles requests of clients.
 """

@@ -12,6 +12,7 @@ COPY cluster/ cluster/
 COPY evals/ evals/
 COPY kv_transfer/ kv_transfer/
 COPY router/ router/
+COPY skim/ skim/
 COPY speculator_service/ speculator_service/
 COPY target_service/ target_service/
 COPY vllm_hooks/ vllm_hooks/

@@ -1,4 +1,4 @@
-"""Who answers a sample's prompt: two engines in this process, or a running Skim endpoint."""
+"""Answers to a sample's prompt, from two engines in this process or from a running Skim endpoint."""
 
 import asyncio
 import os
@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cluster.in_process import prompts
+from cluster.in_process.async_pair import FINAL_ONLY, AsyncPair, EngineSettings
 from evals.prompts import DENSE, NO_LOOK_AHEAD, SELECTORS, SPECULATOR, WRONG_ORIGIN, kept_prompts, render
 from evals.tasks import Sample
+from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt
-from kv_transfer.model_info import check_pair, inspect_model
+from kv_transfer.messages import Int32Array, KeptPrompt
 from router.options import PrefillOptions
-
-FINAL_ONLY = 2
-"""vLLM's RequestOutputKind.FINAL_ONLY: one output, at the end."""
 
 Case = tuple[str, float]
 """A selector and a keep rate; dense is (DENSE, 1.0)."""
@@ -24,34 +23,33 @@ Case = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text, and the share of the prompt's tokens that the target read."""
+    """text: the target's. kept: share of the prompt's tokens that the target read."""
 
     text: str
     kept: float
 
 
 class Asker(Protocol):
-    """Asks a sample's question in every way there is. selectors: which baselines it can measure."""
+    """Asks a sample's question by every selector and at every keep rate. selectors: those that it can measure."""
 
     selectors: tuple[str, ...]
 
     async def ask(self, sample: Sample) -> dict[Case, Answer]: ...
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 def load_tokenizer(model: str) -> Any:
-    """Raises ModelError for a folder that holds no usable model, SkimError for one without a chat template."""
-    from transformers import AutoTokenizer
-
-    inspect_model(model, engine="tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    """The tokenizer of a model folder. Raises ModelError for a folder without a usable model, SkimError without a chat
+    template.
+    """
+    tokenizer = prompts.load_tokenizer(model)
     if not tokenizer.chat_template:
         raise SkimError(f"{model} has no chat template: the tasks are chat prompts, give an instruct model")
     return tokenizer
 
 
 class Engines:
-    """One speculator and one target engine in this process, without Ray; the prompt is scored once per look-ahead."""
+    """A speculator and a target engine in this process, without Ray. A prompt is scored once per look-ahead."""
 
     def __init__(
         self,
@@ -65,76 +63,67 @@ class Engines:
         target_options: Mapping[str, Any],
         speculator_options: Mapping[str, Any],
     ) -> None:
-        """engine: vllm, transformers or mock; a wrong origin is to be had with vllm alone.
+        """Start the engines. engine: vllm, transformers or mock. Only vllm can decode from a wrong origin.
 
         Raises ModelError for models that do not fit, SkimError for an engine that does not start.
         """
-        from speculator_service.factory import create_engine as create_speculator
-
         self._tokenizer = load_tokenizer(target)
-        check_pair(inspect_model(speculator, engine=engine), inspect_model(target, engine=engine))
         self.selectors = tuple(name for name in SELECTORS if engine == "vllm" or name != WRONG_ORIGIN)
         self._rates = [rate for rate in keep_rates if rate < 1]
         self._options = PrefillOptions(look_ahead=look_ahead)
         self._max_tokens = max_tokens
-        if engine == "vllm":
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        self._speculator = create_speculator(engine, speculator, options=speculator_options)
-        try:
-            self._target = _create_target(engine, target, target_options)
-        except BaseException:
-            self._speculator.close()
-            raise
+        environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if engine == "vllm" else {}
+        create = _create_wrong_origin if engine == "vllm" else None
+        self._pair = AsyncPair(
+            speculator=EngineSettings(speculator, engine, speculator_options, environment=environment),
+            target=EngineSettings(target, engine, target_options, environment=environment, create=create),
+        )
 
     async def ask(self, sample: Sample) -> dict[Case, Answer]:
         """Raises SkimError for a prompt that cannot be served, or that serving would not compress."""
-        prompt = render(sample, self._tokenizer, self._options, self._max_tokens)
-        # One after the other: the second finds the prompt in the prefix cache.
-        with_steps = await self._score(sample, prompt.token_ids, self._options.look_ahead)
-        without = await self._score(sample, prompt.token_ids, 0)
+        prompt = render(sample, self._tokenizer, self._options)
+        # One after the other: the second call finds the prompt in the prefix cache.
+        with_steps = await self._score(prompt.token_ids, self._options.look_ahead)
+        without = await self._score(prompt.token_ids, 0)
         asked: dict[Case, KeptPrompt] = {(DENSE, 1.0): KeptPrompt.dense(prompt.token_ids)}
         for rate in self._rates:
             options = self._options.selection.model_copy(update={"keep_rate": rate})
             kept = kept_prompts(prompt, with_steps, without, options, zlib.crc32(sample.seed.encode()))
             asked |= {(name, rate): kept[name] for name in self.selectors}
-        # Likewise: a wrong origin shares its prompt with the speculator's selection.
+        # A wrong origin has the same prompt as the speculator's selection: asked later, it finds that in the cache too.
         late = {case for case in asked if case[0] == WRONG_ORIGIN}
         answers: dict[Case, Answer] = {}
         for cases in ([case for case in asked if case not in late], [case for case in asked if case in late]):
-            texts = await asyncio.gather(*(self._answer(sample, case, asked[case]) for case in cases))
+            texts = await asyncio.gather(*(self._answer(case, asked[case]) for case in cases))
             shares = (asked[case].token_ids.size / prompt.token_ids.size for case in cases)
             answers |= {case: Answer(text, share) for case, text, share in zip(cases, texts, shares, strict=True)}
         return answers
 
-    async def _score(self, sample: Sample, token_ids: Int32Array, look_ahead: int) -> Any:
+    async def _score(self, token_ids: Int32Array, look_ahead: int) -> Any:
+        """The tokens' importance, float32 [M]."""
         options = self._options.selection.model_copy(update={"look_ahead": look_ahead})
-        scores = await self._speculator.score(f"{sample.seed} {look_ahead}", token_ids, options)
+        scores = await self._pair.speculator.score(self._pair.name("score"), token_ids, options)
         return scores.importance
 
-    async def _answer(self, sample: Sample, case: Case, kept: KeptPrompt) -> str:
+    async def _answer(self, case: Case, kept: KeptPrompt) -> str:
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self._max_tokens, "output_kind": FINAL_ONLY}
-        name, rate = case
-        if name == WRONG_ORIGIN:
+        if case[0] == WRONG_ORIGIN:
             from evals.vllm_wrong_origin import FROM_KEPT
 
             sampling["extra_args"] = {FROM_KEPT: True}
-        request = GenerateRequest(f"{sample.seed} {name} {rate}", kept, sampling)
-        outputs = [output async for output in self._target.generate(request)]
+        outputs = [output async for output in self._pair.generate(kept, sampling)]
         return outputs[-1].completions[0].text
 
-    def close(self) -> None:
-        self._speculator.close()
-        self._target.close()
+    async def close(self) -> None:
+        """Stop both engines."""
+        await self._pair.close()
 
 
-def _create_target(engine: str, model: str, options: Mapping[str, Any]) -> Any:
-    if engine == "vllm":
-        from evals.vllm_wrong_origin import WrongOriginTarget
+def _create_wrong_origin(kind: str, model: str, *, tensor_parallel: int, options: Mapping[str, Any]) -> Any:
+    """A vLLM target that can decode from a wrong origin; arguments as `target_service.factory.create_engine`."""
+    from evals.vllm_wrong_origin import WrongOriginTarget
 
-        return WrongOriginTarget(model, **options)
-    from target_service.factory import create_engine
-
-    return create_engine(engine, model, options=options)
+    return WrongOriginTarget(model, tensor_parallel=tensor_parallel, **options)
 
 
 class Endpoint:
@@ -159,7 +148,7 @@ class Endpoint:
         self._model: str | None = None
 
     async def ask(self, sample: Sample) -> dict[Case, Answer]:
-        """Raises SkimError if the endpoint does not answer, or did not run as it was told to."""
+        """Raises SkimError if the endpoint does not answer, or did not run a prompt as the request says."""
         from openai import OpenAIError
 
         cases: list[Case] = [(DENSE, 1.0), *((name, rate) for rate in self._rates for name in self.selectors)]
@@ -167,7 +156,7 @@ class Endpoint:
             if self._model is None:
                 self._model = (await self._client.models.list()).data[0].id
             answers = await asyncio.gather(*(self._ask(sample, *case) for case in cases), return_exceptions=True)
-            # Raised when all have ended, so that none goes on behind the error's back.
+            # Raised after all have ended: no request keeps running.
             if failed := next((answer for answer in answers if isinstance(answer, BaseException)), None):
                 raise failed
         except OpenAIError as error:
@@ -193,10 +182,11 @@ class Endpoint:
         kept, whole = (int(raw.headers[f"x-skim-{part}-tokens"]) for part in ("kept", "prompt"))
         return Answer(raw.parse().choices[0].message.content or "", kept / whole)
 
-    def close(self) -> None:
-        """The client's connections end with this process."""
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await self._client.close()
 
 
 def model_name(path: str | None) -> str | None:
-    """The folder's name: where it lies is nobody's business."""
+    """The folder's name. Results do not show where it lies."""
     return None if path is None else Path(path).name

@@ -1,8 +1,7 @@
 """`skim eval`."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -56,6 +55,7 @@ def evaluate(
     plot_file: PlotFile = None,
 ) -> None:
     """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
+    from cluster.commands.tools import read_options
     from evals import results, run
     from evals.tasks import TASKS
 
@@ -75,17 +75,7 @@ def evaluate(
         max_tokens=max_tokens,
         engine=engine,
         concurrency=concurrency,
-        target_options=_options(target_options, "--target-options"),
-        speculator_options=_options(speculator_options, "--speculator-options"),
+        target_options=read_options(target_options, "--target-options"),
+        speculator_options=read_options(speculator_options, "--speculator-options"),
     )
     measure(results, lambda tell: run.run(settings, tell), json_file, plot_file)
-
-
-def _options(text: str, name: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise SkimError(f'{name} takes a JSON object, for example \'{{"dtype": "float32"}}\', not {text!r}')
-    return options

@@ -1,25 +1,24 @@
 """The selectors: each keeps a part of a prompt, with as many tokens as the speculator's selection.
 
 The rules are those of serving. For all selectors alike, the router decides whether a prompt is compressed and which
-tokens are protected (`router.decision`, `router.protection`). `speculator_service.scoring.selection` makes the
+tokens are protected (`cluster.in_process.prompts`). `speculator_service.scoring.selection` makes the
 speculator's selection. A baseline keeps the protected tokens too, and fills the rest of the budget with the chunks that
 it prefers; of the last chunk it may keep a part.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from cluster.in_process.prompts import RenderedPrompt
+from cluster.in_process.prompts import render as render_prompt
 from evals.tasks import Sample
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
-from router.decision import RequestTraits, decide
 from router.options import PrefillOptions
-from router.protection import protected_spans
 from speculator_service.scoring.selection import select
 
 Scores = npt.NDArray[np.float64]
@@ -40,35 +39,27 @@ SELECTORS = {
 """What each selector keeps, by name; shown on the results page."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rendered:
-    """A tokenized prompt. token_ids: int32 [M]. protected: int32 [P, 2], half-open spans that are never dropped."""
-
-    token_ids: Int32Array
-    protected: Int32Array
-
-
-def render(sample: Sample, tokenizer: Any, options: PrefillOptions, max_tokens: int) -> Rendered:
+def render(sample: Sample, tokenizer: Any, options: PrefillOptions) -> RenderedPrompt:
     """Tokenize the sample with the chat template, as the router does.
 
     Raises SkimError if the router would run the prompt dense, because there would be nothing to select.
     """
-    text = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = np.asarray(encoded.input_ids, np.int32)
-    protected = protected_spans(ids.size, [], sample.messages, text, encoded.offset_mapping)
-    droppable = ids.size - int((protected[:, 1] - protected[:, 0]).sum())
-    traits = RequestTraits(prompt_tokens=ids.size, compressible_tokens=droppable)
-    decision = decide(traits, options)
+    prompt = render_prompt(sample.messages, tokenizer)
+    decision = prompt.decide(options)
     if not decision.speculative:
         raise SkimError(
-            f"a {sample.task} prompt of {ids.size} tokens would run dense ({decision.reason}): ask for longer --lengths"
+            f"a {sample.task} prompt of {prompt.token_ids.size} tokens would run dense ({decision.reason}): "
+            "ask for longer --lengths"
         )
-    return Rendered(ids, protected)
+    return prompt
 
 
 def kept_prompts(
-    prompt: Rendered, importance: torch.Tensor, without_look_ahead: torch.Tensor, options: SelectionOptions, seed: int
+    prompt: RenderedPrompt,
+    importance: torch.Tensor,
+    without_look_ahead: torch.Tensor,
+    options: SelectionOptions,
+    seed: int,
 ) -> dict[str, KeptPrompt]:
     """The kept prompt of each selector at `options.keep_rate`.
 

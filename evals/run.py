@@ -125,7 +125,7 @@ async def _ask_all(
     try:
         return asker.selectors, await asyncio.gather(*map(ask, samples))
     finally:
-        asker.close()
+        await asker.close()
 
 
 def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kv_transfer.engine_options import check_option_names
 from kv_transfer.errors import SkimError
 from speculator_service.engine import SpeculatorEngine
 
@@ -12,7 +13,7 @@ def create_engine(
 ) -> SpeculatorEngine:
     """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
 
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
     options = dict(options or {})
     if kind == "vllm":
@@ -22,9 +23,11 @@ def create_engine(
     if kind == "transformers":
         from speculator_service.transformers_backend.engine import TransformersSpeculator
 
+        check_option_names(TransformersSpeculator, options, "transformers speculator")
         return TransformersSpeculator(model, **options)
     if kind == "mock":
         from speculator_service.mock_engine import MockSpeculator
 
+        check_option_names(MockSpeculator, options, "mock speculator")
         return MockSpeculator(model, **options)
     raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers or mock")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kv_transfer.engine_options import check_option_names
 from kv_transfer.errors import SkimError
 from target_service.engine import TargetEngine
 
@@ -12,7 +13,7 @@ def create_engine(
 ) -> TargetEngine:
     """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
 
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind.
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
     options = dict(options or {})
     if kind == "vllm":
@@ -22,9 +23,11 @@ def create_engine(
     if kind == "transformers":
         from target_service.transformers_backend.engine import TransformersTarget
 
+        check_option_names(TransformersTarget, options, "transformers target")
         return TransformersTarget(model, **options)
     if kind == "mock":
         from target_service.mock_engine import MockTarget
 
+        check_option_names(MockTarget, options, "mock target")
         return MockTarget(model, **options)
     raise SkimError(f"unknown target engine {kind!r}: choose vllm, transformers or mock")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from cluster.commands.tools import write_json
+from cluster.json_file import write_json
 from cluster.serve.front_proxy import ENABLE
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this JSON file.")]

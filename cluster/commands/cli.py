@@ -48,6 +48,8 @@ QUIET = {
 }
 
 ModelFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder (Hugging Face layout).")]
+EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|transformers|mock", help="Engine of the model.")]
+EngineOptions = typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
 
 
@@ -196,15 +198,17 @@ def select(
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
     look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
     chunk_size: Annotated[int, typer.Option(help="Tokens per chunk.")] = 32,
-    engine: Annotated[str, typer.Option(help="vllm, transformers or mock.")] = "vllm",
+    engine: EngineKind = "vllm",
+    speculator_options: Annotated[str, EngineOptions] = "{}",
     json_file: JsonFile = None,
 ) -> None:
     """Run only the speculator and see what it keeps of a prompt."""
-    from cluster.commands.tools import read_prompt, run_select
+    from cluster.commands.tools import read_options, read_prompt, run_select
 
+    options = read_options(speculator_options, "--speculator-options")
     selection = {"keep_rate": keep_rate, "look_ahead": look_ahead, "chunk_size": chunk_size}
     ids = read_prompt(speculator, prompt_file, prompt_ids, chat=chat)
-    _finish(run_select(speculator, ids, selection, engine, Console(highlight=False)), json_file)
+    _finish(run_select(speculator, ids, selection, engine, options, Console(highlight=False)), json_file)
 
 
 @app.command(rich_help_panel=TOOLS)
@@ -215,22 +219,25 @@ def generate(
     logprobs: Annotated[int, typer.Option(min=0, max=20, help="Likeliest tokens to list per position.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs (or CPU sockets) for the target.")] = 1,
-    engine: Annotated[str, typer.Option(help="vllm, transformers or mock.")] = "vllm",
+    engine: EngineKind = "vllm",
+    target_options: Annotated[str, EngineOptions] = "{}",
     json_file: JsonFile = None,
 ) -> None:
     """Replay a selection on the target alone."""
-    from cluster.commands.tools import run_generate
+    from cluster.commands.tools import read_options, run_generate
 
+    options = read_options(target_options, "--target-options")
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     if logprobs:
         sampling["logprobs"] = logprobs
-    _finish(run_generate(target, selection, sampling, tensor_parallel, engine, Console(highlight=False)), json_file)
+    shown = Console(highlight=False)
+    _finish(run_generate(target, selection, sampling, tensor_parallel, engine, options, shown), json_file)
 
 
 def _finish(result: dict[str, Any], json_file: Path | None) -> None:
     if json_file is None:
         return
-    from cluster.commands.tools import write_json
+    from cluster.json_file import write_json
 
     write_json(json_file, result)
     console.print(f"Wrote {json_file}", markup=False, soft_wrap=True)

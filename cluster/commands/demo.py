@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.commands.demo_document import DemoDocument, make_document
-from cluster.commands.tools import highlight_kept, write_json
+from cluster.commands.tools import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
+from cluster.json_file import write_json
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError

@@ -1,22 +1,21 @@
-"""`skim select` and `skim generate`: one engine in this process, no Ray, for looking at one half of the system."""
+"""`skim select` and `skim generate`: one engine in this process, to look at one half of the system."""
 
-import asyncio
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateRequest, KeptPrompt, SelectionOptions, SelectRequest
+from cluster.in_process.pair import Pair
+from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans
+from cluster.in_process.selection import PairSelection
+from cluster.json_file import read_json, read_text
+from kv_transfer.errors import SkimError
 from router.options import PREFILL, PrefillOptions
-
-FINAL_ONLY = 2
-"""vLLM's RequestOutputKind.FINAL_ONLY: one output, at the end."""
 
 
 def read_prompt(model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool) -> list[int]:
@@ -29,71 +28,66 @@ def read_prompt(model: Path, text_file: Path | None, ids_file: Path | None, *, c
             raise SkimError(f"{ids_file} must hold a JSON list of token ids, for example [1, 17, 4]")
         return ids
     assert text_file is not None
-    text = _read_text(text_file)
-    tokenizer = _tokenizer(model)
+    text = read_text(text_file)
+    tokenizer = load_tokenizer(str(model))
     if chat:
         messages = [{"role": "user", "content": text}]
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     return list(tokenizer(text).input_ids)
 
 
-def run_select(model: Path, ids: list[int], selection: dict[str, Any], kind: str, console: Console) -> dict[str, Any]:
-    """Score `ids` on one speculator engine; prints the prompt with what is kept highlighted. Raises SkimError."""
-    options = PREFILL.resolve(PrefillOptions(), None, selection).selection
-    return asyncio.run(_select(model, ids, options, kind, console))
-
-
-async def _select(
-    model: Path, ids: list[int], options: SelectionOptions, kind: str, console: Console
-) -> dict[str, Any]:
-    from speculator_service.factory import create_engine
-    from speculator_service.service import SpeculatorService
-
-    engine = create_engine(kind, str(model), options=_engine_defaults(kind))
+def read_options(text: str, name: str) -> dict[str, Any]:
+    """The engine options in a flag's JSON object. name: the flag. Raises SkimError."""
     try:
-        request = SelectRequest("select", np.asarray(ids, np.int32), options, return_importance=True)
-        reply = await SpeculatorService(engine).select(request)
-    finally:
-        engine.close()
-    kept = reply.kept
-    console.print(highlight_kept(_pieces(model, ids), kept.positions))
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise SkimError(f'{name} takes a JSON object, for example \'{{"dtype": "float32"}}\', not {text!r}')
+    return options
+
+
+def run_select(
+    model: Path, ids: list[int], selection: dict[str, Any], kind: str, options: Mapping[str, Any], console: Console
+) -> dict[str, Any]:
+    """Score `ids` on one speculator engine; prints the prompt with its kept tokens highlighted.
+
+    selection: fields of SelectionOptions. kind, options: the engine and its options. Raises SkimError.
+    """
+    prefill = PREFILL.resolve(PrefillOptions(), None, selection)
+    options = {**_quick_start(kind), **options}
+    with Pair(speculator=model, engine=kind, speculator_options=options, prefill=prefill) as pair:
+        # Unlike in serving, nothing is protected but the last tokens.
+        selected = pair.select(RenderedPrompt(as_token_ids(ids), no_spans()))
+    kept = selected.kept
+    tokenizer = load_tokenizer(str(model))
+    console.print(highlight_kept([tokenizer.decode([i]) for i in ids], kept.positions))
+    assert selected.coverage is not None
     console.print(
         f"\nkept {kept.token_ids.size} of {kept.context_length} tokens "
-        f"({kept.token_ids.size / kept.context_length:.1%}), {reply.coverage:.1%} of the importance"
+        f"({kept.token_ids.size / kept.context_length:.1%}), {selected.coverage:.1%} of the importance"
     )
-    assert reply.importance is not None
-    return {
-        "token_ids": kept.token_ids.tolist(),
-        "context_length": kept.context_length,
-        "kept_positions": kept.positions.tolist(),
-        "importance": reply.importance.tolist(),
-        "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
-        "coverage": reply.coverage,
-        "options": options.model_dump(),
-        "timings_ms": dict(reply.timings),
-    }
+    return selected.to_json()
 
 
 def run_generate(
-    model: Path, selection_file: Path, sampling: dict[str, Any], tensor_parallel: int, kind: str, console: Console
+    model: Path,
+    selection_file: Path,
+    sampling: dict[str, Any],
+    tensor_parallel: int,
+    kind: str,
+    options: Mapping[str, Any],
+    console: Console,
 ) -> dict[str, Any]:
-    """Decode from a selection on one target engine; prints the answer. Raises SkimError."""
-    prompt = _read_selection(selection_file)
-    return asyncio.run(_generate(model, prompt, sampling, tensor_parallel, kind, console))
+    """Decode from a selection on one target engine; prints the answer.
 
-
-async def _generate(
-    model: Path, prompt: KeptPrompt, sampling: dict[str, Any], tensor_parallel: int, kind: str, console: Console
-) -> dict[str, Any]:
-    from target_service.factory import create_engine
-
-    engine = create_engine(kind, str(model), tensor_parallel=tensor_parallel, options=_engine_defaults(kind))
-    try:
-        request = GenerateRequest("generate", prompt, {**sampling, "output_kind": FINAL_ONLY})
-        outputs = [output async for output in engine.generate(request)]
-    finally:
-        engine.close()
-    completion = outputs[-1].completions[0]
+    sampling: fields of vLLM's SamplingParams. kind, options: the engine and its options. Raises SkimError.
+    """
+    selection = PairSelection.load(selection_file)
+    options = {**_quick_start(kind), **options}
+    with Pair(target=model, engine=kind, target_options=options, tensor_parallel=tensor_parallel) as pair:
+        answer = pair.generate(selection, sampling=sampling)
+    [completion] = answer.completions
     console.print(completion.text, markup=False)
     return {
         "tokens": completion.token_ids.tolist(),
@@ -102,23 +96,8 @@ async def _generate(
         else [{str(c.token_id): c.logprob for c in position} for position in completion.logprobs],
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "timings_ms": dict(outputs[0].timings),
+        "timings_ms": dict(answer.timings),
     }
-
-
-def _read_selection(path: Path) -> KeptPrompt:
-    data = read_json(path)
-    try:
-        return KeptPrompt(
-            np.asarray(data["token_ids"], np.int32),
-            np.asarray(data["kept_positions"], np.int32),
-            int(data["context_length"]),
-            np.asarray(data.get("look_ahead_tokens", []), np.int32),
-        )
-    except KeyError as missing:
-        raise SkimError(f"{path} has no field {missing}: give a file that `skim select --json` wrote") from None
-    except (TypeError, ValueError, OverflowError, ValidationError) as error:
-        raise InvalidRequestError(f"{path} is not a selection: {error}") from None
 
 
 def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, last: int | None = None) -> Text:
@@ -131,46 +110,9 @@ def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, las
     return text
 
 
-def _pieces(model: Path, ids: list[int]) -> list[str]:
-    tokenizer = _tokenizer(model)
-    return [tokenizer.decode([i]) for i in ids]
-
-
-def _tokenizer(model: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    from kv_transfer.model_info import inspect_model
-
-    inspect_model(str(model), engine="tokenizer")
-    return AutoTokenizer.from_pretrained(model)
-
-
-def _engine_defaults(kind: str) -> dict[str, Any]:
-    """For one request: a small cache and no compilation, so that the command starts soon."""
+def _quick_start(kind: str) -> dict[str, Any]:
+    """Options for one request: a small KV cache and no compilation, so that the command starts soon."""
     if kind != "vllm":
         return {}
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return {"enforce_eager": True}
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises SkimError naming the file."""
-    try:
-        return json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise SkimError(f"{path} is not JSON (line {error.lineno}: {error.msg})") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` with a final newline. Raises SkimError if the file cannot be written."""
-    try:
-        path.write_text(json.dumps(value, indent=1) + "\n")
-    except OSError as error:
-        raise SkimError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SkimError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None

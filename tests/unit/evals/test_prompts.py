@@ -22,7 +22,7 @@ def sample(tokens):
 
 @pytest.fixture(scope="module")
 def prompt(sample, tokenizer):
-    return render(sample, tokenizer, PrefillOptions(), 16)
+    return render(sample, tokenizer, PrefillOptions())
 
 
 def scores(prompt, seed):
@@ -91,4 +91,4 @@ def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, size):
 def test_what_serving_would_not_compress_is_refused(tokens, tokenizer):
     [sample] = make_samples(["multi_key"], [400], 1, seed=0, style="plain", tokens=tokens)
     with pytest.raises(SkimError, match=r"would run dense \(short-prompt\): ask for longer --lengths"):
-        render(sample, tokenizer, PrefillOptions(), 16)
+        render(sample, tokenizer, PrefillOptions())

@@ -1,0 +1,229 @@
+"""A speculator and a target engine in this process, for one event loop. The Python API, benchmarks and evals share it.
+
+The engines keep their own interfaces (`AsyncPair.speculator`, `AsyncPair.target`). What is here is everything between
+them: the check that they fit, their start and end, the selection, request ids and the draft channel.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from cluster.in_process.prompts import RenderedPrompt, load_tokenizer
+from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.environment import with_environment
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import (
+    DecodeOptions,
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    Selection,
+    SelectionOptions,
+    SelectRequest,
+)
+from kv_transfer.model_info import check_pair, inspect_model
+
+if TYPE_CHECKING:
+    from kv_transfer.channel_server import DraftServer
+    from speculator_service.drafting.drafter import DraftService
+    from speculator_service.engine import SpeculatorEngine
+    from target_service.engine import TargetEngine
+
+HOST = "127.0.0.1"
+"""The draft channel's address: both engines are on this machine."""
+
+FINAL_ONLY = 2
+"""vLLM's RequestOutputKind.FINAL_ONLY: one output, at the end."""
+
+DELTA = 1
+"""vLLM's RequestOutputKind.DELTA: one output per step, with what is new."""
+
+AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
+"""Answers a message of the draft channel in place of `DraftService.handle`, which it may call."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How one engine starts.
+
+    model: folder. engine: vllm, transformers or mock. options: keyword arguments of that engine. environment: variables
+    of its processes. create: a function to call in place of the service's `create_engine`, with the same arguments.
+    """
+
+    model: str
+    engine: str = "vllm"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tensor_parallel: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    create: Callable[..., Any] | None = None
+
+    def start(self, create: Callable[..., Any]) -> Any:
+        """The engine, started by `self.create` or, without one, by `create`."""
+        with with_environment(self.environment):
+            return (self.create or create)(
+                self.engine, self.model, tensor_parallel=self.tensor_parallel, options=self.options
+            )
+
+
+class AsyncPair:
+    """One speculator engine and one target engine, or one of them. Make it, use it and close it in one event loop.
+
+    Two pairs may share a speculator: a selection with a drafting session serves any target that drafts remotely.
+    """
+
+    def __init__(
+        self,
+        *,
+        speculator: EngineSettings | None = None,
+        target: EngineSettings | None = None,
+        answer_drafts: AnswerDrafts | None = None,
+    ) -> None:
+        """Start the engines; the event loop waits meanwhile.
+
+        Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
+        """
+        if speculator is not None and target is not None:
+            check_pair(
+                inspect_model(speculator.model, engine=speculator.engine),
+                inspect_model(target.model, engine=target.engine),
+            )
+        self._settings = target or speculator
+        self._speculator: SpeculatorEngine | None = None
+        self._target: TargetEngine | None = None
+        self._answer_drafts = answer_drafts
+        self._server: DraftServer | None = None
+        self._address, self._starting = "", asyncio.Lock()
+        self._numbers = count()
+        try:
+            if speculator is not None:
+                self._speculator = _start_speculator(speculator)
+            if target is not None:
+                self._target = _start_target(target)
+        except BaseException:
+            if self._speculator is not None:
+                self._speculator.close()
+            raise
+
+    @property
+    def speculator(self) -> "SpeculatorEngine":
+        """The speculator's engine. Raises SkimError if this pair was opened without one."""
+        if self._speculator is None:
+            raise SkimError("this pair was opened without a speculator: it cannot select")
+        return self._speculator
+
+    @property
+    def target(self) -> "TargetEngine":
+        """The target's engine. Raises SkimError if this pair was opened without one."""
+        if self._target is None:
+            raise SkimError("this pair was opened without a target: it cannot generate")
+        return self._target
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer of the target, or of the speculator where there is no target."""
+        if self._settings is None:
+            raise SkimError("this pair was opened without a model")
+        return load_tokenizer(self._settings.model)
+
+    @cached_property
+    def drafts(self) -> "DraftService":
+        """The drafting side of the speculator. Raises SkimError if this pair was opened without one."""
+        from speculator_service.drafting.drafter import DraftService
+
+        return DraftService(self.speculator)
+
+    async def draft_address(self) -> str:
+        """host:port of the draft channel, which the first call starts."""
+        from kv_transfer.channel_server import DraftServer
+
+        drafts, answer = self.drafts, self._answer_drafts
+        async with self._starting:
+            if self._server is None:
+                handler = drafts.handle if answer is None else lambda request: answer(drafts, request)
+                self._server = DraftServer(handler, HOST)
+                self._address = f"{HOST}:{await self._server.start()}"
+        return self._address
+
+    async def select(
+        self,
+        prompt: RenderedPrompt,
+        options: SelectionOptions,
+        *,
+        decode: DecodeOptions | None = None,
+        return_importance: bool = False,
+        cache_salt: str | None = None,
+    ) -> Selection:
+        """Score the prompt [M] and choose what is kept.
+
+        decode: how the answer's decoding is speculated; with method remote, the selection leaves a drafting session.
+        return_importance, cache_salt: as in SelectRequest.
+        Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
+        """
+        from speculator_service.service import SpeculatorService
+
+        remote = decode if decode is not None and decode.method == "remote" else None
+        service = SpeculatorService(self.speculator, None if remote is None else await self.draft_address())
+        selection = await service.select(
+            SelectRequest(
+                self.name("select"), prompt.token_ids, options, prompt.protected, return_importance, cache_salt, remote
+            )
+        )
+        session = selection.kept.session
+        if session is not None and remote is not None:
+            self.drafts.adopt(session.id, selection.kept.look_ahead_tokens, remote.draft_ahead)
+        return selection
+
+    def generate(
+        self,
+        prompt: KeptPrompt,
+        sampling: Mapping[str, Any],
+        *,
+        decode: DecodeOptions | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """Stream the target's answer; closing the generator aborts it.
+
+        sampling: as in GenerateRequest. decode: None speculates as the target's own options say.
+        Raises as `TargetEngine.generate`.
+        """
+        decode = decode or DecodeOptions()
+        request = GenerateRequest(self.name("generate"), prompt, sampling, cache_salt=cache_salt, decode=decode)
+        return self.target.generate(request)
+
+    async def end_session(self, prompt: KeptPrompt) -> None:
+        """Free the prompt's drafting session, if it has one. A target does so when an answer ends."""
+        if prompt.session is not None and self._speculator is not None:
+            await self.drafts.handle(DraftRequest(0, closed=[prompt.session.id]))
+
+    def name(self, what: str) -> str:
+        """A request id or session id that this pair has not used."""
+        return f"{what}-{next(self._numbers)}"
+
+    async def close(self) -> None:
+        """Stop both engines and the draft channel; idempotent. The target is first: it asks the channel for drafts."""
+        try:
+            if self._target is not None:
+                self._target.close()
+            if self._server is not None:
+                await self._server.stop()
+                await self.drafts.close()
+        finally:
+            if self._speculator is not None:
+                self._speculator.close()
+
+
+def _start_speculator(settings: EngineSettings) -> "SpeculatorEngine":
+    from speculator_service.factory import create_engine
+
+    engine: SpeculatorEngine = settings.start(create_engine)
+    return engine
+
+
+def _start_target(settings: EngineSettings) -> "TargetEngine":
+    from target_service.factory import create_engine
+
+    engine: TargetEngine = settings.start(create_engine)
+    return engine

@@ -1,0 +1,258 @@
+"""`Pair`: a speculator and a target in this process, behind plain calls. `skim` shows it to users."""
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+from cluster.config.load import load_config
+from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
+from cluster.config.schema import DeploymentConfig
+from cluster.in_process.async_pair import FINAL_ONLY, AsyncPair, EngineSettings
+from cluster.in_process.event_loop import EventLoopThread
+from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
+from cluster.in_process.selection import PairSelection
+from kv_transfer.environment import unless_set
+from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.messages import Completion, DecodeOptions, KeptPrompt, TokenLogprob
+from router.options import PREFILL, PrefillOptions
+
+MAX_TOKENS = 128
+"""Most tokens of an answer unless a call says otherwise."""
+
+
+class SelectFields(TypedDict, total=False):
+    """What a call of `Pair.select` may say: SelectionOptions' fields, and tokens that are kept whatever their score."""
+
+    keep_rate: float
+    coverage: float | None
+    look_ahead: int
+    chunk_size: int
+    pool_kernel: int
+    layers: Literal["all", "last4", "last1"]
+    aggregation: Literal["max", "head_max_layer_mean"]
+    granularity: Literal["chunk", "token"]
+    protect_last: int
+    protected_spans: list[list[int]]
+
+
+class AskFields(SelectFields, total=False):
+    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`."""
+
+    enabled: bool
+    min_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairAnswer:
+    """An answer of the target.
+
+    completions: one, or sampling's `n`. prompt: what the target read. reason: why the prompt was compressed or not, one
+    word as in the header `x-skim-reason`; None for an answer from a given selection. timings: milliseconds by part
+    (queue, prefill). prompt_logprobs: as in GenerateOutput.
+    """
+
+    completions: list[Completion]
+    prompt: KeptPrompt
+    reason: str | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the first completion."""
+        return self.completions[0].text
+
+
+class Pair:
+    """A speculator and a target in this process, or one of them; neither Ray nor HTTP.
+
+    The calls work in plain scripts and in notebooks: the engines have an event loop in a thread of their own. Calls
+    from several threads run at once, and the engines batch them. Close the pair, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        target: str | PathLike[str] | None = None,
+        speculator: str | PathLike[str] | None = None,
+        *,
+        engine: str = "vllm",
+        target_options: Mapping[str, Any] | None = None,
+        speculator_options: Mapping[str, Any] | None = None,
+        tensor_parallel: int = 1,
+        prefill: PrefillOptions | None = None,
+        decode: DecodeOptions | None = None,
+    ) -> None:
+        """Start the engines of two models, or of one.
+
+        target, speculator: model folders with one tokenizer. engine: vllm, transformers or mock. target_options,
+        speculator_options: options of that engine, such as {"dtype": "float32"}. tensor_parallel: of the target.
+        prefill: defaults of `select` and `ask`. decode: how decoding is speculated. By default it is not; only vLLM's
+        target can.
+        Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
+        """
+        if decode is not None and decode.method != "none" and engine != "vllm":
+            raise SkimError(f"the {engine} target takes no drafts: use engine vllm, or leave decode out")
+        if decode is not None and decode.method == "remote" and (target is None or speculator is None):
+            raise SkimError("decode method remote needs a speculator and a target in one pair")
+        environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB}) if engine == "vllm" else {}
+        small = big = None
+        if speculator is not None:
+            small = EngineSettings(fspath(speculator), engine, speculator_options or {}, environment=environment)
+        if target is not None:
+            options = {**_decoding(decode), **(target_options or {})}
+            big = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
+        self._start(small, big, prefill or PrefillOptions(), decode)
+
+    @classmethod
+    def from_config(
+        cls, config: str | PathLike[str] | DeploymentConfig, *, only: Literal["target", "speculator"] | None = None
+    ) -> Self:
+        """The pair of a deployment: one engine of each pool, or of the pool `only`.
+
+        config: a deployment file, or what was read from one. Used are its models, their engines with options and
+        variables, the options of selection and decoding, and `router.min_prompt_tokens`. A split target starts whole.
+        Settings of replicas, machines and HTTP have no meaning here.
+        Raises SkimError for a wrong file, and as `Pair` does.
+        """
+        if not isinstance(config, DeploymentConfig):
+            config = load_config(fspath(config))
+        drafted = config.target.engine == "vllm" and (only is None or config.decode.method != "remote")
+        decode = config.decode if drafted else None
+        drafting = _decoding(decode, deadline_s=config.channel.deadline_ms / 1e3)
+        fields = {**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens}
+        pair = cls.__new__(cls)
+        pair._start(
+            None if only == "target" else _engine_settings(config.speculator),
+            None if only == "speculator" else _engine_settings(config.target, **drafting),
+            PrefillOptions(**fields),
+            decode,
+        )
+        return pair
+
+    def _start(
+        self,
+        speculator: EngineSettings | None,
+        target: EngineSettings | None,
+        prefill: PrefillOptions,
+        decode: DecodeOptions | None,
+    ) -> None:
+        if speculator is None and target is None:
+            raise SkimError("a pair needs a target, a speculator or both")
+        self._prefill, self._decode = prefill, decode
+
+        async def start() -> AsyncPair:
+            return AsyncPair(speculator=speculator, target=target)
+
+        self._thread = EventLoopThread("skim-pair")
+        try:
+            self._pair = self._thread.run(start())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def select(self, prompt: PromptInput, **options: Unpack[SelectFields]) -> PairSelection:
+        """Score a prompt on the speculator and choose what is kept.
+
+        prompt: text, token ids [M] or chat messages. Of chat messages, the template, the system prompt and the question
+        are kept whatever their score, as in serving. options: in place of the pair's defaults.
+        Raises InvalidRequestError for a prompt or an option that cannot be used, SkimError without a speculator.
+        """
+        if "enabled" in options or "min_prompt_tokens" in options:
+            raise InvalidRequestError("enabled and min_prompt_tokens are options of ask: select compresses any prompt")
+        resolved = PREFILL.resolve(self._prefill, None, dict(options))
+
+        async def select() -> PairSelection:
+            return await self._select(render(prompt, self._pair.tokenizer, resolved.protected_spans), resolved)
+
+        return self._thread.run(select())
+
+    def generate(
+        self,
+        selection: PairSelection | KeptPrompt,
+        *,
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> PairAnswer:
+        """Answer from a selection on the target.
+
+        selection: from `select`, from a file (`PairSelection.load`), or `KeptPrompt.dense(token_ids)` for a whole
+        prompt. temperature: 0 decodes greedily. sampling: further fields of vLLM's SamplingParams.
+        Raises InvalidRequestError for what the target cannot serve, SkimError without a target.
+        """
+        kept = selection.kept if isinstance(selection, PairSelection) else selection
+        fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
+        return self._thread.run(self._answer(kept, fields))
+
+    def ask(
+        self,
+        prompt: PromptInput,
+        *,
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        sampling: Mapping[str, Any] | None = None,
+        **options: Unpack[AskFields],
+    ) -> PairAnswer:
+        """Select and generate, as serving does: short prompts and those that nothing may be dropped of run dense.
+
+        prompt, options: as in `select`; `enabled` and `min_prompt_tokens` decide whether the prompt is compressed.
+        max_tokens, temperature, sampling: as in `generate`.
+        Raises as `select` and `generate`; unlike serving, also where the selection fails.
+        """
+        resolved = PREFILL.resolve(self._prefill, None, dict(options))
+        fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
+
+        async def ask() -> PairAnswer:
+            rendered = render(prompt, self._pair.tokenizer, resolved.protected_spans)
+            decision = rendered.decide(resolved, prompt_logprobs=fields.get("prompt_logprobs") is not None)
+            if decision.speculative:
+                kept = (await self._select(rendered, resolved)).kept
+            else:
+                kept = KeptPrompt.dense(rendered.token_ids)
+            return await self._answer(kept, fields, decision.reason)
+
+        return self._thread.run(ask())
+
+    async def _select(self, prompt: RenderedPrompt, options: PrefillOptions) -> PairSelection:
+        selected = await self._pair.select(prompt, options.selection, decode=self._decode, return_importance=True)
+        return PairSelection.of(selected, options.selection)
+
+    async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any], reason: str | None = None) -> PairAnswer:
+        sampling = {**sampling, "output_kind": FINAL_ONLY}
+        try:
+            async with aclosing(self._pair.generate(kept, sampling, decode=self._decode)) as outputs:
+                [output] = [output async for output in outputs]
+        except BaseException:
+            await self._pair.end_session(kept)
+            raise
+        return PairAnswer(output.completions, kept, reason, output.timings, output.prompt_logprobs)
+
+    def close(self) -> None:
+        """Stop the engines; idempotent."""
+        if not self._thread.stopped:
+            self._thread.run(self._pair.close())
+            self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _decoding(decode: DecodeOptions | None, **channel: float) -> dict[str, Any]:
+    """The target engine's options for this way of decoding. channel: arguments of its DraftClient."""
+    if decode is None or decode.method == "none":
+        return {}
+    return {"decode": decode.model_dump()} | ({"draft_channel": channel} if decode.method == "remote" else {})
+
+
+def _engine_settings(pool: PoolConfig, **options: Any) -> EngineSettings:
+    """One replica's engine. options: further ones."""
+    options = {**pool.engine_options, **options}
+    return EngineSettings(pool.model, pool.engine, options, pool.tensor_parallel, pool.environment)

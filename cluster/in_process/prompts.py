@@ -1,0 +1,105 @@
+"""Prompts as engines read them: rendered by the chat template, tokenized, with the tokens that are never dropped.
+
+The rules are those of serving: `router.protection` finds the protected tokens, `router.decision` decides whether the
+prompt is compressed at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.errors import InvalidRequestError
+from kv_transfer.messages import Int32Array
+from kv_transfer.model_info import inspect_model
+from router.decision import Decision, RequestTraits, decide
+from router.options import PrefillOptions
+from router.protection import protected_spans
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""Chat messages as in OpenAI's API: `role` and `content` of each."""
+
+
+def no_spans() -> Int32Array:
+    """No protected tokens, int32 [0, 2]."""
+    return np.empty((0, 2), np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedPrompt:
+    """A prompt as the models see it. token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped."""
+
+    token_ids: Int32Array
+    protected: Int32Array
+
+    def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
+        """Whether serving would compress this prompt for a request with these options."""
+        protected = np.zeros(self.token_ids.size, bool)
+        for start, end in self.protected:
+            protected[start:end] = True
+        traits = RequestTraits(self.token_ids.size, prompt_logprobs, compressible_tokens=int((~protected).sum()))
+        return decide(traits, options)
+
+
+PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt
+"""Text, token ids [M], chat messages, or a prompt that is rendered already."""
+
+
+def load_tokenizer(model: str) -> Any:
+    """The transformers tokenizer of the model in folder `model`. Raises ModelError if the folder holds no model."""
+    from transformers import AutoTokenizer
+
+    inspect_model(model, engine="tokenizer")
+    return AutoTokenizer.from_pretrained(model)
+
+
+def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] = ()) -> RenderedPrompt:
+    """The prompt's token ids and protected spans.
+
+    Of chat messages, everything but the material of the turns is protected (`router.protection`); of text and token
+    ids, the first token is. asked: further half-open token ranges that are kept.
+    Raises InvalidRequestError for a prompt that is empty, is none of `PromptInput` or that the chat template refuses.
+    """
+    if isinstance(prompt, RenderedPrompt):
+        more = protected_spans(prompt.token_ids.size, asked, None, None, None) if asked else no_spans()
+        return RenderedPrompt(prompt.token_ids, np.concatenate([prompt.protected, more]))
+    if not len(prompt):
+        raise InvalidRequestError("the prompt is empty")
+    if isinstance(prompt, str):
+        return _raw(np.asarray(tokenizer(prompt).input_ids, np.int32), asked)
+    if all(isinstance(part, Mapping) for part in prompt):
+        return _chat(prompt, tokenizer, asked)  # type: ignore[arg-type]
+    return _raw(as_token_ids(prompt), asked)
+
+
+def _raw(token_ids: Int32Array, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
+    if not token_ids.size:
+        raise InvalidRequestError("the prompt is empty")
+    return RenderedPrompt(token_ids, protected_spans(token_ids.size, asked, None, None, None))
+
+
+def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
+    if not tokenizer.chat_template:
+        raise InvalidRequestError("the model has no chat template: give the prompt as text or token ids")
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise jinja2's errors and, through it, any other
+        raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    token_ids = np.asarray(encoded.input_ids, np.int32)
+    return RenderedPrompt(token_ids, protected_spans(token_ids.size, asked, messages, text, encoded.offset_mapping))
+
+
+def as_token_ids(prompt: Any) -> Int32Array:
+    """Token ids as int32 [M]. Raises InvalidRequestError for anything else."""
+    try:
+        given = np.asarray(prompt)
+    except ValueError:  # lists of different lengths
+        given = np.empty((0, 0))
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidRequestError("a prompt is text, a list of token ids or a list of chat messages")
+    if given.size and (given.max() > np.iinfo(np.int32).max or given.min() < 0):
+        raise InvalidRequestError("token ids are numbers from 0 to 2^31 - 1")
+    return given.astype(np.int32)

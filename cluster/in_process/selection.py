@@ -1,0 +1,79 @@
+"""A selection for users, and its JSON file: `skim select --json` writes it, `skim generate --selection` reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.json_file import read_json, write_json
+from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.messages import Float32Array, KeptPrompt, Selection, SelectionOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairSelection:
+    """What the speculator kept of one prompt.
+
+    kept: token ids and original positions, int32 [K] each, and the prompt's length M. coverage: share of the importance
+    that was kept, 0 to 1. importance: the tokens' scores, float32 [M]. options: how the prompt was scored and selected.
+    timings: milliseconds by part (queue, speculate, select). The last four are None or empty where a file that was read
+    does not have them.
+    """
+
+    kept: KeptPrompt
+    coverage: float | None = None
+    importance: Float32Array | None = None
+    options: SelectionOptions | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, selection: Selection, options: SelectionOptions) -> "PairSelection":
+        """A speculator's reply to a request with these options."""
+        return cls(selection.kept, selection.coverage, selection.importance, options, selection.timings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's fields. The drafting session is not among them: it ends with its pair."""
+        return {
+            "token_ids": self.kept.token_ids.tolist(),
+            "context_length": self.kept.context_length,
+            "kept_positions": self.kept.positions.tolist(),
+            "importance": None if self.importance is None else self.importance.tolist(),
+            "look_ahead_tokens": self.kept.look_ahead_tokens.tolist(),
+            "coverage": self.coverage,
+            "options": None if self.options is None else self.options.model_dump(),
+            "timings_ms": dict(self.timings),
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the file at `path`. Raises SkimError if it cannot be written."""
+        write_json(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "PairSelection":
+        """Read the file at `path`; token_ids, kept_positions and context_length are needed.
+
+        Raises SkimError for a file that cannot be read or lacks one of them, InvalidRequestError for wrong values.
+        """
+        data = read_json(Path(path))
+        try:
+            kept = KeptPrompt(
+                np.asarray(data["token_ids"], np.int32),
+                np.asarray(data["kept_positions"], np.int32),
+                int(data["context_length"]),
+                np.asarray(data.get("look_ahead_tokens", []), np.int32),
+            )
+            scores, coverage, options = (data.get(name) for name in ("importance", "coverage", "options"))
+            return cls(
+                kept,
+                None if coverage is None else float(coverage),
+                None if scores is None else np.asarray(scores, np.float32),
+                None if options is None else SelectionOptions.model_validate(options),
+                dict(data.get("timings_ms", {})),
+            )
+        except KeyError as missing:
+            raise SkimError(f"{path} has no field {missing}: give a file that `skim select --json` wrote") from None
+        except (TypeError, ValueError, OverflowError) as error:  # pydantic's ValidationError is a ValueError
+            raise InvalidRequestError(f"{path} is not a selection: {error}") from None

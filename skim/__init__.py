@@ -1,0 +1,13 @@
+"""Skim's Python API: a speculator and a target in this process, without Ray and HTTP (docs/python.md).
+
+Lives here: the names that users import. Not here: their code (`cluster/in_process/`). Importing it loads neither Ray,
+torch, transformers nor vLLM.
+"""
+
+from cluster.in_process.pair import Pair, PairAnswer
+from cluster.in_process.selection import PairSelection
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import DecodeOptions, KeptPrompt
+from router.options import PrefillOptions
+
+__all__ = ["DecodeOptions", "KeptPrompt", "Pair", "PairAnswer", "PairSelection", "PrefillOptions", "SkimError"]

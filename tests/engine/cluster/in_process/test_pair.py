@@ -1,0 +1,62 @@
+"""`Pair` on vLLM with the demo models: right answers from a tenth of the prompt, with and without drafts."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.commands.demo_document import DemoDocument, make_document
+from cluster.in_process.pair import Pair
+from cluster.in_process.selection import PairSelection
+from kv_transfer.messages import DecodeOptions
+
+MODELS = Path(__file__).parents[4] / "demo_models"
+OPTIONS = {"enforce_eager": True, "max_model_len": 4096}
+DOCUMENTS = [make_document(2048, seed) for seed in (3, 4, 5)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Fixed drafts, so that every step verifies some."""
+    with Pair(
+        MODELS / "target",
+        MODELS / "speculator",
+        target_options={**OPTIONS, "draft_channel": {"deadline_s": 20.0}},
+        speculator_options=OPTIONS,
+        decode=DecodeOptions(adaptive=False),
+    ) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.expected)
+def test_a_tenth_of_the_prompt_is_enough(pair: Pair, document: DemoDocument) -> None:
+    asked = pair.ask(document.messages, keep_rate=0.1, max_tokens=8)
+    assert document.is_right(asked.text), asked.text
+    assert asked.reason == "requested"
+    assert asked.prompt.token_ids.size < 0.2 * asked.prompt.context_length
+    assert asked.timings.keys() == {"queue", "prefill"}
+
+
+def test_the_speculator_drafts_the_answer(pair: Pair) -> None:
+    """Past the end token, so that more is decoded than the look-ahead tokens cover."""
+    before = pair._pair.drafts.metrics()
+    asked = pair.ask(DOCUMENTS[0].messages, keep_rate=0.1, max_tokens=24, sampling={"ignore_eos": True})
+    after = pair._pair.drafts.metrics()
+    assert after["drafts"] > before["drafts"]
+    assert asked.prompt.session is not None
+    plain = replace(asked.prompt, session=None, look_ahead_tokens=np.empty(0, np.int32))
+    again = pair.generate(plain, max_tokens=24, sampling={"ignore_eos": True})
+    assert pair._pair.drafts.metrics() == after
+    assert again.text == asked.text
+
+
+def test_a_selection_is_answered_from_a_file(pair: Pair, tmp_path: Path) -> None:
+    document = DOCUMENTS[1]
+    selection = pair.select(document.messages, keep_rate=0.1)
+    selection.save(tmp_path / "kept.json")
+    assert "session" not in json.loads((tmp_path / "kept.json").read_text())
+    assert document.is_right(pair.generate(PairSelection.load(tmp_path / "kept.json"), max_tokens=8).text)
+    assert document.is_right(pair.generate(selection, max_tokens=8).text)

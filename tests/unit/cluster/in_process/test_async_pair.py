@@ -1,0 +1,136 @@
+"""Starting, closing and drafting sessions of `AsyncPair`, over engines without weights."""
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+
+from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from cluster.in_process.prompts import RenderedPrompt, no_spans
+from kv_transfer.channel_client import DraftClient
+from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
+from kv_transfer.errors import ModelError, SkimError
+from kv_transfer.messages import DecodeOptions, SelectionOptions
+from speculator_service.mock_engine import MockSpeculator
+from tests.unit.conftest import MODELS
+
+SPECULATOR = EngineSettings(str(MODELS / "speculator"), "mock")
+TARGET = EngineSettings(str(MODELS / "target"), "mock")
+PROMPT = RenderedPrompt(np.arange(10, 410, dtype=np.int32), no_spans())
+REMOTE = DecodeOptions(draft_ahead="off")
+
+
+class Started:
+    """Makes engines that note when they are closed."""
+
+    def __init__(self, fails=()):
+        self.closed, self.fails = [], fails
+
+    def settings(self, name):
+        def create(kind, model, *, tensor_parallel, options):
+            if name in self.fails:
+                raise SkimError(f"the {name} did not start")
+            engine = MockSpeculator(model)
+            engine.close = lambda: self.closed.append(name)
+            return engine
+
+        return EngineSettings(str(MODELS / "target"), "mock", create=create)
+
+
+async def test_the_target_is_closed_first():
+    started = Started()
+    pair = AsyncPair(speculator=started.settings("speculator"), target=started.settings("target"))
+    assert started.closed == []
+    await pair.close()
+    assert started.closed == ["target", "speculator"]
+
+
+async def test_a_second_engine_that_does_not_start_closes_the_first():
+    started = Started(fails=["target"])
+    with pytest.raises(SkimError, match="the target did not start"):
+        AsyncPair(speculator=started.settings("speculator"), target=started.settings("target"))
+    assert started.closed == ["speculator"]
+
+
+async def test_models_of_two_tokenizers_are_refused_before_an_engine_starts(tmp_path):
+    for file in (MODELS / "speculator").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"kettle"', '"kettles"').replace('"Ġkettle"', '"Ġkettles"'))
+    started = Started()
+    with pytest.raises(ModelError, match="different tokenizers"):
+        AsyncPair(speculator=EngineSettings(str(tmp_path), "mock"), target=started.settings("target"))
+
+
+async def test_engines_start_with_their_environment(monkeypatch):
+    monkeypatch.delenv("SKIM_TEST", raising=False)
+    seen = []
+
+    def create(kind, model, **more):
+        seen.append(os.environ.get("SKIM_TEST"))
+        return MockSpeculator(model)
+
+    settings = EngineSettings(SPECULATOR.model, "mock", environment={"SKIM_TEST": "here"}, create=create)
+    await AsyncPair(speculator=settings).close()
+    assert seen == ["here"]
+    assert "SKIM_TEST" not in os.environ
+
+
+async def test_a_half_that_was_not_opened_is_named():
+    pair = AsyncPair(speculator=SPECULATOR)
+    with pytest.raises(SkimError, match="without a target"):
+        pair.target  # noqa: B018
+    assert pair.tokenizer.chat_template
+    await pair.close()
+    pair = AsyncPair(target=TARGET)
+    with pytest.raises(SkimError, match="without a speculator"):
+        await pair.select(PROMPT, SelectionOptions())
+    await pair.close()
+
+
+async def test_only_remote_decoding_leaves_a_session():
+    pair = AsyncPair(speculator=SPECULATOR, target=TARGET)
+    for decode in (None, DecodeOptions(method="none"), DecodeOptions(method="ngram")):
+        assert (await pair.select(PROMPT, SelectionOptions(), decode=decode)).kept.session is None
+    assert pair._server is None
+    selections = await asyncio.gather(*(pair.select(PROMPT, SelectionOptions(), decode=REMOTE) for _ in range(3)))
+    sessions = [selection.kept.session for selection in selections]
+    assert {session.address for session in sessions} == {await pair.draft_address()}
+    assert len({session.id for session in sessions}) == 3
+    assert pair.drafts.metrics()["opened"] == 3
+    await pair.end_session(selections[0].kept)
+    assert pair.drafts.metrics()["sessions"] == 2
+    await pair.close()
+
+
+async def drafts_of(pair):
+    """What the draft channel replies for a new selection's session, after its look-ahead tokens."""
+    kept = (await pair.select(PROMPT, SelectionOptions(look_ahead=2), decode=REMOTE)).kept
+    client = DraftClient(kept.session.address, deadline_s=20.0)
+    request = DraftRequest(1, [DraftRow(kept.session.id, 0, np.array([11, 12, 13], np.int32), 3)])
+    try:
+        return await asyncio.to_thread(client.exchange, request)
+    finally:
+        client.close()
+
+
+async def test_the_draft_channel_drafts_after_the_answer():
+    pair = AsyncPair(speculator=SPECULATOR, target=TARGET)
+    [draft] = (await drafts_of(pair)).drafts
+    assert draft.tokens.size == 3
+    await pair.close()
+
+
+async def test_the_replies_of_the_draft_channel_can_be_replaced():
+    seen = []
+
+    async def no_drafts(service, request):
+        seen.append(await service.handle(request))
+        return DraftReply(request.sequence)
+
+    pair = AsyncPair(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
+    assert (await drafts_of(pair)).drafts == []
+    assert [draft.tokens.size for draft in seen[0].drafts] == [3]
+    await pair.close()

@@ -1,0 +1,254 @@
+"""`Pair` on engines without weights: what it keeps, answers and refuses."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from cluster.commands.demo_document import make_document
+from cluster.config.load import load_config
+from cluster.in_process.async_pair import AsyncPair
+from cluster.in_process.pair import AskFields, Pair, SelectFields
+from cluster.in_process.selection import PairSelection
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
+from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
+from router.options import PrefillOptions
+from target_service.mock_engine import mock_tokens
+from tests.unit.conftest import MODELS
+
+SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
+EXAMPLE = MODELS.parent / "examples" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Pair(TARGET, SPECULATOR, engine="mock") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def messages():
+    """A question about a document of more than 1024 tokens."""
+    return make_document(1500, seed=1).messages
+
+
+def test_what_a_call_may_say_are_the_options_of_a_request():
+    assert SelectFields.__annotations__.keys() == SelectionOptions.model_fields.keys() | {"protected_spans"}
+    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys()
+
+
+def test_a_selection_of_chat_messages_keeps_the_question(pair, messages):
+    selection = pair.select(messages, keep_rate=0.1, look_ahead=3)
+    kept = selection.kept
+    assert 0.1 < kept.token_ids.size / kept.context_length < 0.3
+    tokenizer = pair._pair.tokenizer
+    assert messages[0]["content"].splitlines()[-1] in tokenizer.decode(kept.token_ids)
+    assert (selection.options.keep_rate, selection.options.look_ahead) == (0.1, 3)
+    assert selection.importance.shape == (kept.context_length,)
+    assert 0 < selection.coverage < 1
+    assert kept.look_ahead_tokens.size <= 3
+    assert selection.timings.keys() >= {"select"}
+
+
+def test_an_answer_comes_from_the_kept_tokens_at_their_positions(pair, messages):
+    selection = pair.select(messages, keep_rate=0.1)
+    answer = pair.generate(selection, max_tokens=5)
+    [completion] = answer.completions
+    assert completion.token_ids.tolist() == mock_tokens(selection.kept, 5, pair._pair.target.info.vocab_size).tolist()
+    assert answer.text == completion.text
+    assert answer.prompt is selection.kept
+    assert answer.reason is None
+    assert completion.finish_reason == "length"
+
+
+def test_ask_selects_and_generates(pair, messages):
+    asked = pair.ask(messages, keep_rate=0.1, max_tokens=5)
+    selection = pair.select(messages, keep_rate=0.1)
+    assert asked.reason == "requested"
+    assert asked.prompt.positions.tolist() == selection.kept.positions.tolist()
+    assert asked.text == pair.generate(selection, max_tokens=5).text
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"enabled": False}, "disabled"), ({"keep_rate": 1.0}, "keep-all"), ({"min_prompt_tokens": 9999}, "short-prompt")],
+)
+def test_ask_runs_dense_where_serving_does(pair, messages, options, reason):
+    asked = pair.ask(messages, max_tokens=5, **options)
+    assert (asked.reason, asked.prompt.is_dense) == (reason, True)
+
+
+def test_prompt_logprobs_need_the_whole_prompt(pair, messages):
+    asked = pair.ask(messages, max_tokens=2, sampling={"prompt_logprobs": 1})
+    assert asked.reason == "prompt-logprobs"
+    assert len(asked.prompt_logprobs) == asked.prompt.context_length
+
+
+def test_several_completions_and_their_logprobs(pair):
+    asked = pair.ask("A short text.", max_tokens=4, sampling={"n": 2, "logprobs": 1})
+    assert [len(completion.logprobs) for completion in asked.completions] == [4, 4]
+
+
+def test_defaults_are_given_once(messages):
+    with Pair(TARGET, SPECULATOR, engine="mock", prefill=PrefillOptions(keep_rate=0.4, min_prompt_tokens=1)) as pair:
+        assert pair.select("One two three.").options.keep_rate == 0.4
+        assert pair.ask("word " * 200, max_tokens=2).reason == "requested"
+
+
+def test_spans_that_are_asked_for_stay(pair):
+    ids = np.arange(10, 510)
+    kept = pair.select(ids, keep_rate=0.05, protected_spans=[[100, 110]]).kept.positions.tolist()
+    assert {0, *range(100, 110)} <= set(kept)
+
+
+def test_calls_work_where_an_event_loop_runs(pair, messages):
+    async def cell():
+        return pair.ask(messages, keep_rate=0.1, max_tokens=5).text
+
+    assert asyncio.run(cell()) == pair.ask(messages, keep_rate=0.1, max_tokens=5).text
+
+
+def test_calls_come_from_several_threads():
+    options = {"latency_ms": 30}
+    with Pair(TARGET, SPECULATOR, engine="mock", speculator_options=options) as pair, ThreadPoolExecutor(8) as threads:
+        texts = list(
+            threads.map(lambda seed: pair.ask(make_document(1200, seed).messages, max_tokens=5).text, range(8))
+        )
+        alone = [pair.ask(make_document(1200, seed).messages, max_tokens=5).text for seed in range(8)]
+    assert texts == alone
+
+
+def test_one_half_alone(messages):
+    with Pair(speculator=SPECULATOR, engine="mock") as pair:
+        selection = pair.select(messages)
+        with pytest.raises(SkimError, match="without a target"):
+            pair.generate(selection)
+    with Pair(TARGET, engine="mock") as pair:
+        assert pair.generate(selection, max_tokens=3).text
+        assert pair.ask("Short prompts are not compressed.", max_tokens=3).reason == "short-prompt"
+        with pytest.raises(SkimError, match="without a speculator"):
+            pair.select(messages)
+    with pytest.raises(SkimError, match="a target, a speculator or both"):
+        Pair()
+
+
+def test_a_pair_from_a_file_has_the_files_options(messages):
+    config = load_config(EXAMPLE)
+    mocks = {
+        name: pool.model_copy(update={"engine": "mock", "engine_options": {}}) for name, pool in config.pools.items()
+    }
+    config = config.with_pools(mocks)
+    selection = config.selection.model_copy(update={"keep_rate": 0.3})
+    router = config.router.model_copy(update={"min_prompt_tokens": 5000})
+    config = config.model_copy(update={"selection": selection, "router": router})
+    with Pair.from_config(config) as pair:
+        assert pair.select(messages).options.keep_rate == 0.3
+        assert pair.ask(messages, max_tokens=2).reason == "short-prompt"
+    with Pair.from_config(config, only="speculator") as pair:
+        assert pair.select(messages).kept.session is None
+        with pytest.raises(SkimError, match="without a target"):
+            pair.ask("Hello.")
+
+
+def test_a_selection_goes_through_a_file(pair, messages, tmp_path):
+    selection = pair.select(messages, keep_rate=0.1)
+    selection.save(tmp_path / "kept.json")
+    loaded = PairSelection.load(tmp_path / "kept.json")
+    assert loaded.to_json() == selection.to_json()
+    assert pair.generate(loaded, max_tokens=5).text == pair.generate(selection, max_tokens=5).text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ([1, 99999], "token id 99999"),
+        ([0.5], "a prompt is text, a list of token ids or a list of chat messages"),
+        ([[1], [2, 3]], "a prompt is text"),
+        ([2**40], "token ids are numbers"),
+        ([-1], "token ids are numbers"),
+        ([{"role": "user"}, "text"], "a prompt is text"),
+    ],
+)
+def test_prompts_that_are_none(pair, prompt, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        pair.select(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_rate": 2.0}, r"keep_rate must be a number > 0 and <= 1, not 2"),
+        ({"keeprate": 0.2}, "unknown option speculative_prefill.keeprate"),
+        ({"enabled": True}, "options of ask"),
+        ({"protected_spans": [[5, 100]]}, r"\[5, 100\]"),
+    ],
+)
+def test_options_that_are_none(pair, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        pair.select(list(range(10, 40)), **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "abacus"}, "unknown speculator engine 'abacus'"),
+        ({"engine": "mock", "target_options": {"dtype": "float32"}}, "unknown mock target engine option 'dtype'"),
+        (
+            {"engine": "transformers", "speculator_options": {"x": 1}},
+            "unknown transformers speculator engine option 'x'",
+        ),
+        ({"engine": "mock", "decode": DecodeOptions()}, "the mock target takes no drafts"),
+    ],
+)
+def test_pairs_that_cannot_start(settings, message):
+    with pytest.raises(SkimError, match=message):
+        Pair(TARGET, SPECULATOR, **settings)
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        Pair(TARGET, tmp_path / "no", engine="mock")
+
+
+def test_remote_drafts_need_both_halves():
+    with pytest.raises(SkimError, match="needs a speculator and a target"):
+        Pair(TARGET, decode=DecodeOptions())
+
+
+def test_a_closed_pair_says_so(messages):
+    pair = Pair(TARGET, SPECULATOR, engine="mock")
+    pair.close()
+    pair.close()
+    with pytest.raises(SkimError, match="this pair is closed"):
+        pair.select(messages)
+    with pytest.raises(SkimError, match="this pair is closed"):
+        pair.ask(messages)
+
+
+def test_an_error_of_the_engine_is_raised_here(messages):
+    with Pair(TARGET, SPECULATOR, engine="mock", target_options={"fail_before_first": 1}) as pair:
+        with pytest.raises(EngineUnavailableError, match="told to fail"):
+            pair.ask(messages, max_tokens=2)
+        assert pair.ask(messages, max_tokens=2).text
+
+
+def test_a_whole_prompt(pair):
+    answer = pair.generate(KeptPrompt.dense(range(10, 60)), max_tokens=2)
+    assert answer.prompt.is_dense
+
+
+def test_closing_stops_both_engines(monkeypatch):
+    closed = []
+    close = AsyncPair.close
+
+    async def noted(self):
+        closed.append(self)
+        await close(self)
+
+    monkeypatch.setattr(AsyncPair, "close", noted)
+    with pytest.raises(ZeroDivisionError), Pair(TARGET, SPECULATOR, engine="mock"):
+        raise ZeroDivisionError
+    assert len(closed) == 1
