@@ -42,7 +42,9 @@ class SelectionOptions(BaseModel):
     coverage: float | None = Field(
         None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
     )
-    look_ahead: int = Field(8, ge=0, le=MAX_LOOK_AHEAD, description="tokens decoded ahead whose queries score too")
+    look_ahead: int = Field(
+        8, ge=0, le=MAX_LOOK_AHEAD, description="tokens decoded after the prompt; their queries score it too"
+    )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk")
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
         13, ge=1, le=1023, description="width of the average pooling along the prompt; odd, 1 switches it off"
@@ -51,7 +53,7 @@ class SelectionOptions(BaseModel):
     aggregation: Literal["max", "head_max_layer_mean"] = Field(
         "max", description="over heads and layers: the maximum (the paper), or maximum over heads, mean over layers"
     )
-    granularity: Literal["chunk", "token"] = Field("chunk", description="what is kept or dropped as one")
+    granularity: Literal["chunk", "token"] = Field("chunk", description="unit that is kept or dropped")
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
 
 
@@ -65,13 +67,13 @@ class DecodeOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     method: Literal["remote", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp", "none"] = Field(
-        "remote", description="who drafts; a request may choose the deployment's method or none"
+        "remote", description="drafting method; a request may choose the deployment's method or none"
     )
     max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
     adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
-    draft_ahead: DraftAhead = Field("chain", description="draft on while the target verifies")
-    draft_context: Literal["full", "kept"] = Field("full", description="what the drafter reads: all or what was kept")
-    q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution that travel per draft")
+    draft_ahead: DraftAhead = Field("chain", description="draft ahead while the target verifies")
+    draft_context: Literal["full", "kept"] = Field("full", description="prompt of the drafter: full or kept tokens")
+    q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution sent per draft")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
