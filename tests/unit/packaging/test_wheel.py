@@ -87,7 +87,7 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
     for package in PACKAGES:
         sources = {str(file.relative_to(ROOT)) for file in (ROOT / package).rglob("*.py")}
         assert sources <= set(names)
-    assert {"cluster/monitoring/dashboard.json", "cluster/monitoring/rules.yaml"} <= set(names)
+    assert {"cluster/monitoring/dashboard.json", "cluster/monitoring/rules.yaml", "skim/py.typed"} <= set(names)
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
@@ -104,6 +104,12 @@ def test_packages_are_imported_from_the_wheel(environment: Path, outside: Path) 
     code = f"import {', '.join(PACKAGES)}\nfor package in ({', '.join(PACKAGES)}):\n    print(package.__file__)"
     files = run(environment / "bin" / "python", "-c", code, cwd=outside).splitlines()
     assert files == [str(site_packages(environment) / package / "__init__.py") for package in PACKAGES]
+
+
+def test_the_python_api_is_there(environment: Path, outside: Path) -> None:
+    code = "import skim; print(skim.__file__, skim.Pair.__name__)"
+    found = run(environment / "bin" / "python", "-c", code, cwd=outside)
+    assert found == f"{site_packages(environment) / 'skim' / '__init__.py'} Pair\n"
 
 
 def test_the_command_runs(environment: Path, outside: Path) -> None:
