@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
-from cluster.in_process.async_pair import FINAL_ONLY, AsyncPair, EngineSettings
+from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from evals.prompts import DENSE, NO_LOOK_AHEAD, SELECTORS, SPECULATOR, WRONG_ORIGIN, kept_prompts, render
 from evals.tasks import Sample
 from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt
 from router.options import PrefillOptions
+from target_service.sampling import FINAL_ONLY
 
 Case = tuple[str, float]
 """A selector and a keep rate; dense is (DENSE, 1.0)."""

@@ -8,6 +8,7 @@ import msgspec
 from kv_transfer.errors import InvalidRequestError
 
 CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
+"""Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""
 
 # Fields that vLLM's front sets by itself. They have no effect on the results of these engines.
 _WITHOUT_EFFECT = {

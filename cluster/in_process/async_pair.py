@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 """The draft channel's address: both engines are on this machine."""
 
-FINAL_ONLY = 2
-"""vLLM's RequestOutputKind.FINAL_ONLY: one output, at the end."""
-
-DELTA = 1
-"""vLLM's RequestOutputKind.DELTA: one output per step, with what is new."""
-
 AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
 """Answers a message of the draft channel in place of `DraftService.handle`, which it may call."""
 

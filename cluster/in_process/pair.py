@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from cluster.config.load import load_config
 from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.in_process.async_pair import FINAL_ONLY, AsyncPair, EngineSettings
+from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.event_loop import EventLoopThread
 from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
 from cluster.in_process.selection import PairSelection
@@ -18,6 +18,7 @@ from kv_transfer.environment import unless_set
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import Completion, DecodeOptions, KeptPrompt, TokenLogprob
 from router.options import PREFILL, PrefillOptions
+from target_service.sampling import FINAL_ONLY
 
 MAX_TOKENS = 128
 """Most tokens of an answer unless a call says otherwise."""
