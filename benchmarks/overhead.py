@@ -1,15 +1,19 @@
-"""What the router, Ray and the wire add to one request, against calling the same engines from this process.
+"""Latency that the router, Ray and the network add, compared with calling the same engines in this process.
 
-*in_process*: the prompt's token ids to the speculator engine and what it keeps to the target engine, as `skim
-select` and `skim generate` do; nothing is tokenized there. *skim_ids*: the same ids over HTTP (`/v1/completions`)
-through the router and both pools, so that the difference is router, Ray and wire alone. *skim*: the same prompts as
-chat requests, which the router also renders and tokenizes. Each side has engines of its own with equal settings. They
-live through the whole run and take turns, prompt by prompt, so that what is added is the difference of two neighbours.
-Decoding is not speculated: each token is then one step of every part on its way, which is the dearest case for the
-wire.
+Request paths:
 
-The same with mock engines, whose answers come at once, shows the way alone. In the dense rows, *ray_serve_llm* is the
-target behind `ray.serve.llm`, asked for the same prompts; it is a stock engine (see `benchmarks.servers.SETTLE_S`).
+- *in_process*: the prompt's token ids go to the speculator engine, and what it keeps goes to the target engine, as in
+  `skim select` and `skim generate`. Nothing is tokenized.
+- *skim_ids*: the same token ids go over HTTP (`/v1/completions`) through the router and both pools. The difference to
+  in_process is router, Ray and network alone.
+- *skim*: the same prompts as chat requests, which the router also renders and tokenizes.
+- *ray_serve_llm*: the same chat requests go to the target behind `ray.serve.llm`, in the dense rows only. It runs a
+  stock engine (see `benchmarks.servers.SETTLE_S`).
+
+In-process calls and deployments have their own engines with equal settings. All of them stay up during the whole run
+and take turns after each wave of prompts, so an added time is the difference of two neighbouring measurements. Drafting
+is off, so that each token is a step of its own through all parts, which is the most expensive case for the network. The
+same is measured with mock engines, which answer at once; there, only the path itself takes time.
 """
 
 import asyncio
@@ -25,11 +29,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from benchmarks import plots
 from benchmarks.chat_client import Timed, ask
 from benchmarks.in_process import ChatPrompt, InProcess, unseen_prompts
 from benchmarks.machine import machine
-from benchmarks.overhead_parts import WAY, added, explained, parts_table
+from benchmarks.overhead_parts import added, explained, parts_table
 from benchmarks.progress import Progress, silent
 from benchmarks.ray_llm import APP_NAME, ray_llm
 from benchmarks.servers import BLOCK_SIZES, SETTLE_S, engine_options
@@ -41,18 +44,17 @@ from cluster.serve.preflight import free_port
 from kv_transfer.environment import CORES, KEPT_HEAP
 
 CONCURRENCY = (1, 8, 32)
-_DENSE_CONCURRENCY = (1, 8)  # a wave of 32 whole prompts, three ways, takes minutes on two cores
+_DENSE_CONCURRENCY = (1, 8)  # 32 dense prompts on three paths take minutes on two cores
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NAME = "bench"
-_TITLES = {"skim_ids": "skim, token ids", "ray_serve_llm": "ray.serve.llm"}
-# Waves that do not count, by their size: the first ones, before all engines are warm.
+# Number of warm-up waves, by the number of requests in a wave.
 _WARM_UPS = {1: 3, 8: 1}
 
 
 @dataclass(frozen=True)
 class OverheadSettings:
-    """requests: per row and way, at least two waves of them. ray_llm: with the second baseline."""
+    """requests: number per row, but at least two waves. ray_llm: also measure the path ray_serve_llm."""
 
     target: str
     speculator: str
@@ -64,12 +66,15 @@ class OverheadSettings:
     ray_llm: bool = True
 
 
-Way = Callable[[ChatPrompt, bool], Awaitable[Timed]]
+Client = Callable[[ChatPrompt, bool], Awaitable[Timed]]
+"""Sends one prompt over one request path. The flag is for streaming."""
 
 
 def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `rows`: per engine, mode, streaming or not, and concurrency, the ways' times and what each adds to
-    in_process. `parts`: where the time to the first token goes at concurrency 1. Raises SkimError.
+    """Measure. `rows`: for each kind of engine, mode, streaming and concurrency, the times of each path (`paths`) and
+    what each adds to in_process (`added`). `parts`: the parts of the time to first token at concurrency 1.
+
+    Raises SkimError.
     """
     began = machine()
     rows: list[dict[str, Any]] = []
@@ -85,7 +90,7 @@ def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, An
                     options, environment = _engine_options(settings, "target"), {**_environment("target"), **KEPT_HEAP}
                     route = stack.enter_context(ray_llm(settings.target, options, environment))
                     baseline = f"{url}{route}{_CHAT}"
-                except Exception as error:  # a baseline of others' making that does not run is a result too
+                except Exception as error:  # the baseline is not ours; that it does not run is a result too
                     refused = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]:.300}"
             more = asyncio.run(_measure(settings, kind, url, baseline, progress))
         rows += more["rows"]
@@ -93,75 +98,6 @@ def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, An
     names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
     result = {"machine": began, "settings": vars(settings) | names, "rows": rows, "parts": parts}
     return result | ({"ray_serve_llm_failed": refused} if refused else {})
-
-
-def describe(result: dict[str, Any]) -> str:
-    """What was measured, and where the time to the first token of one request goes."""
-    settings = result["settings"]
-    lines = [
-        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, prompts of {settings['prompt_tokens']} "
-        f"tokens, answers of {settings['answer_tokens']}, keep rate {settings['keep_rate']}, {settings['requests']} "
-        "requests per row and way. Added: the median of the differences to the same prompts in-process (quartiles), "
-        'where engines get token ids. "skim, token ids" gets these too: router, Ray and wire alone. "skim" gets chat '
-        "requests and tokenizes them."
-    ]
-    if "ray_serve_llm_failed" in result:
-        lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")
-    for kind, parts in result["parts"].items():
-        added_ms = ", ".join(f"{row['part'].replace('_', ' ')} {row['added_ms']:.1f}" for row in parts)
-        lines.append(
-            f"Added to a chat request's first token by part, 1 at a time, {kind} engines, median ms: {added_ms}."
-        )
-    return "\n\n".join(lines)
-
-
-def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one for each way beside in_process."""
-    columns = ["engines", "prompt", "answer", "at a time", "way", "first token in-process, ms", "first token, ms"]
-    columns += ["added ms", "x in-process", "added to the end ms", "ms per token, in-process"]
-    rows = []
-    for row in result["rows"]:
-        base = row["ways"]["in_process"]
-        for way, difference in row["added"].items():
-            taken, first, end = row["ways"][way], difference["first_ms"], difference["end_ms"]
-            cells = [row["engine"], row["mode"], "streamed" if row["stream"] else "whole", str(row["concurrency"])]
-            cells.append(_TITLES.get(way, way))
-            cells += [f"{base['first_ms']:.1f}", f"{taken['first_ms']:.1f}", _spread(first), f"{first['ratio']:.2f}"]
-            cells += [_spread(end), f"{taken['ms_per_token']:.2f}, {base['ms_per_token']:.2f}"]
-            rows.append(cells)
-    return columns, rows
-
-
-def _spread(difference: dict[str, float]) -> str:
-    return f"{difference['median']:.1f} ({difference['low']:.1f} to {difference['high']:.1f})"
-
-
-def plot(result: dict[str, Any], path: Path) -> None:
-    """The parts that one request gains on its way, stacked; and what is added by concurrency."""
-    with plots.figure(path, result, panels=2, height=4.2) as [parts, lines]:
-        for index, (kind, rows) in enumerate(result["parts"].items()):
-            left = 0.0
-            for colour, row in zip(plots.COLOURS, [row for row in rows if row["part"] in WAY], strict=False):
-                label = row["part"].replace("_", " ") if index == 0 else None
-                parts.barh(f"{kind} engines", row["added_ms"], left=left, color=colour, label=label)
-                left += row["added_ms"]
-        parts.set(xlabel="added ms to the first token, 1 at a time", title="The way of one request")
-        parts.grid(axis="y", visible=False)
-        parts.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=9, columnspacing=1)
-        series: dict[str, list[tuple[int, float]]] = {}
-        for row in result["rows"]:
-            for way, difference in row["added"].items():
-                if row["stream"]:
-                    name = f"{_TITLES.get(way, way)}, {row['mode']}, {row['engine']}"
-                    series.setdefault(name, []).append((row["concurrency"], difference["first_ms"]["median"]))
-        for name, points in series.items():
-            lines.plot(*zip(*sorted(points), strict=True), label=name)
-        lines.set(xlabel="requests at a time", ylabel="added ms", title="By concurrency", xscale="log")
-        lines.set_yscale("symlog", linthresh=10)  # noise of the engines may make it negative
-        lines.set_xticks(CONCURRENCY, labels=map(str, CONCURRENCY), minor=False)
-        lines.minorticks_off()
-        lines.margins(x=0.08, y=0.08)
-        lines.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9, columnspacing=1)
 
 
 def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
@@ -172,14 +108,14 @@ def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
             f"{pool}.engine": kind,
             f"{pool}.env": _environment(pool),
         }
-        # Little is set aside, so that the second baseline finds room.
+        # Ray reserves little CPU for Skim, so that ray.serve.llm finds room.
         pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}
     router = {"router.port": free_port(), "router.cpus": 0.1, "served_model_name": _NAME, "decode.method": "none"}
     return config_from_flags(None, {**pools, **router})
 
 
 def _environment(pool: str) -> dict[str, str]:
-    """Half of the cores for each pool's engines, on every side."""
+    """Environment of a pool's engines: each pool has half of the cores, on every path."""
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     own = cores[:half] if pool == "speculator" else cores[half:]
@@ -187,7 +123,7 @@ def _environment(pool: str) -> dict[str, str]:
 
 
 def _engine_options(settings: OverheadSettings, pool: str, kind: str = "vllm") -> dict[str, Any]:
-    """For KV caches that hold every prompt that is there at a time."""
+    """Options of a pool's engine; its KV cache holds all prompts that run at the same time."""
     longest = 2 * settings.prompt_tokens
     if kind != "vllm":
         return {"max_model_len": longest}
@@ -203,58 +139,82 @@ async def _measure(
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600), connector=aiohttp.TCPConnector(limit=0))
         )
-        halves = {
-            pool: EngineSettings(
-                getattr(settings, pool), kind, _engine_options(settings, pool, kind), environment=_environment(pool)
-            )
-            for pool in ("speculator", "target")
-        }
-        pair = AsyncPair(speculator=halves["speculator"], target=halves["target"])
+        pair = _pair(settings, kind)
         stack.push_async_callback(pair.close)
-        engines = InProcess(pair, settings.keep_rate, settings.answer_tokens)
-        chat, options = url + _CHAT, {"keep_rate": settings.keep_rate}
-        speculative: dict[str, Way] = {
-            "in_process": engines.speculative,
-            "skim": _client(session, chat, _NAME, settings, speculative_prefill=options),
-        }
-        ids = {"skim_ids": _ids_client(session, url + _COMPLETIONS, settings)}
-        dense: dict[str, Way] = {
-            "in_process": engines.dense,
-            "skim": _client(session, chat, _NAME, settings, speculative_prefill=False),
-        }
-        if baseline is not None:
-            dense["ray_serve_llm"] = _client(session, baseline, APP_NAME, settings)
-        cases = [("speculative", stream, 1, speculative | ids) for stream in (True, False)]
-        cases += [("speculative", True, size, speculative) for size in CONCURRENCY[1:]]
-        if kind == "vllm":
-            cases += [("dense", True, size, dense) for size in _DENSE_CONCURRENCY]
+        cases = _cases(
+            settings, kind, InProcess(pair, settings.keep_rate, settings.answer_tokens), session, url, baseline
+        )
         prompts = unseen_prompts(settings.target, settings.prompt_tokens, settings.seed)
         rows, parts = [], []
-        for index, (mode, stream, size, ways) in enumerate(cases):
+        for index, (mode, stream, size, clients) in enumerate(cases):
             done = (0 if kind == "vllm" else 0.75) + index / len(cases) * (0.75 if kind == "vllm" else 0.25)
             progress(f"{kind}, {mode}, {'' if stream else 'not '}streaming, {size} at a time", done)
-            times = await _take_turns(ways, prompts, size, stream, settings.requests)
+            times = await _take_turns(clients, prompts, size, stream, settings.requests)
             about = {"engine": kind, "mode": mode, "stream": stream, "concurrency": size}
-            rows.append(about | {"ways": {way: _summary(taken) for way, taken in times.items()}} | added(times))
+            rows.append(about | {"paths": {path: _summary(taken) for path, taken in times.items()}} | added(times))
             if mode == "speculative" and stream and size == 1:
-                through = [await explained(session, chat, timed) for timed in times["skim"]]
+                through = [await explained(session, url + _CHAT, timed) for timed in times["skim"]]
                 parts = parts_table(times["in_process"], through)
     return {"rows": rows, "parts": parts}
 
 
+def _pair(settings: OverheadSettings, kind: str) -> AsyncPair:
+    """The engines of the path in_process."""
+    halves = {
+        pool: EngineSettings(
+            getattr(settings, pool), kind, _engine_options(settings, pool, kind), environment=_environment(pool)
+        )
+        for pool in ("speculator", "target")
+    }
+    return AsyncPair(speculator=halves["speculator"], target=halves["target"])
+
+
+def _cases(
+    settings: OverheadSettings,
+    kind: str,
+    engines: InProcess,
+    session: aiohttp.ClientSession,
+    url: str,
+    baseline: str | None,
+) -> list[tuple[str, bool, int, dict[str, Client]]]:
+    """Mode, streaming, concurrency and the clients by path, one entry per row.
+
+    url: of the router. baseline: the chat endpoint of ray.serve.llm, or None.
+    """
+    chat, options = url + _CHAT, {"keep_rate": settings.keep_rate}
+    speculative: dict[str, Client] = {
+        "in_process": engines.speculative,
+        "skim": _chat_client(session, chat, _NAME, settings, speculative_prefill=options),
+    }
+    ids = {"skim_ids": _ids_client(session, url + _COMPLETIONS, settings)}
+    dense: dict[str, Client] = {
+        "in_process": engines.dense,
+        "skim": _chat_client(session, chat, _NAME, settings, speculative_prefill=False),
+    }
+    if baseline is not None:
+        dense["ray_serve_llm"] = _chat_client(session, baseline, APP_NAME, settings)
+    cases = [("speculative", stream, 1, speculative | ids) for stream in (True, False)]
+    cases += [("speculative", True, size, speculative) for size in CONCURRENCY[1:]]
+    if kind == "vllm":
+        cases += [("dense", True, size, dense) for size in _DENSE_CONCURRENCY]
+    return cases
+
+
 async def _take_turns(
-    ways: Mapping[str, Way], prompts: Iterator[ChatPrompt], size: int, stream: bool, requests: int
+    clients: Mapping[str, Client], prompts: Iterator[ChatPrompt], size: int, stream: bool, requests: int
 ) -> dict[str, list[Timed]]:
-    """Each wave of `size` prompts at once, one way after the other; times by way, in the prompts' order."""
-    times: dict[str, list[Timed]] = {name: [] for name in ways}
+    """Send each wave of `size` prompts at once, on one path after the other. Returns the times by path, in the order of
+    the prompts.
+    """
+    times: dict[str, list[Timed]] = {path: [] for path in clients}
     warm_ups = _WARM_UPS.get(size, 0)
     for wave in range(warm_ups + max(2, -(-requests // size))):
         batch = [next(prompts) for _ in range(size)]
-        for name, way in ways.items():
-            taken = await asyncio.gather(*(way(prompt, stream) for prompt in batch))
+        for path, client in clients.items():
+            taken = await asyncio.gather(*(client(prompt, stream) for prompt in batch))
             if wave >= warm_ups:
-                times[name] += taken
-            if name == "ray_serve_llm":
+                times[path] += taken
+            if path == "ray_serve_llm":
                 await asyncio.sleep(SETTLE_S)
     return times
 
@@ -271,21 +231,23 @@ def _summary(times: list[Timed]) -> dict[str, float]:
     }
 
 
-def _client(session: aiohttp.ClientSession, url: str, model: str, settings: OverheadSettings, **fields: Any) -> Way:
-    """Chat requests."""
+def _chat_client(
+    session: aiohttp.ClientSession, url: str, model: str, settings: OverheadSettings, **fields: Any
+) -> Client:
+    """Sends chat requests with these additional fields."""
 
-    async def way(prompt: ChatPrompt, stream: bool) -> Timed:
+    async def send(prompt: ChatPrompt, stream: bool) -> Timed:
         return await ask(session, url, _body(settings, stream, model=model, messages=prompt.messages, **fields))
 
-    return way
+    return send
 
 
-def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSettings) -> Way:
-    """Completions of the same prompt's token ids, with the same of them protected."""
+def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSettings) -> Client:
+    """Sends the prompt's token ids to /v1/completions, with the same tokens protected as in the chat request."""
 
-    async def way(prompt: ChatPrompt, stream: bool) -> Timed:
+    async def send(prompt: ChatPrompt, stream: bool) -> Timed:
         options = {"keep_rate": settings.keep_rate, "protected_spans": prompt.rendered.protected.tolist()}
-        # The same engines have just read this prompt as a chat: salted, so that they read it again.
+        # The same engines have just read this prompt as a chat request; the salt makes them read it again.
         fields = {
             "prompt": prompt.rendered.token_ids.tolist(),
             "cache_salt": uuid.uuid4().hex,
@@ -293,7 +255,7 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSett
         }
         return await ask(session, url, _body(settings, stream, model=_NAME, **fields))
 
-    return way
+    return send
 
 
 def _body(settings: OverheadSettings, stream: bool, **fields: Any) -> dict[str, Any]:

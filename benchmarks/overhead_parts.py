@@ -1,4 +1,4 @@
-"""What one way of a request adds to another: paired differences, and where the time to the first token goes."""
+"""What one request path adds to another: paired differences, and the parts of the time to first token."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,22 @@ import aiohttp
 from benchmarks.chat_client import Timed
 
 PARTS = ("tokenize", "route", "select_hop", "generate_hop", "http", "queue", "speculate", "select", "prefill")
-"""The first five are the way, the other four the engines' work."""
+"""The first five are outside the engines, the other four are the engines' work."""
 
-WAY = PARTS[:5]
+OUTSIDE_ENGINES = PARTS[:5]
 
 
 def added(times: Mapping[str, Sequence[Timed]]) -> dict[str, Any]:
-    """What each way adds to `in_process`: median and quartiles of the differences, prompt by prompt; ratio of medians.
+    """What each path adds to `in_process`: median and quartiles of the differences per prompt, and ratio of medians.
 
-    times: by way, in one order of prompts.
+    times: by path, with the prompts in the same order.
     """
     base = times["in_process"]
     return {
         "added": {
-            way: {name: _difference(base, taken, name) for name in ("first_ms", "end_ms")}
-            for way, taken in times.items()
-            if way != "in_process"
+            path: {name: _difference(base, taken, name) for name in ("first_ms", "end_ms")}
+            for path, taken in times.items()
+            if path != "in_process"
         }
     }
 
@@ -37,10 +37,11 @@ def _difference(base: Sequence[Timed], other: Sequence[Timed], name: str) -> dic
 
 
 async def explained(session: aiohttp.ClientSession, url: str, timed: Timed) -> dict[str, float]:
-    """The parts of one request that went through the router at `url`; they sum up to its `first_ms`.
+    """The parts of one request to the router at `url`. Their sum is its `first_ms`.
 
-    `Server-Timing` has the engines' parts, both hops as one (`transfer`) and their `total`; the explain view has the
-    first hop alone. What is left of the router's total is its own work (`route`); of the client's time, HTTP.
+    `Server-Timing` has the engines' parts, both hops together (`transfer`) and the `total`. The view of the selection
+    has the first hop alone. The rest of the router's total is its own work (`route`), the rest of the client's time is
+    HTTP.
     """
     view = f"{url.removesuffix('/chat/completions')}/requests/{timed.request_id}/selection"
     async with session.get(view) as response:
@@ -50,7 +51,7 @@ async def explained(session: aiohttp.ClientSession, url: str, timed: Timed) -> d
 
 
 def split(timed: Timed, select_hop: float) -> dict[str, float]:
-    """As `explained`, from the explain view's part."""
+    """As `explained`, from the first hop's milliseconds."""
     parts = dict(timed.parts)
     total, transfer = parts.pop("total"), parts.pop("transfer")
     hops = {"select_hop": select_hop, "generate_hop": transfer - select_hop}
@@ -59,7 +60,7 @@ def split(timed: Timed, select_hop: float) -> dict[str, float]:
 
 
 def parts_table(in_process: Sequence[Timed], through: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Medians in milliseconds of each part on both ways, and their difference; 0 where a way has no such part."""
+    """The medians of each part on both paths in milliseconds, and their difference. A missing part counts as 0."""
     rows = []
     for part in PARTS:
         ours = statistics.median(parts.get(part, 0.0) for parts in through)

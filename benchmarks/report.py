@@ -45,7 +45,7 @@ SECTIONS = (
     Section("ttft", "Time to first token", "benchmarks.ttft_results"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
-    Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.overhead"),
+    Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.overhead_results"),
     Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),
     Section("scale", "Autoscaling under a step of the load", "benchmarks.scale"),

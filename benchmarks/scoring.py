@@ -142,7 +142,7 @@ def describe(result: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one row per length. Cells of what was not measured are empty."""
     columns = ["prompt", "scoring ms", "reading keys ms", "scoring / reading", "GB/s read", "peak MiB", "keys MiB"]
-    columns += ["prefill ms", "scoring in request ms", "share of prefill"]
+    columns += ["prefill ms", "in request ms", "share of prefill"]
     return columns, [
         [f"{row['prompt_tokens']:,}", *_alone_cells(row["alone"]), *_share_cells(row["prefill"])]
         for row in result["rows"]

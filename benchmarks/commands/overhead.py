@@ -26,6 +26,7 @@ def overhead(
 ) -> None:
     """Latency that the router, Ray and the network add, compared with calling the engines in one process."""
     from benchmarks import overhead as benchmark
+    from benchmarks import overhead_results
 
     settings = benchmark.OverheadSettings(
         target=str(target.absolute()),
@@ -37,4 +38,4 @@ def overhead(
         seed=seed,
         ray_llm=ray_llm,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(overhead_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.chat_client import Timed
-from benchmarks.overhead import describe, table
-from benchmarks.overhead_parts import PARTS, WAY, added, parts_table, split
+from benchmarks.overhead_parts import OUTSIDE_ENGINES, PARTS, added, parts_table, split
+from benchmarks.overhead_results import describe, table
 from router.server_timing import read_server_timing
 
 
@@ -33,7 +33,7 @@ def test_the_parts_sum_up_to_the_clients_time() -> None:
     assert set(parts) == set(PARTS)
 
 
-def test_parts_that_a_way_has_not_are_zero() -> None:
+def test_parts_that_a_path_does_not_have_are_zero() -> None:
     through = [dict.fromkeys(PARTS, 2.0), dict.fromkeys(PARTS, 3.0), dict.fromkeys(PARTS, 9.0)]
     rows = parts_table([Timed(10.0, 12.0, 2, {"queue": 1.0, "select_hop": 0.5})] * 3, through)
     by_part = {row["part"]: row for row in rows}
@@ -41,15 +41,15 @@ def test_parts_that_a_way_has_not_are_zero() -> None:
     assert (by_part["tokenize"]["skim_ms"], by_part["tokenize"]["in_process_ms"]) == (3.0, 0.0)
     assert by_part["queue"]["added_ms"] == 2.0
     assert by_part["select_hop"]["added_ms"] == 2.5
-    assert set(WAY) < set(PARTS)
+    assert set(OUTSIDE_ENGINES) < set(PARTS)
 
 
-def test_the_table_has_a_row_for_each_way() -> None:
-    ways = {"requests": 8, "first_ms": 100.0, "first_p90_ms": 120.0, "end_ms": 130.0, "ms_per_token": 2.0}
+def test_the_table_has_a_row_for_each_path() -> None:
+    times = {"requests": 8, "first_ms": 100.0, "first_p90_ms": 120.0, "end_ms": 130.0, "ms_per_token": 2.0}
     difference = {"median": 12.3, "low": 11.0, "high": 14.0, "ratio": 1.12}
     row = {"engine": "vllm", "mode": "dense", "stream": True, "concurrency": 8}
-    more = {way: {"first_ms": difference, "end_ms": difference} for way in ("skim", "skim_ids", "ray_serve_llm")}
-    row |= {"ways": dict.fromkeys(("in_process", *more), ways), "added": more}
+    more = {path: {"first_ms": difference, "end_ms": difference} for path in ("skim", "skim_ids", "ray_serve_llm")}
+    row |= {"paths": dict.fromkeys(("in_process", *more), times), "added": more}
     settings = {"target": "t", "speculator": "s", "prompt_tokens": 2048, "answer_tokens": 16, "keep_rate": 0.2}
     parts = {"vllm": [{"part": "http", "skim_ms": 7.0, "in_process_ms": 0.0, "added_ms": 7.0}]}
     result = {"settings": settings | {"requests": 8}, "rows": [row], "parts": parts}
