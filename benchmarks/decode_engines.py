@@ -1,6 +1,6 @@
-"""The engines of `skim bench decode`: one speculator and a target for each way of drafting, one core to each pool.
+"""The engines of `skim bench decode`: one speculator and a target for each method of drafting, one core per pool.
 
-Prompts are compressed by the speculator; only decoding is timed, from a request's first token to its last.
+The speculator compresses the prompts. Only decoding is timed, from the first token of an answer to its last.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Mode:
 
 
 def modes(drafts: int) -> dict[str, Mode]:
-    """The modes by name; all but `remote_adaptive` verify up to K drafts always."""
+    """The modes by name. All modes except `remote_adaptive` verify up to K drafts in every step."""
     fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off")
     ahead = {name: fixed.model_copy(update={"draft_ahead": name}) for name in ("chain", "branches")}
     return {
@@ -56,11 +56,12 @@ MODES = tuple(modes(1))
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """prompts: per set. batch: requests at a time. drafts: K. rounds: sets per mode, after one that is not counted.
+    """prompts: number per round and mode. batch: requests that run at the same time. drafts: K. rounds: measured
+    rounds, after one warm-up round.
 
-    prompt_tokens: each length is measured by itself, on the same engines. look_ahead: tokens that come with the
-    selection, the first drafts. modes: names of `MODES`; `plain` is always measured. target_layers: pad the target to
-    so many.
+    prompt_tokens: prompt lengths, measured one after the other on the same engines. look_ahead: tokens that come with
+    the selection and are the first drafts. target_layers: number of layers to pad the target to. modes: names in
+    `MODES`; `plain` is always measured.
     """
 
     target: str
@@ -80,7 +81,7 @@ class DecodeSettings:
 
 @dataclass
 class _Answer:
-    """When an answer's first and last token came, and how many there were."""
+    """When the first and the last token of an answer came (time.perf_counter), and the number of tokens."""
 
     first: float = 0.0
     last: float = 0.0
@@ -89,7 +90,7 @@ class _Answer:
 
 @dataclass
 class DecodeEngines:
-    """The speculator with its draft channel, a target for each way of drafting, and the drafting rounds' times."""
+    """The speculator with its draft channel, a target for each method of drafting, and the times of drafting rounds."""
 
     settings: DecodeSettings
     speculator: AsyncPair
@@ -138,7 +139,7 @@ class DecodeEngines:
         for start in range(0, len(prompts), settings.batch):
             batch = prompts[start : start + settings.batch]
             answers = await asyncio.gather(*(self._decode(target, prompt, mode) for prompt in batch))
-            # The first token comes from the prefill; what follows is decoding.
+            # The first token comes from the prefill; the others come from decoding.
             seconds += max(answer.last for answer in answers) - min(answer.first for answer in answers)
             tokens += sum(answer.tokens - 1 for answer in answers)
         return {
@@ -152,7 +153,7 @@ class DecodeEngines:
         }
 
     def _session_bytes(self, prompt: KeptPrompt, mode: Mode) -> int:
-        """Keys and values of the prompt tokens that the drafter reads, float32."""
+        """Bytes of the float32 keys and values of the prompt tokens that the drafter reads."""
         config = AutoConfig.from_pretrained(self.settings.speculator)
         per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
         kept = mode.decode is not None and mode.decode.draft_context == "kept"
@@ -186,7 +187,7 @@ class DecodeEngines:
 
 def _target_options(settings: DecodeSettings) -> dict[str, dict[str, Any]]:
     """The engine options of each target, by the names in `Mode.engine`."""
-    # Room for a whole prompt, not for the model's longest: with many layers its KV cache is large.
+    # Room for one whole prompt. The model's longest prompt would need a large KV cache with many layers.
     room = {"max_model_len": max(settings.prompt_tokens) + settings.answer_tokens + settings.drafts}
     decode = {"max_draft_tokens": settings.drafts}
     drafting: dict[str, dict[str, Any]] = {
@@ -198,13 +199,13 @@ def _target_options(settings: DecodeSettings) -> dict[str, dict[str, Any]]:
 
 
 async def _decode_stats(target: AsyncPair) -> dict[str, Any]:
-    """`VllmTarget.decode_stats`: what vLLM's speculation has counted."""
+    """The counters of vLLM's speculation (`VllmTarget.decode_stats`)."""
     stats: dict[str, Any] = await target.target.decode_stats()  # type: ignore[attr-defined]
     return stats
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any], drafts: int) -> dict[str, Any]:
-    """What vLLM's speculation counters gained; zeros for an engine without speculation."""
+    """The increase of vLLM's speculation counters; zeros for an engine without speculation."""
     gained: dict[str, Any] = {
         name: after.get(name, 0) - before.get(name, 0) for name in ("rounds", "drafts", "accepted")
     }

@@ -1,4 +1,4 @@
-"""The engines called from this process, without router, Ray or wire; and the prompts for them."""
+"""Timed calls of engines in this process, without router, Ray and network, and the prompts for them."""
 
 import time
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ Case = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: the target's. kept: share of the prompt's tokens that the target read."""
+    """text: the target's answer. kept: share of the prompt's tokens that the target read."""
 
     text: str
     kept: float

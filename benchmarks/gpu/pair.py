@@ -1,4 +1,4 @@
-"""What the measurements ask of a pair of models, whichever engine runs them."""
+"""The interface of a pair of models to the measurements, for every engine."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 
 @dataclass
 class Timed:
-    """One run. ms: from the request to the first token. parts: milliseconds by name. kept: what the target read."""
+    """One run. ms: from the request to the first token. parts: milliseconds by name. kept: the kept prompt."""
 
     ms: float
     kept: KeptPrompt
@@ -17,9 +17,9 @@ class Timed:
 
 @dataclass
 class Decoded:
-    """One answer. seconds: from its first token to its last; tokens: those after the first.
+    """One answer. ids: the whole answer. seconds: from its first token to its last. tokens: number after the first one.
 
-    verifications: target forwards with drafts, accepted: drafts that held. ids: the whole answer.
+    verifications: forwards of the target with drafts. accepted: number of accepted drafts.
     """
 
     ids: list[int]
@@ -30,7 +30,7 @@ class Decoded:
 
 
 class Pair(Protocol):
-    """A target and a speculator on one device. Every call reads its prompt anew: nothing comes from a prefix cache."""
+    """A target and a speculator on one device. Every call runs its whole prefill; nothing comes from a prefix cache."""
 
     engine: str
     stock: bool
@@ -41,7 +41,7 @@ class Pair(Protocol):
         ...
 
     async def skim(self, ids: Int32Array, options: SelectionOptions) -> Timed:
-        """Select with the speculator, then the target's first token from what was kept."""
+        """Select with the speculator, then run the target to its first token from the kept prompt."""
         ...
 
     async def read(self, ids: Int32Array) -> float:
@@ -59,16 +59,16 @@ class Pair(Protocol):
     async def drafted(
         self, ids: Int32Array, kept: KeptPrompt, answer: list[int], drafts: int, acceptance: float, *, instant: bool
     ) -> Decoded:
-        """Decode with `drafts` drafts a step, each of which holds with probability `acceptance` if those before did.
+        """Decode with `drafts` drafts per step. Each is accepted with probability `acceptance` if those before it are.
 
-        answer: the target's own, by `plain`. instant: drafts come without the speculator's work.
+        answer: the target's own, from `plain`. instant: the speculator does not draft.
         """
         ...
 
     async def draft_ms(self, ids: Int32Array, drafts: int) -> float:
-        """Milliseconds in which the speculator, having read `ids`, drafts `drafts` tokens."""
+        """Milliseconds that the speculator takes to draft `drafts` tokens after its prefill of `ids`."""
         ...
 
     def memory(self) -> dict[str, Any]:
-        """Peak bytes, by what the engine can tell."""
+        """Bytes of memory, by the name of what the engine can measure."""
         ...

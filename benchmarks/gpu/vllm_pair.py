@@ -1,8 +1,9 @@
-"""The pair in vLLM: the project's own engines and hooks over folders without weights (`load_format=dummy`).
+"""The pair in vLLM: Skim's own engines and hooks over model folders without weights (`load_format=dummy`).
 
-Both engines live on one device and share its memory. Acceptance is forced at the draft channel: the speculator really
-drafts, and what it drafted is replaced by the target's own answer, as far as a seeded coin lets it, so that each step
-costs what it would. What holds is counted by the target; where batch shapes change a near tie, it is less than asked.
+Both engines run on one device and share its memory. Acceptance is forced at the draft channel: the speculator really
+drafts, so a step has its normal cost, and then its drafts are replaced by tokens of the target's own answer or by
+wrong tokens, as a seeded random generator decides. The target counts the accepted drafts. They can be fewer than
+forced, if another batch shape changes the target's choice between two almost equal tokens.
 """
 
 import time
@@ -29,7 +30,10 @@ _NOTHING = np.empty(0, np.int32)
 
 @dataclass
 class Forced:
-    """What is drafted for one session: its answer, and how often the next draft holds."""
+    """The forced drafts of one session. answer: the target's own. acceptance: probability that the next draft is right.
+
+    instant: the speculator does not draft.
+    """
 
     answer: list[int]
     acceptance: float
@@ -37,7 +41,7 @@ class Forced:
     instant: bool
 
     def drafts(self, row: DraftRow) -> Draft:
-        """At most as many as the row asks for and the answer has. After the first wrong draft, all are wrong."""
+        """The next drafts: as many as the row asks for and the answer has. After a wrong draft, all are wrong."""
         start = row.position + row.tokens.size
         tokens = np.array(self.answer[start : start + row.max_drafts], np.int32)
         held = int(np.cumprod(self.coin.random(tokens.size) < self.acceptance).sum())
@@ -47,9 +51,9 @@ class Forced:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is started. kept: tokens that the target holds. read: tokens that the speculator holds.
+    """The engines to start. kept: tokens that the target holds. read: tokens that the speculator holds.
 
-    drafts: K of a target that verifies remote drafts, 0 for one that does not. stock: a further target without drafts.
+    drafts: K of a target that verifies remote drafts, or 0. stock: also start a target without drafts.
     """
 
     preset: Preset
@@ -61,7 +65,7 @@ class Plan:
     eager: bool = False
 
     def shares(self) -> list[float]:
-        """Of the device's memory: the speculator's, then each target's. Raises SkimError if it does not fit."""
+        """Shares of the device's memory: the speculator's, then each target's. Raises SkimError if they do not fit."""
         target, speculator = configs(self.preset)
         small = {"working_gib": 1.0} if self.device == "cpu" else {}
         needs = [need("the speculator", speculator, self.read, **small), need("the target", target, self.kept, **small)]
@@ -77,7 +81,7 @@ class Plan:
 
 
 class VllmPair:
-    """Both engines in vLLM, and perhaps a further target without drafts. Made by `start`."""
+    """Both engines in vLLM, and optionally a second target without drafts. Made by `start`."""
 
     engine = "vllm"
 
@@ -135,7 +139,7 @@ class VllmPair:
         return Timed(total, selection.kept, {**parts, "scoring": scoring, "prefill": prefill})
 
     async def read(self, ids: Int32Array) -> float:
-        """A draft of one token over a session of its own: a prefill and one sampled token, no queries, no scores."""
+        """Drafts one token in a new session: a prefill and one sampled token, without queries and scores."""
         name, speculator = self._pair.name("gpu"), self._pair.speculator
         began = time.perf_counter()
         kept = KeptPrompt.dense(ids)
@@ -182,7 +186,7 @@ class VllmPair:
         return elapsed
 
     def memory(self) -> dict[str, Any]:
-        """The device's used memory: the engines' processes hold it, so the device is asked."""
+        """The used memory of the device. Other processes hold the engines, so torch in this process cannot count it."""
         if self._device != "cuda":
             return {"device_used_bytes": None}
         total, free = device_memory("cuda")
@@ -213,7 +217,7 @@ class VllmPair:
         answer: list[int] = []
         first = last = 0.0
         at_first = 0
-        # Salted with a new name: nothing comes from the prefix cache.
+        # The new name is also the cache salt, so nothing comes from the prefix cache.
         async for output in pair.generate(kept, sampling, decode=decode, cache_salt=self._pair.name("gpu")):
             last = time.perf_counter()
             answer += output.completions[0].token_ids.tolist()
@@ -222,7 +226,7 @@ class VllmPair:
         return Decoded(answer, last - first, len(answer) - at_first)
 
     async def _answer(self, service: DraftService, request: DraftRequest) -> DraftReply:
-        """Answer on the draft channel: draft for the sessions that are not instant, then reply the forced drafts."""
+        """Answer on the draft channel: draft for sessions that are not instant, then reply with the forced drafts."""
         working = [row for row in request.rows if not self._forced[row.session].instant]
         await service.handle(replace(request, rows=working))
         return DraftReply(request.sequence, [self._forced[row.session].drafts(row) for row in request.rows])
