@@ -44,13 +44,14 @@ class DraftRow:
 class SessionState:
     """A lost session as the target knows it. From it the speculator can draft again, over the kept tokens.
 
-    draft_ahead: the request's option; None means the speculator's default.
+    draft_ahead: the request's option; None means the speculator's default. cache_salt: the request's.
     """
 
     session: str
     prompt: KeptPrompt
     answer: Int32Array
     draft_ahead: DraftAhead | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

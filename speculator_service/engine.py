@@ -74,10 +74,10 @@ class SpeculatorEngine(Protocol):
         """
         ...
 
-    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """Open a session over a kept prompt, prefilled at its original positions.
 
-        Used for `draft_context: kept`, and to restore a lost session.
+        Used for `draft_context: kept`, and to restore a lost session. cache_salt: as in `score`.
         """
         ...
 

@@ -83,7 +83,7 @@ class MockSpeculator(BranchingEngine):
         """The most probable token after `token`. Each following id has half the probability of the one before it."""
         return int(_hash(np.array([token]))[0] * self.info.vocab_size)
 
-    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)
         await asyncio.sleep((self._latency_ms + self._ms_per_token * prompt.token_ids.size) / 1e3)

@@ -54,7 +54,7 @@ class SpeculatorService:
             session=SessionHandle(self.address, request.request_id) if self.address and context else None,
         )
         if context == "kept":
-            await self.engine.open_session(request.request_id, prompt)
+            await self.engine.open_session(request.request_id, prompt, cache_salt=request.cache_salt)
         timings = {**scores.timings, "select": (perf_counter() - start) * 1e3}
         importance = scores.importance.to(torch.float32).numpy() if request.return_importance else None
         return Selection(kept=prompt, coverage=coverage, importance=importance, timings=timings)

@@ -163,7 +163,7 @@ class DraftService:
             async with session.lock:
                 if ending := self._ending.get(session.id):
                     await asyncio.wait({ending})
-                await self._engine.open_session(session.id, state.prompt)
+                await self._engine.open_session(session.id, state.prompt, cache_salt=state.cache_salt)
             session.opening = False
             self.counters.restored += 1
         except Exception as error:

@@ -100,7 +100,7 @@ class TransformersSpeculator(BranchingEngine):
         session = request_id if keep_session else None
         return await self._on_worker(lambda c: self._score(token_ids.tolist(), options, submitted, session, c))
 
-    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """As `SpeculatorEngine.open_session`. Raises InvalidRequestError if the prompt is longer than the model's."""
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)

@@ -84,11 +84,11 @@ class VllmSpeculator(BranchingEngine):
             self._sessions.add(request_id, EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt))
         return Scores(importance, payload["tokens"], {"queue": total - speculate, "speculate": speculate})
 
-    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """See `SpeculatorEngine.open_session`."""
         check_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
-        opened = EngineSession.over(prompt)
+        opened = EngineSession.over(prompt, cache_salt)
         read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)

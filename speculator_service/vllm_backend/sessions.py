@@ -50,12 +50,12 @@ class EngineSession:
         self.read = self.prompt
 
     @classmethod
-    def over(cls, prompt: KeptPrompt) -> "EngineSession":
+    def over(cls, prompt: KeptPrompt, cache_salt: str | None = None) -> "EngineSession":
         """A session of a kept prompt. The engine computes its tokens at their original positions (`vllm_hooks`)."""
         extra_args = None
         if not prompt.is_dense:
             extra_args = {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
-        return cls(prompt.token_ids, prompt.context_length, extra_args=extra_args)
+        return cls(prompt.token_ids, prompt.context_length, cache_salt, extra_args)
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ class DraftedRequests:
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
-            session = TargetSession(settings.session, prompt, settings.draft_ahead)
+            session = TargetSession(settings.session, prompt, settings.draft_ahead, settings.cache_salt)
         # A new request starts with the average acceptance of all requests.
         count = DraftCount(min(settings.max_drafts, self._most), settings.adaptive, replace(self._acceptance))
         self._requests[request_id] = DraftedRequest(count, settings.look_ahead, session, temperature, top_m)

@@ -16,7 +16,7 @@ DRAFTING = "skim_drafting"
 class DraftSettings:
     """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
 
-    draft_ahead: sent to the speculator if it must restore the session.
+    draft_ahead, cache_salt: sent to the speculator if it must restore the session.
     """
 
     max_drafts: int
@@ -25,6 +25,7 @@ class DraftSettings:
     draft_ahead: DraftAhead
     look_ahead: Int32Array
     session: SessionHandle | None
+    cache_salt: str | None = None
 
 
 def encode_settings(request: GenerateRequest) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def encode_settings(request: GenerateRequest) -> dict[str, Any]:
         "draft_ahead": decode.draft_ahead,
         "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
         "session": [session.address, session.id] if session else None,
+        "cache_salt": request.cache_salt,
     }
 
 
@@ -52,6 +54,7 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
         draft_ahead=sent["draft_ahead"],
         look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
         session=SessionHandle(*sent["session"]) if sent["session"] else None,
+        cache_salt=sent["cache_salt"],
     )
 
 

@@ -89,7 +89,7 @@ class KnowingEngine:
         self._answers, self._error_rate, self._vocab_size = answers, error_rate, vocab_size
         self._rng = np.random.default_rng(0)
 
-    async def open_session(self, session: str, prompt: KeptPrompt) -> None:
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """There is nothing to read."""
 
     async def close_session(self, session: str) -> None:

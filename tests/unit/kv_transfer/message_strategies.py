@@ -119,7 +119,12 @@ model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names)
 small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
 draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))
 session_states = st.builds(
-    SessionState, names, kept_prompts(), id_arrays(), st.sampled_from([None, "off", "chain", "branches"])
+    SessionState,
+    names,
+    kept_prompts(),
+    id_arrays(),
+    st.sampled_from([None, "off", "chain", "branches"]),
+    st.none() | names,
 )
 
 

@@ -31,7 +31,7 @@ class ScriptedEngine:
         self.asked = asked
         return self.scores
 
-    async def open_session(self, session, prompt):
+    async def open_session(self, session, prompt, *, cache_salt=None):
         self.opened.append((session, prompt))
 
 

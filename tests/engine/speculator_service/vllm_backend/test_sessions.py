@@ -195,6 +195,26 @@ async def test_salts_share_nothing(rig):
     await rig.engine.close_session("s")
 
 
+@pytest.mark.parametrize("length", [320, 20], ids=["whole blocks", "a partial block"])
+async def test_kept_sessions_of_two_tenants_share_nothing(rig, monkeypatch, length):
+    """The same tokens at the same positions: each salt computes its own KV, and finds it again."""
+    generate, cached = rig.engine._generate, []
+
+    async def noting(*arguments):
+        output = await generate(*arguments)
+        cached.append(output.num_cached_tokens or 0)
+        return output
+
+    monkeypatch.setattr(rig.engine, "_generate", noting)
+    prompt = kept_of(random_prompt(2 * length, seed=31), 31)
+    for salt in (None, "one", "one", "two", None):
+        await rig.engine.open_session("k", prompt, cache_salt=salt)
+        await rig.engine.close_session("k")
+    found = cached[2]
+    assert cached == [0, 0, found, 0, found]
+    assert found > 0
+
+
 async def test_control_positions_that_are_not_restored_are_seen(rig):
     """Read the kept tokens without their original positions: most drafts must differ."""
 

@@ -69,7 +69,7 @@ class ToyEngine:
         self._busy = set()
         self.overlaps = 0
 
-    async def open_session(self, session, prompt):
+    async def open_session(self, session, prompt, *, cache_salt=None):
         await self._work("open", session)
         self.sessions.add(session)
 

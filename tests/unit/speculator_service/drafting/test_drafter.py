@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ async def test_a_restored_session_drafts_ahead_as_its_request_asked(asked, mode)
 
 async def test_a_prompt_that_cannot_be_read_again_is_lost():
     class Refusing(ToyEngine):
-        async def open_session(self, session, prompt):
+        async def open_session(self, session, prompt, *, cache_salt=None):
             raise InvalidRequestError("too long")
 
     service = opened(Refusing(TABLE))
@@ -300,3 +301,17 @@ async def test_greedy_answers_are_the_same_in_every_mode(mode, branching):
     assert (service.counters.ahead_hits > 0) == (mode != "off")
     assert (engine.calls["draft_many"] > 0) == (mode != "off" and branching)
     await service.close()
+
+
+async def test_a_restored_session_keeps_its_cache_salt():
+    salts = []
+
+    class Salted(ToyEngine):
+        async def open_session(self, session, prompt, *, cache_salt=None):
+            salts.append(cache_salt)
+            await super().open_session(session, prompt)
+
+    service = opened(Salted(TABLE))
+    await ask(service, restored=[replace(session_state([1], "a"), cache_salt="tenant")])
+    await settle()
+    assert salts == ["tenant"]

@@ -170,3 +170,14 @@ def test_drafts_resume_once_after_an_interruption() -> None:
     resuming.interrupted = True
     assert resuming.mark_drafted()
     assert not resuming.mark_drafted()
+
+
+def test_a_restored_session_keeps_its_cache_salt() -> None:
+    """Else the KV of one tenant's session would be shared with others."""
+    session = TargetSession(SessionHandle("a:1", "s"), lambda: PROMPT, cache_salt="tenant")
+    session.mark_lost()
+    asked = session.ask(ids(4, 5), 2, 0.0, 0)
+    assert asked is not None
+    restored = asked[1]
+    assert restored is not None
+    assert decode(encode(DraftRequest(1, restored=[restored])), DraftRequest).restored[0].cache_salt == "tenant"
