@@ -50,7 +50,7 @@ SPECULATOR = Shape(layers=2, heads=4, kv_heads=2, intermediate=704)
 
 
 @dataclass(frozen=True)
-class Pair:
+class BenchPair:
     """Two model folders with the same tokenizer, and the shapes of the models."""
 
     target: Path
@@ -59,9 +59,9 @@ class Pair:
     speculator_shape: Shape = SPECULATOR
 
 
-def bench_pair(target: Shape = TARGET, speculator: Shape = SPECULATOR, seed: int = 0) -> Pair:
+def bench_pair(target: Shape = TARGET, speculator: Shape = SPECULATOR, seed: int = 0) -> BenchPair:
     """The pair with these shapes. It is made if it does not exist yet. Raises SkimError without the demo models."""
-    return Pair(make_model(target, seed), make_model(speculator, seed + 1), target, speculator)
+    return BenchPair(make_model(target, seed), make_model(speculator, seed + 1), target, speculator)
 
 
 def make_model(shape: Shape, seed: int) -> Path:
@@ -131,7 +131,7 @@ def prefill_flops(shape: Shape, tokens: int) -> float:
     return 2.0 * weights * tokens + attention
 
 
-def flop_ratio(pair: Pair, tokens: int, keep_rate: float) -> float:
+def flop_ratio(pair: BenchPair, tokens: int, keep_rate: float) -> float:
     """Operations of the dense prefill, divided by those of the speculator's prefill plus the target's kept tokens.
 
     It is an upper bound of the speed-up if time is proportional to operations.

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.models import Pair, bench_pair, flop_ratio, random_prompt
+from benchmarks.models import BenchPair, bench_pair, flop_ratio, random_prompt
 from benchmarks.progress import Progress, silent
 from benchmarks.servers import MODEL, SETTLE_S, engine_environment, engine_options, skim_config, stock_server
 
@@ -116,7 +116,7 @@ def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
 
 
 async def _measure(
-    settings: TtftSettings, pair: Pair, urls: dict[str, str], longest: int, progress: Progress
+    settings: TtftSettings, pair: BenchPair, urls: dict[str, str], longest: int, progress: Progress
 ) -> list[Timing]:
     from benchmarks.stock import StockEngine, StreamingClient
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.gpu.pair import Decoded, Pair
+from benchmarks.gpu.pair import Decoded, MeasuredPair
 from benchmarks.gpu.ttft import prompt_ids
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
@@ -36,7 +36,7 @@ class GpuDecodeSettings:
     rounds: int = 3
 
 
-async def run(pair: Pair, settings: GpuDecodeSettings, progress: Progress = silent) -> dict[str, Any]:
+async def run(pair: MeasuredPair, settings: GpuDecodeSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure. `lengths`: one entry per prompt length, with its modes, the costs of a step and the computed rows."""
     began, entries = machine(), []
     for index, length in enumerate(settings.lengths):
@@ -54,7 +54,7 @@ def _tell(progress: Progress, what: str, index: int, settings: GpuDecodeSettings
     progress(f"{settings.lengths[index]} tokens, {what}", index / len(settings.lengths))
 
 
-async def _length(pair: Pair, settings: GpuDecodeSettings, length: int, tell: Any) -> dict[str, Any]:
+async def _length(pair: MeasuredPair, settings: GpuDecodeSettings, length: int, tell: Any) -> dict[str, Any]:
     runs: dict[str, list[Decoded]] = {}
     draft_ms = []
     for round in range(settings.rounds + 1):
@@ -76,7 +76,7 @@ async def _length(pair: Pair, settings: GpuDecodeSettings, length: int, tell: An
     return {"prompt_tokens": length, "modes": modes, "costs": costs, "computed": computed(costs, settings.drafts)}
 
 
-async def _round(pair: Pair, settings: GpuDecodeSettings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
+async def _round(pair: MeasuredPair, settings: GpuDecodeSettings, ids: Any, kept: KeptPrompt) -> dict[str, Decoded]:
     """Run each mode once on one kept prompt."""
     plain = await pair.plain(kept, settings.answer_tokens)
     found = {"plain": plain}

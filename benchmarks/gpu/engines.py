@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.gpu.memory import device_memory, need, shares
-from benchmarks.gpu.pair import Pair
+from benchmarks.gpu.pair import MeasuredPair
 from benchmarks.gpu.presets import Preset, configs
 from benchmarks.gpu.torch_pair import TorchPair
 from benchmarks.gpu.vllm_pair import Plan, VllmPair
@@ -55,7 +55,7 @@ async def running_pair(
     kept: int | None = None,
     drafts: int = 0,
     eager: bool = False,
-) -> AsyncIterator[Pair]:
+) -> AsyncIterator[MeasuredPair]:
     """A started pair for prompts of up to `longest` tokens. It is stopped when the context ends.
 
     engine: vllm, torch or auto. kept: prompt tokens that the target must hold; None for all. drafts: K, if decoding is

@@ -29,7 +29,7 @@ class Decoded:
     accepted: int = 0
 
 
-class Pair(Protocol):
+class MeasuredPair(Protocol):
     """A target and a speculator on one device. Every call runs its whole prefill; nothing comes from a prefix cache."""
 
     engine: str

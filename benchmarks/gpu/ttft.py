@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.gpu.pair import Pair
+from benchmarks.gpu.pair import MeasuredPair
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from kv_transfer.messages import SelectionOptions
@@ -37,7 +37,7 @@ def prompt_ids(length: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(16, 700, length, dtype=np.int32)
 
 
-async def run(pair: Pair, settings: GpuTtftSettings, progress: Progress = silent) -> dict[str, Any]:
+async def run(pair: MeasuredPair, settings: GpuTtftSettings, progress: Progress = silent) -> dict[str, Any]:
     """Measure. `rows`: one per length and keep rate, with medians over the rounds."""
     began = machine()
     cases = [(length, rate) for length in settings.lengths for rate in settings.keep_rates]
@@ -59,7 +59,9 @@ async def run(pair: Pair, settings: GpuTtftSettings, progress: Progress = silent
     }
 
 
-async def _length(pair: Pair, settings: GpuTtftSettings, length: int, seed: int) -> dict[float, dict[str, float]]:
+async def _length(
+    pair: MeasuredPair, settings: GpuTtftSettings, length: int, seed: int
+) -> dict[float, dict[str, float]]:
     """Measure one prompt: dense and the speculator's forward once, the rest at each keep rate."""
     ids = prompt_ids(length, seed)
     dense, read = await pair.dense(ids), await pair.read(ids)

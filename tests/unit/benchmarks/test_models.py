@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import models
-from benchmarks.models import SPECULATOR, TARGET, Pair, Shape, flop_ratio, make_model, prefill_flops, random_prompt
+from benchmarks.models import SPECULATOR, TARGET, BenchPair, Shape, flop_ratio, make_model, prefill_flops, random_prompt
 from kv_transfer.model_info import check_pair, inspect_model
 
 SMALL = Shape(layers=2, heads=2, kv_heads=1, intermediate=96)
@@ -28,7 +28,7 @@ def test_the_weights_counted_are_those_of_the_model() -> None:
 
 def test_attention_rules_long_prompts() -> None:
     assert prefill_flops(TARGET, 200_000) / prefill_flops(TARGET, 100_000) == pytest.approx(4, rel=0.1)
-    pair = Pair("", "", TARGET, SPECULATOR)  # type: ignore[arg-type]
+    pair = BenchPair("", "", TARGET, SPECULATOR)  # type: ignore[arg-type]
     assert flop_ratio(pair, 8192, 0.1) > flop_ratio(pair, 1024, 0.1) > 1
     assert flop_ratio(pair, 8192, 1.0) < 1
 

@@ -49,7 +49,7 @@ def test_the_speculator_drafts_the_answer(pair: Pair) -> None:
     assert asked.prompt.session is not None
     plain = replace(asked.prompt, session=None, look_ahead_tokens=np.empty(0, np.int32))
     again = pair.generate(plain, max_tokens=24, sampling={"ignore_eos": True})
-    assert pair._pair.drafts.metrics() == after
+    assert pair._pair.drafts.metrics()["draft_requests"] == after["draft_requests"]
     assert again.text == asked.text
 
 

@@ -134,3 +134,36 @@ def test_kept_tokens_are_highlighted():
     text = highlight_kept(["a", "b", "c", "d"], [1, 2], first=1)
     assert text.plain == "bcd"
     assert ["on" in str(span.style) for span in text.spans] == [True, True, False]
+
+
+def test_engines_take_options(skim, tmp_path):
+    file = tmp_path / "ids.json"
+    file.write_text(json.dumps(list(range(10, 110))))
+    words = ("select", "--speculator", SPECULATOR, "--prompt-ids", file, "--engine", "mock")
+    ran = skim(*words, "--speculator-options", '{"max_model_len": 50}')
+    assert (ran.code, "the speculator reads at most 50" in ran.error) == (2, True), ran.err
+    assert skim(*words, "--speculator-options", '{"max_model_len": 200}').code == 0
+
+    selection = tmp_path / "selection.json"
+    selection.write_text(json.dumps({**GOOD, "context_length": 90}))
+    words = ("generate", "--target", TARGET, "--selection", selection, "--engine", "mock")
+    ran = skim(*words, "--target-options", '{"max_model_len": 10}')
+    assert (ran.code, "the target's max_model_len is 10" in ran.error) == (2, True), ran.err
+    assert skim(*words, "--target-options", '{"max_model_len": 50}').code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("float32", "--speculator-options takes a JSON object, for example"),
+        ("[1]", "--speculator-options takes a JSON object, for example"),
+        ('{"dtype": "float32"}', "unknown mock speculator engine option 'dtype': the options are latency_ms, "),
+    ],
+)
+def test_wrong_engine_options_are_one_line(skim, tmp_path, options, message):
+    file = tmp_path / "ids.json"
+    file.write_text("[10, 11]")
+    words = ("select", "--speculator", SPECULATOR, "--prompt-ids", file, "--engine", "mock")
+    ran = skim(*words, "--speculator-options", options)
+    assert (ran.code, ran.err.count("skim: ")) == (2, 1)
+    assert message in ran.error
