@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
@@ -20,6 +21,7 @@ LONGEST_PAUSE_S = 60.0
 """The longest pause before a replica starts after failed starts, in seconds; the first one is 1 s, each next twice."""
 
 WATCH_PERIOD_S = 0.25
+KILL_TIMEOUT_S = 5.0
 
 
 class Engine(Protocol):
@@ -103,6 +105,9 @@ class EngineWatch:
 
 
 def end_process() -> None:
-    """Leave at once: the interpreter's own end would wait for an engine that does not answer."""
+    """End this replica at once. The interpreter's own end would wait for an engine that does not answer."""
     logging.shutdown()
+    # Ray reports an actor that is killed by this call as ended on purpose, and prints nothing on the user's terminal.
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+    time.sleep(KILL_TIMEOUT_S)
     os._exit(1)

@@ -102,6 +102,11 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     return f"http://{_reachable(config.router.host)}:{config.router.port}"
 
 
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    """A router that imports vLLM answers Serve's question for its queue late; the deployment starts all the same."""
+    return record.levelno >= logging.WARNING and "queue length" not in record.getMessage()
+
+
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     """Start a local Ray cluster. switches: environment variables of all its processes."""
     needed = needed_resources(config, at_most=True)
@@ -118,7 +123,7 @@ def join_ray(address: str) -> None:
 
 def _init_ray(what: str, **options: Any) -> None:
     # Serve sets this logger's level itself, so a filter is needed; the terminal shows our own progress lines.
-    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
+    logging.getLogger("ray.serve").addFilter(_is_for_the_user)
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:

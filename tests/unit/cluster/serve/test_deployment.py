@@ -1,6 +1,7 @@
 """Starting a deployment in a cluster that others may use too. Ray and Serve are replaced by fakes."""
 
 import inspect
+import logging
 import os
 from types import SimpleNamespace
 
@@ -227,3 +228,16 @@ def test_what_keeps_haproxy_out_is_told_as_progress(dry_run, monkeypatch):
         pass
     assert [line.split(":")[0] for line in told] == ["Using Serve's proxy"]
     assert "RAY_SERVE_ENABLE_HA_PROXY" not in dry_run
+
+
+@pytest.mark.parametrize(
+    ("level", "message", "shown"),
+    [
+        ("INFO", "Deploying app", False),
+        ("WARNING", "The controller is slow", True),
+        ("WARNING", "Failed to get queue length from Replica(id='x') within 0.1s.", False),
+    ],
+)
+def test_what_serve_logs_while_a_deployment_starts(level, message, shown):
+    record = logging.LogRecord("ray.serve", getattr(logging, level), "", 0, message, None, None)
+    assert deployment._is_for_the_user(record) is shown
