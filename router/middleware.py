@@ -5,23 +5,17 @@ the headers describe the selection, which is made by then. An earlier error of t
 error, for streams too. A later error ends the stream, in the same form on every endpoint.
 """
 
-import json
-from typing import Any
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
+from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext
-from router.options import DECODE, PREFILL, InvalidOptionError, PrefillOptions, SpeculationOptions, resolve_decode
+from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.server_sent_events import write_error_event
 from router.tracing import TracedRequest, traced_request
-from target_service.limits import reserved_names
-
-# A body without these needs no second JSON parse. Escapes (\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
-_TELLTALES = (b"speculative_", b"kv_transfer_params", b"vllm_xargs", b"echo", b"use_beam_search", b"\\u", b"\0")
 
 
 class SkimMiddleware:
@@ -67,8 +61,7 @@ class SkimMiddleware:
             CURRENT.reset(token)
 
     def _context(self, headers: Headers, body: bytes) -> RequestContext:
-        fields = _fields(body)
-        _refuse_reserved(fields)
+        fields = read_fields(body)
         return RequestContext(
             options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name)).decode,
@@ -116,28 +109,6 @@ class HeldResponse:
         for message in self._held:
             await self._send(message)
         self._held.clear()
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    """The body's JSON object if it may hold a field of Skim, else {}. The app refuses a malformed body."""
-    if not any(telltale in body for telltale in _TELLTALES):
-        return {}
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _refuse_reserved(fields: dict[str, Any]) -> None:
-    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
-    if fields.get("kv_transfer_params") is not None:
-        raise InvalidOptionError("kv_transfer_params is reserved for the server; leave it out", "kv_transfer_params")
-    xargs = fields.get("vllm_xargs")
-    reserved = reserved_names(xargs) if isinstance(xargs, dict) else []
-    if reserved:
-        name = reserved[0]
-        raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
 
 
 async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -88,7 +88,7 @@ class Option(Generic[Options]):
         unknown = next((name for name in given if name not in self.model.model_fields), None)
         if unknown is not None:
             known = ", ".join(self.model.model_fields)
-            param = f"{self.name}.{_clipped(unknown)}"
+            param = f"{self.name}.{clipped(unknown)}"
             raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
         try:
             return self.model.model_validate({**defaults.model_dump(), **given})
@@ -182,8 +182,9 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _shown(value: Any) -> str:
-    return _clipped(json.dumps(value, default=str))
+    return clipped(json.dumps(value, default=str))
 
 
-def _clipped(text: str) -> str:
+def clipped(text: str) -> str:
+    """`text` cut to 60 characters, to be quoted in an error."""
     return text if len(text) <= 60 else text[:57] + "..."
