@@ -7,6 +7,7 @@ Tested on CPU; `--device cuda` runs the same tests on a GPU.
 
 import asyncio
 import itertools
+import logging
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,6 +31,8 @@ from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import start_engine
+
+logger = logging.getLogger(__name__)
 
 
 class VllmSpeculator(BranchingEngine):
@@ -76,7 +79,7 @@ class VllmSpeculator(BranchingEngine):
         output = await self._generate(request_id, token_ids, self._score_sampling(options), cache_salt)
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
-            raise SkimError(f"speculator {self.info.path} gave no scores for request {request_id}")
+            raise SkimError(f"the speculator engine gave no scores for request {request_id}")
         total = 1e3 * (time.perf_counter() - began)
         speculate = min(payload["speculate_ms"], total)
         importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
@@ -143,9 +146,9 @@ class VllmSpeculator(BranchingEngine):
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine is closed or dead."""
         if self._closed:
-            raise EngineUnavailableError(f"speculator {self.info.path} was closed")
+            raise EngineUnavailableError("the speculator engine was closed")
         if self._engine.errored:
-            raise EngineUnavailableError(f"speculator {self.info.path} is dead; start it again")
+            raise EngineUnavailableError("the speculator engine is dead; restart it")
 
     def close(self) -> None:
         """Stop the engine's processes and free its memory; idempotent."""
@@ -186,9 +189,11 @@ class VllmSpeculator(BranchingEngine):
                     if output.finished:
                         return output
         except EngineDeadError as error:
-            raise EngineUnavailableError(f"speculator {self.info.path} died; start it again") from error
+            logger.error("the engine of %s died: %s", self.info.path, error)
+            raise EngineUnavailableError("the speculator engine died; restart it") from error
         except VLLMClientError as error:
             raise InvalidRequestError(f"the speculator refuses the prompt: {error}") from error
         except EngineGenerateError as error:
-            raise SkimError(f"speculator {self.info.path} failed on request {request_id}: {error.__cause__}") from error
-        raise EngineUnavailableError(f"speculator {self.info.path} ended request {request_id} without an answer")
+            logger.error("the engine of %s failed on request %s", self.info.path, request_id)
+            raise SkimError(f"the speculator engine failed on request {request_id}; its log has the cause") from error
+        raise EngineUnavailableError(f"the speculator engine ended request {request_id} without an answer")

@@ -63,7 +63,7 @@ class TransformersTarget(TargetEngine):
 
     async def check_health(self) -> None:
         if self._closed:
-            raise EngineUnavailableError(f"the target engine of {self.info.path} was closed")
+            raise EngineUnavailableError("the target engine was closed")
 
     def close(self) -> None:
         self._closed = True

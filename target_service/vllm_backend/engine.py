@@ -1,5 +1,6 @@
 """The target on vLLM: continuous batching, paged KV, prefix caching and tensor parallelism, with restored positions."""
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,8 @@ from target_service.vllm_backend.kv_connector import TransferCounts, connector_o
 from target_service.vllm_backend.outputs import generate_output
 from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
+
+logger = logging.getLogger(__name__)
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain."""
@@ -110,11 +113,13 @@ class VllmTarget(TargetEngine):
         except VLLMClientError as e:
             raise InvalidRequestError(str(e)) from e
         except (EngineDeadError, GracefulHTTPError) as e:
-            raise EngineUnavailableError(f"the target engine of {self.info.path} cannot answer: {e}") from e
+            logger.error("the engine of %s cannot answer: %s", self.info.path, e)
+            raise EngineUnavailableError("the target engine cannot answer; its log has the cause") from e
         except EngineGenerateError as e:
             if isinstance(e.__cause__, ValueError):
                 raise InvalidRequestError(str(e.__cause__)) from e
-            raise SkimError(f"the target engine failed on request {request.request_id}: {e.__cause__}") from e
+            logger.error("the engine of %s failed on request %s", self.info.path, request.request_id)
+            raise SkimError(f"the target engine failed on request {request.request_id}; its log has the cause") from e
 
     def _sampling_params(self, request: GenerateRequest) -> SamplingParams:
         """vLLM's checked parameters for this request. `extra_args` contains the kept positions."""
@@ -161,7 +166,8 @@ class VllmTarget(TargetEngine):
         try:
             await self._engine.check_health()
         except EngineDeadError as e:
-            raise EngineUnavailableError(f"the target engine of {self.info.path} is dead; restart it") from e
+            logger.error("the engine of %s is dead: %s", self.info.path, e)
+            raise EngineUnavailableError("the target engine is dead; restart it") from e
 
     def close(self) -> None:
         self._engine.shutdown()
