@@ -15,13 +15,16 @@ from typing import Any
 from kv_transfer.errors import ModelError
 from kv_transfer.messages import ModelInfo
 
+YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""RoPE types whose table is a multiple of the original one. vLLM's DeepSeek models rename yarn to the others."""
+
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tiktoken")
 
 
 def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
     """The facts of the model in folder `path`, for a pool that runs it with `engine`.
 
-    max_model_len: limit for prompt plus answer; the default is the model's max_position_embeddings.
+    max_model_len: limit for prompt plus answer; the default is the model's number of positions (`position_count`).
     Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
     """
     folder = Path(path)
@@ -29,15 +32,15 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
     config = _load_config(folder)
     text = config.get_text_config()
     architecture = _causal_architecture(folder, raw)
-    max_position = getattr(text, "max_position_embeddings", None)
-    if not isinstance(max_position, int) or max_position < 1:
+    max_position = position_count(text)
+    if not max_position:
         raise ModelError(
             f"model {path}: config.json gives no max_position_embeddings, so its longest prompt is unknown"
         )
     if max_model_len is not None and not (isinstance(max_model_len, int) and 1 <= max_model_len <= max_position):
         raise ModelError(
             f"model {path}: max_model_len must be from 1 to {max_position}, the positions the model was made for"
-            f" (max_position_embeddings), not {max_model_len!r}"
+            f" (max_position_embeddings, with the RoPE scaling of config.json), not {max_model_len!r}"
         )
     vocabulary = _load_vocabulary(folder)
     return ModelInfo(
@@ -50,6 +53,30 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
         max_position=max_position,
         engine=engine,
     )
+
+
+def position_count(text: Any) -> int:
+    """The number of positions of a text model with this transformers config; 0 if the config does not say.
+
+    It is the length of vLLM's rotary table (vllm.model_executor.layers.rotary_embedding): YaRN and linear scaling
+    lengthen the table. In llama3 and longrope configs, max_position_embeddings is already the scaled length. The table
+    of dynamic scaling has max_position_embeddings rows, so positions after them are not offered, although vLLM's
+    ModelConfig derives more. The shortest table counts if layers have different ones.
+    """
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = [part for part in rope.values() if isinstance(part, dict)] or [rope]
+    return min(_table_length(part, positions) for part in by_layer_type)
+
+
+def _table_length(rope: dict[str, Any], positions: int) -> int:
+    """The rows of the rotary table with these RoPE parameters. positions: max_position_embeddings."""
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind in YARN:
+        return int((rope.get("original_max_position_embeddings") or positions) * factor)
+    return int(positions * factor) if kind == "linear" else positions
 
 
 def check_speculator(path: str) -> None:

@@ -1,7 +1,7 @@
 """The checks of a request before it reaches a target engine.
 
-An engine does not find these mistakes itself: vLLM sees only the shortened prompt, and rotary embeddings beyond
-`max_position_embeddings` are wrong without an error.
+An engine does not find these mistakes itself: vLLM sees only the shortened prompt, and rotary embeddings beyond the
+model's positions are wrong without an error.
 """
 
 from collections.abc import Iterable, Mapping

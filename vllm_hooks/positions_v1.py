@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from kv_transfer.model_info import position_count
 from kv_transfer.position_map import Int64Array, batch_offsets, position_map
 
 HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),)
@@ -24,7 +25,7 @@ def restore_positions(runner: Any) -> None:
     of the rotary embedding ends there. Their tokens are never returned.
     """
     forward = runner._model_forward
-    last = runner.model_config.hf_text_config.max_position_embeddings - 1
+    last = position_count(runner.model_config.hf_text_config) - 1
 
     def model_forward(*args: Any, **kwargs: Any) -> Any:
         offsets = _batch_offsets(runner)

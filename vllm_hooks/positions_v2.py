@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from kv_transfer.model_info import position_count
 from kv_transfer.position_map import PositionMap, batch_offsets, position_map
 
 _STATES = "vllm.v1.worker.gpu.model_states"
@@ -77,7 +78,7 @@ def _restoring(base: type) -> type:
             if offsets is not None:
                 positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
                 # See `positions_v1.restore_positions`.
-                positions.clamp_(max=self.model_config.hf_text_config.max_position_embeddings - 1)
+                positions.clamp_(max=position_count(self.model_config.hf_text_config) - 1)
 
         def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)

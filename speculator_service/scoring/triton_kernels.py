@@ -127,7 +127,9 @@ def _tile_keys(
 ):  # fmt: skip
     """Keys [tile, DIM] at `positions` of the sequence; 0 where `inside` is false and beyond the head size."""
     block = tl.load(blocks + positions // block_tokens, mask=inside, other=0).to(tl.int64)
-    at = offset + block * stride_block + head * stride_head + (positions % block_tokens) * stride_token
+    # int64, because with one storage per layer and head the heads may lie more than 2^31 elements apart.
+    start = offset + tl.full([], head, tl.int64) * stride_head
+    at = start + block * stride_block + (positions % block_tokens) * stride_token
     dims = tl.arange(0, DIM)
     return tl.load(cache + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < size)[None, :], other=0.0)
 

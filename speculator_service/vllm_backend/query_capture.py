@@ -58,6 +58,8 @@ def _why_not(layer: AttentionLayerBase) -> str | None:
         return "ALiBi"
     if getattr(layer.impl, "logits_soft_cap", None):
         return "soft-capped attention"
+    if layer.head_size_v != layer.head_size:
+        return f"keys of size {layer.head_size} with values of size {layer.head_size_v}"
     if layer.kv_sharing_target_layer_name:
         return "layers that share one KV cache"
     return None

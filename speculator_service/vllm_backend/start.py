@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import VllmConfig
+import vllm.envs as envs
+from vllm.config import CompilationConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -25,6 +26,9 @@ OWN_SETTINGS = {
     "async_scheduling": False,
 }
 
+FULL_GRAPH_PASSES = ("fuse_attn_quant", "enable_sp", "fuse_gemm_comms")
+"""Passes of vLLM's PassConfig that change PIECEWISE to FULL."""
+
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
     """A running engine for the model in folder `model`, with the speculator's worker and scheduler.
@@ -35,6 +39,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     check_options("speculator", options, OWN_SETTINGS)
     config = _engine_config(model, max_model_len, tensor_parallel, options)
     _refuse_unsupported(model, config)
+    _refuse_full_graphs(model, config.compilation_config)
     hooked = HOOKED + HOOKED_V2 if config.use_v2_model_runner else HOOKED
     return start(config, _failure(model), hooked, disable_log_stats=True)
 
@@ -72,13 +77,33 @@ def _failure(model: str) -> str:
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:
     """Refuse options that scoring does not support. The worker refuses layers that it does not support."""
     parallel = config.parallel_config
+    prefill = parallel.prefill_context_parallel_size
     cache = config.cache_config.cache_dtype
     for asked, unsupported in {
         f"pipeline parallel {parallel.pipeline_parallel_size}": parallel.pipeline_parallel_size > 1,
         f"data parallel {parallel.data_parallel_size}": parallel.data_parallel_size > 1,
         f"context parallel {parallel.decode_context_parallel_size}": parallel.decode_context_parallel_size > 1,
+        f"prefill context parallel {prefill}": prefill > 1,
         f"a quantised KV cache ({cache})": is_quantized_kv_cache(cache),
         "speculative decoding": config.speculative_config is not None,
     }.items():
         if unsupported:
             raise ModelError(f"speculator {model} cannot run with {asked} yet; leave it out (tensor parallel works)")
+
+
+def _refuse_full_graphs(model: str, compilation: CompilationConfig) -> None:
+    """Refuse CUDA graphs whose replay runs no Python: queries would not be captured, positions not restored.
+
+    `_engine_config` sets PIECEWISE, but some of vLLM's compilation passes change it (CompilationConfig
+    .set_splitting_ops_for_v1).
+    """
+    if envs.VLLM_USE_BREAKABLE_CUDAGRAPH:
+        raise ModelError(f"speculator {model} cannot run with VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0")
+    mode = compilation.cudagraph_mode
+    if mode is None or not mode.has_full_cudagraphs():
+        return
+    passes = [name for name in FULL_GRAPH_PASSES if getattr(compilation.pass_config, name)]
+    cause = ", ".join(f"compilation_config.pass_config.{name}" for name in passes) or "another engine option"
+    raise ModelError(
+        f"speculator {model} needs the CUDA graph mode PIECEWISE, but {cause} changed it to {mode.name}; leave it out"
+    )

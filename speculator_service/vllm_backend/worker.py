@@ -22,6 +22,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.errors import ModelError
 from kv_transfer.messages import SelectionOptions
+from speculator_service.scoring.device_timer import DeviceTimer
 from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
@@ -106,16 +107,24 @@ class SpeculatorWorker(RestoringWorker):
                 if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
                     request.tokens[step] = sampled[0]
             done += [w.request for w in wanted if w.is_last]
-        scores = [(request, self._score(request)) for request in done]
+        scores = []
+        for request in done:
+            timer = DeviceTimer(self.device)
+            aggregate = self._score(request)
+            timer.stop()
+            scores.append((request, aggregate, timer))
         if not self.is_driver_worker:
             return {}
-        return {request.id: _payload(request, aggregate) for request, aggregate in scores}
+        payloads = {request.id: _payload(request, aggregate) for request, aggregate, _ in scores}
+        # The payloads are on the host, so the events of all timers are done.
+        self._scoring_ms += sum(timer.milliseconds() for *_, timer in scores)
+        return payloads
 
     def speculator_stats(self) -> dict[str, float]:
         """Counts of this rank.
 
         steps: engine steps that sampled. alive, scored, resumed: requests; resumed counts resumes after preemption.
-        cached_tokens: prompt tokens from the prefix cache. scoring_ms: milliseconds of scoring.
+        cached_tokens: prompt tokens from the prefix cache. scoring_ms: milliseconds of scoring, on the driver rank.
         """
         return {
             "steps": self._steps,
@@ -128,7 +137,6 @@ class SpeculatorWorker(RestoringWorker):
 
     def _score(self, request: ScoredRequest) -> Aggregate:
         """Attention of all steps to the prompt: [1 or L, S, M], over the heads of all ranks."""
-        began = time.perf_counter()
         aggregate = self._attention(request)
         tensor_parallel = get_tp_group()
         if tensor_parallel.world_size > 1:
@@ -136,7 +144,6 @@ class SpeculatorWorker(RestoringWorker):
                 aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
             )
         self._scored += 1
-        self._scoring_ms += 1e3 * (time.perf_counter() - began)
         return aggregate
 
     def _attention(self, request: ScoredRequest) -> Aggregate:

@@ -40,6 +40,10 @@ def test_a_worker_with_kernels_scores_as_one_without(told):
     assert told["worker"] <= 1e-5
 
 
+def test_heads_may_lie_more_than_2_to_the_31_elements_apart(told):
+    assert told["distant heads"] == 0
+
+
 def test_wrong_blocks_and_a_forgotten_pool_would_be_seen(told):
     assert told["swapped"] > 0.1
     assert told["pool left out"] > 0.1

@@ -103,6 +103,26 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     return found[0], found[1], scorings[1].kernels is not None
 
 
+def tables_of_distant_heads() -> tuple[torch.Tensor, torch.Tensor]:
+    """The tables of caches whose third head lies more than 2^31 elements after the first. Most memory stays unused."""
+    case = replace(CASES["float16"], layers=1, heads=3, kv_heads=3, prompt=32)
+    keys = random_keys(1, prompt=32, kv_heads=3, block=case.block, size=case.size, dtype=torch.float16)
+    near, blocks = keys[0].pages.cache, keys[0].blocks.int()
+    distance = 2**30 + 16
+    strides = (near.stride(0), distance, case.size, 1)
+    far = torch.empty(2 * distance + near.shape[0] * near.stride(0), dtype=torch.float16).as_strided(
+        near.shape, strides
+    )
+    far.copy_(near)
+    queries = torch.randn(1, case.steps, 3, case.size, generator=torch.Generator().manual_seed(1)).half()
+    found = []
+    for cache in (near, far):
+        table = torch.zeros(1, case.steps, 32)
+        fill_table(table, queries, [cache], blocks, case.size**-0.5, case.pool, case.tiling)
+        found.append(table)
+    return found[0], found[1]
+
+
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     """Largest relative error; absolute for values under 1e-3."""
     return float(((expected - found).abs() / expected.clamp(min=1e-3)).max())
@@ -118,6 +138,7 @@ def main() -> None:
     told["rest of missing"] = difference(expected[:, [0, 2]], found[:, [0, 2]])
     *of_worker, told["worker keeps them"] = tables_of_a_worker(CASES["a row per layer"])
     told["worker"] = difference(*of_worker)
+    told["distant heads"] = difference(*tables_of_distant_heads())
     json.dump(told, sys.stdout)
 
 

@@ -1,0 +1,76 @@
+"""What a speculator refuses on CUDA, tested without a GPU: layers, and CUDA graphs that run no Python."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+from vllm.config.compilation import PassConfig
+from vllm.model_executor.layers.attention import Attention
+
+from kv_transfer.errors import ModelError
+from speculator_service.vllm_backend.query_capture import scorable_layers
+from speculator_service.vllm_backend.start import FULL_GRAPH_PASSES, _refuse_full_graphs, _refuse_unsupported
+
+
+def graphs(**passes: bool) -> CompilationConfig:
+    """The compilation settings of a speculator on CUDA, after vLLM has applied these passes."""
+    config = CompilationConfig(
+        mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.PIECEWISE, pass_config=PassConfig(**passes)
+    )
+    config.set_splitting_ops_for_v1("naive")
+    return config
+
+
+def test_piecewise_graphs_are_accepted() -> None:
+    _refuse_full_graphs("m", graphs())
+    without = CompilationConfig(mode=CompilationMode.NONE, cudagraph_mode=CUDAGraphMode.NONE)
+    _refuse_full_graphs("m", without)
+
+
+@pytest.mark.parametrize("name", FULL_GRAPH_PASSES)
+def test_a_pass_that_captures_the_whole_model_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match=rf"PIECEWISE, but compilation_config\.pass_config\.{name} changed it to FULL"):
+        _refuse_full_graphs("m", graphs(**{name: True}))
+
+
+def test_breakable_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    with pytest.raises(ModelError, match="VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0"):
+        _refuse_full_graphs("m", graphs())
+
+
+def test_prefill_context_parallel_is_refused() -> None:
+    """A CPU cannot make the configuration: its model runner refuses the option first."""
+    sizes = {"pipeline": 1, "data": 1, "decode_context": 1, "prefill_context": 2}
+    parallel = SimpleNamespace(**{f"{name}_parallel_size": size for name, size in sizes.items()})
+    config = SimpleNamespace(
+        parallel_config=parallel, cache_config=SimpleNamespace(cache_dtype="auto"), speculative_config=None
+    )
+    with pytest.raises(ModelError, match="cannot run with prefill context parallel 2 yet"):
+        _refuse_unsupported("m", config)
+    parallel.prefill_context_parallel_size = 1
+    _refuse_unsupported("m", config)
+
+
+def layer(size: int, size_v: int) -> Attention:
+    """An attention layer with the attributes that the check reads."""
+    made = Attention.__new__(Attention)
+    torch.nn.Module.__init__(made)
+    vars(made).update(num_heads=2, head_size=size, head_size_v=size_v, sliding_window=None, kv_cache_dtype="auto")
+    vars(made).update(has_sink=False, impl=SimpleNamespace(), kv_sharing_target_layer_name=None)
+    return made
+
+
+def config(*layers: Attention) -> SimpleNamespace:
+    named = {f"model.layers.{i}.attn": each for i, each in enumerate(layers)}
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=named), model_config=SimpleNamespace(model="m")
+    )
+
+
+def test_values_of_another_size_than_the_keys_are_refused() -> None:
+    plain = layer(64, 64)
+    assert scorable_layers(config(plain)) == [plain]
+    with pytest.raises(ModelError, match="keys of size 64 with values of size 32"):
+        scorable_layers(config(plain, layer(64, 32)))

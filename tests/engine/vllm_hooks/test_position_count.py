@@ -1,0 +1,163 @@
+"""The number of positions of models with scaled RoPE, against what vLLM makes of the same config.json.
+
+The hooks of both model runners limit positions to this number, because vLLM's rotary table ends there.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from kv_transfer.errors import ModelError
+from kv_transfer.model_info import inspect_model, position_count
+from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.positions import encode_positions
+from vllm_hooks.positions_v1 import restore_positions
+from vllm_hooks.positions_v2 import _restoring
+
+DEMO = Path(__file__).parents[3] / "demo_models" / "target"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+
+
+def folder(path: Path, model_type: str, rope: dict[str, Any] | None, **changes: Any) -> str:
+    """A model folder without weights, with 16 dimensions per head."""
+    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 1,
+        "vocab_size": 1024,
+        "max_position_embeddings": 320,
+        "rope_theta": 10000.0,
+        "rope_scaling": rope,
+        **changes,
+    }
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, path)
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+CASES = {
+    "no scaling": ("llama", None, 320),
+    "YaRN, Qwen2.5": ("qwen2", YARN, 1024),
+    "YaRN, Qwen3": ("qwen3", YARN, 1024),
+    "YaRN, the scaled length is given": ("qwen3", {**YARN, "factor": 1.25}, 320),
+    "YaRN, no original length": ("qwen2", {"type": "yarn", "factor": 2.0}, 640),
+    "llama3": ("llama", LLAMA3, 320),
+    "linear": ("llama", {"type": "linear", "factor": 2.0}, 640),
+    "longrope": ("llama", LONGROPE, 320),
+}
+
+
+def model_config(path: str, max_model_len: int | None = None) -> ModelConfig:
+    return ModelConfig(model=path, tokenizer=path, dtype="float32", max_model_len=max_model_len)
+
+
+def table_length(config: ModelConfig) -> int:
+    """The rows of the table of rotary embeddings that vLLM makes for the model."""
+    text = config.hf_text_config
+    with set_current_vllm_config(VllmConfig(model_config=config)):
+        rope = get_rope(16, text.max_position_embeddings, True, dict(text.rope_parameters), dtype=torch.float32)
+    caches = [value for name, value in rope.named_buffers() if "cos_sin_cache" in name]
+    return max(cache.shape[0] for cache in caches)
+
+
+@pytest.mark.parametrize(("model_type", "rope", "count"), CASES.values(), ids=CASES)
+def test_it_is_what_vllm_derives(tmp_path: Path, model_type: str, rope: dict[str, Any] | None, count: int) -> None:
+    path = folder(tmp_path, model_type, rope)
+    info = inspect_model(path, engine="vllm")
+    assert (info.max_position, info.max_model_len) == (count, count)
+    config = model_config(path, count)
+    assert position_count(config.hf_text_config) == count
+    with pytest.raises(ValueError, match=f"max_model_len .{count + 1}. is greater"):
+        model_config(path, count + 1)
+    # The table of longrope holds the rows of the short factors, too.
+    assert table_length(config) == count + (64 if rope is LONGROPE else 0)
+    with pytest.raises(ModelError, match=f"from 1 to {count}, .* not {count + 1}"):
+        inspect_model(path, engine="vllm", max_model_len=count + 1)
+
+
+def test_the_table_of_dynamic_scaling_is_shorter_than_vllm_derives(tmp_path: Path) -> None:
+    path = folder(tmp_path, "llama", {"type": "dynamic", "factor": 2.0})
+    config = model_config(path)
+    assert config.max_model_len == 640
+    assert table_length(config) == position_count(config.hf_text_config) == 320
+    assert inspect_model(path, engine="vllm").max_position == 320
+
+
+def test_layers_of_different_tables() -> None:
+    """As in Gemma 3: the scaled table of some layers is longer than max_position_embeddings."""
+    rope = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+    assert position_count(SimpleNamespace(max_position_embeddings=100, rope_parameters=rope)) == 100
+
+
+KEPT = SimpleNamespace(extra_args={KEPT_POSITIONS: encode_positions(np.array([0, 2, 5], np.int32), 1020)})
+SLOTS = [3, 4, 5, 6, 7]
+LIMITED = [1020, 1021, 1022, 1023, 1023]
+
+
+def test_the_v1_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+    positions = torch.tensor(SLOTS)
+    runner: Any = SimpleNamespace(
+        positions=positions,
+        uses_mrope=False,
+        device=torch.device("cpu"),
+        requests={"r": SimpleNamespace(sampling_params=KEPT)},
+        input_batch=SimpleNamespace(req_ids=["r"], num_reqs=1, num_computed_tokens_cpu=np.array([3])),
+        query_start_loc=SimpleNamespace(np=np.array([0, 5])),
+        model_config=model_config(folder(tmp_path, "qwen3", YARN), 1024),
+        _model_forward=lambda: seen.append(positions.tolist()),
+    )
+    restore_positions(runner)
+    runner._model_forward()
+    assert seen == [LIMITED]
+
+
+def test_the_v2_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
+    class State:
+        def __init__(self) -> None:
+            self.max_num_tokens, self.device = 16, torch.device("cpu")
+            self.model_config = model_config(folder(tmp_path, "qwen3", YARN), 1024)
+
+        def add_request(self, req_index: int, new_req_data: Any) -> None: ...
+
+        def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+            return {}
+
+    state = _restoring(State)()
+    state.add_request(0, SimpleNamespace(req_id="r", sampling_params=KEPT))
+    batch = SimpleNamespace(
+        num_tokens_after_padding=5,
+        positions=torch.tensor(SLOTS),
+        req_ids=["r"],
+        query_start_loc_np=np.array([0, 5]),
+        num_computed_tokens_np=np.array([3]),
+    )
+    assert state.prepare_inputs(batch, None)["positions"].tolist() == LIMITED
