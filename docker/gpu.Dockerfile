@@ -23,11 +23,13 @@ RUN python3 -m pip --python .venv/bin/python install --no-cache-dir --no-deps --
 
 FROM python:3.11-slim-bookworm
 
-# gcc: Triton compiles its launchers when a kernel is first used. The packages are not pinned: Debian keeps one version
-# per release, so a pin would break later.
+# gcc, g++: Triton and Inductor compile launchers and host code when a kernel is first used. libibverbs1,
+# ibverbs-providers, librdmacm1: UCX reads KV blocks of a split target over RDMA with them. The packages are not pinned:
+# Debian keeps one version per release, so a pin would break later.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev libnuma1 \
+    && apt-get install --yes --no-install-recommends g++ gcc ibverbs-providers libc6-dev libibverbs1 libnuma1 \
+        librdmacm1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home skim
 

@@ -22,6 +22,9 @@ OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "sche
 KV_CONNECTORS = ("NixlConnector", "OffloadingConnector")
 """Connectors that find KV by block hashes, or that are told the blocks."""
 
+CUDA_BATCHED_TOKENS = 8192
+"""Default tokens of a step on CUDA, as in vLLM's server on an H100. Without a usage context vLLM takes 2048."""
+
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
@@ -40,8 +43,11 @@ def check_options(service: str, options: Mapping[str, Any], own: Collection[str]
 
 def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
     """vLLM's configuration for these fields of AsyncEngineArgs. The SkimError of a failure begins with `refusal`."""
+    defaults: dict[str, Any] = {"use_tqdm_on_load": False}
+    if current_platform.is_cuda() and arguments.get("max_num_batched_tokens") is None:
+        defaults["max_num_batched_tokens"] = CUDA_BATCHED_TOKENS
     try:
-        return AsyncEngineArgs(**{"use_tqdm_on_load": False, **arguments}).create_engine_config()
+        return AsyncEngineArgs(**{**defaults, **arguments}).create_engine_config()
     except Exception as error:  # pydantic, transformers and vLLM raise many types here
         raise SkimError(f"{refusal}: {_cause(error)}") from error
 

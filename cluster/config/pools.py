@@ -87,7 +87,8 @@ class PoolConfig(BaseModel):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="GPUs of a replica; null: tensor_parallel GPUs if the Ray cluster has any, else none",
+        description="GPUs of a replica; null: tensor_parallel GPUs if the Ray cluster has any, else none; "
+        "a fraction shares a GPU and needs engine_options.gpu_memory_utilization",
     )
     accelerator_type: str | None = Field(
         None, min_length=1, description="Ray's name of the GPU type that a replica needs, such as H100 or L4; null: any"
@@ -121,6 +122,11 @@ class PoolConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _a_share_of_the_gpu_memory(self) -> Self:
+        _check_memory_share(self)
+        return self
+
+    @model_validator(mode="after")
     def _starts_in_range(self) -> Self:
         scaling = self.autoscaling
         if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -143,6 +149,11 @@ class PrefillConfig(PoolConfig):
 
     model: Annotated[str, AfterValidator(_absolute)] = Field("", description="the target's")
 
+    @model_validator(mode="after")
+    def _a_share_of_the_gpu_memory(self) -> Self:
+        """Checked by TargetConfig, after the target's engine_options are filled in."""
+        return self
+
 
 class TargetConfig(PoolConfig):
     """The target pool, and whether a second pool prefills for it."""
@@ -164,7 +175,19 @@ class TargetConfig(PoolConfig):
         prefill = self.prefill or PrefillConfig()
         inherited = PoolConfig.model_fields.keys() - {"replicas", "autoscaling"} - prefill.model_fields_set
         update = {name: getattr(self, name) for name in inherited}
-        return self.model_copy(update={"prefill": prefill.model_copy(update=update)})
+        prefill = prefill.model_copy(update=update)
+        _check_memory_share(prefill)
+        return self.model_copy(update={"prefill": prefill})
+
+
+def _check_memory_share(pool: PoolConfig) -> None:
+    """vLLM takes 0.92 of a GPU's memory by default, so a second engine on the GPU would not start."""
+    share = pool.gpus_per_replica
+    if pool.engine == "vllm" and share and share < 1 and "gpu_memory_utilization" not in pool.engine_options:
+        raise ValueError(
+            f"gpus_per_replica {share:g} shares a GPU: set engine_options.gpu_memory_utilization to the share of its"
+            f" memory that this replica may take, such as {0.9 * share:.2f}"
+        )
 
 
 def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:

@@ -159,6 +159,8 @@ def _check_resources(config: DeploymentConfig) -> None:
     offered = ray.cluster_resources()
     for name, amount in needed_resources(config).items():
         if offered.get(name, 0.0) < amount:
+            if name == "GPU":
+                raise SkimError(_too_few_gpus(offered.get(name, 0.0), amount))
             raise SkimError(
                 f"the Ray cluster offers {offered.get(name, 0.0):g} of the resource {name}, but this deployment needs "
                 f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
@@ -171,6 +173,14 @@ def _check_resources(config: DeploymentConfig) -> None:
                 f"no node of the Ray cluster has all the resources of one {name} replica ({asked}); a replica and its "
                 "tensor parallel ranks need one node: start a larger node, or lower the resources of the replica"
             )
+
+
+def _too_few_gpus(offered: float, needed: float) -> str:
+    return (
+        f"the Ray cluster has {offered:g} GPUs, but this deployment needs {needed:g}: use fewer replicas or less tensor"
+        " parallelism, or let pools share a GPU: set gpus_per_replica of each to a fraction, and"
+        " engine_options.gpu_memory_utilization to its share of the GPU's memory"
+    )
 
 
 def _await_running(name: str, progress: Progress) -> None:

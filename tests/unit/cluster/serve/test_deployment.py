@@ -52,7 +52,7 @@ def test_an_idle_serve_holds_the_port_itself(cluster):
             [4.0, 4.0],
             r"no node .* all the resources of one target replica \(0.5 CPU, 8 GPU, 1 target_pool\); .* larger node",
         ),
-        ([4.0], r"offers 4 of the resource GPU, but this deployment needs 8"),
+        ([4.0], r"has 4 GPUs, but this deployment needs 8: use fewer replicas .* gpus_per_replica .* a fraction"),
     ],
 )
 def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
