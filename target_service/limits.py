@@ -45,7 +45,7 @@ def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: Mo
     """
     held = "prompt" if kept_tokens == prompt_tokens else "kept prompt"
     for what, tokens, limit, name in (
-        ("prompt", prompt_tokens, info.max_position, "max_position_embeddings"),
+        ("prompt", prompt_tokens, info.max_position, "max_position_embeddings (with RoPE scaling)"),
         (held, kept_tokens, info.max_model_len, "max_model_len"),
     ):
         if tokens + max_tokens > limit:

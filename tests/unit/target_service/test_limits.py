@@ -60,8 +60,8 @@ WIDE = replace(INFO, max_model_len=500, max_position=800)
     ("info", "limit", "name"),
     [
         (WIDE, 500, "max_model_len"),
-        (replace(WIDE, max_model_len=800), 800, "max_position_embeddings"),
-        (replace(WIDE, max_model_len=900), 800, "max_position_embeddings"),
+        (replace(WIDE, max_model_len=800), 800, "max_position_embeddings (with RoPE scaling)"),
+        (replace(WIDE, max_model_len=900), 800, "max_position_embeddings (with RoPE scaling)"),
     ],
 )
 def test_prompt_and_answer_must_fit(info: ModelInfo, limit: int, name: str) -> None:
