@@ -5,7 +5,6 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
@@ -15,6 +14,7 @@ from evals.tasks import Sample
 from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.model_source import public_name
 from router.options import PrefillOptions
 from target_service.sampling import FINAL_ONLY
 
@@ -40,8 +40,8 @@ class Asker(Protocol):
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a model folder. Raises ModelError for a folder without a usable model, SkimError without a chat
-    template.
+    """The tokenizer of a model, a folder or a hub name. Raises ModelError without a usable model, SkimError without a
+    chat template.
     """
     tokenizer = prompts.load_tokenizer(model)
     if not tokenizer.chat_template:
@@ -189,5 +189,5 @@ class Endpoint:
 
 
 def model_name(path: str | None) -> str | None:
-    """The folder's name. Results do not show where it lies."""
-    return None if path is None else Path(path).name
+    """The folder's name, or the hub name. Results do not show where a folder lies."""
+    return None if path is None else public_name(path)

@@ -12,10 +12,14 @@ from kv_transfer.errors import SkimError
 
 def evaluate(
     target: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the target. With --endpoint, only its tokenizer is used.")
+        Path,
+        typer.Option(
+            metavar="MODEL",
+            help="Target: a folder, or owner/name[@revision]. With --endpoint, only its tokenizer is used.",
+        ),
     ],
     speculator: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the speculator. Not with --endpoint.")
+        Path | None, typer.Option(metavar="MODEL", help="Speculator, in the same form. Not with --endpoint.")
     ] = None,
     endpoint: Annotated[
         str | None,

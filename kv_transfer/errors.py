@@ -46,3 +46,9 @@ class WireError(SkimError):
 def error_of_kind(kind: str, message: str) -> SkimError:
     """An error of the class with this `kind`; a plain SkimError for an unknown kind."""
     return next((c for c in SkimError.__subclasses__() if c.kind == kind), SkimError)(message)
+
+
+def one_line(error: Exception) -> str:
+    """An error's text on one line, at most 160 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -246,8 +246,9 @@ class GenerateOutput:
 class ModelInfo:
     """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together.
 
-    fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the engine's limit for prompt plus
-    answer. max_position: the number of positions of the model (`model_info.position_count`).
+    path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
+    engine's limit for prompt plus answer. max_position: the number of positions of the model
+    (`model_info.position_count`).
     """
 
     path: str

@@ -1,7 +1,7 @@
 """The facts of a model that a pool needs before it starts: limits, vocabulary, and whether two models fit together.
 
-Only config.json and the tokenizer are read: no weights, no engine, no network. Every error is one line that names the
-folder and the reason.
+Only config.json and the tokenizer are read: no weights and no engine. The network is used only for a model of the hub
+whose small files are not in the cache. Every error is one line that names the model and the reason.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.errors import ModelError
+from kv_transfer.errors import ModelError, one_line
 from kv_transfer.messages import ModelInfo
+from kv_transfer.model_source import local_folder
 
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose table is a multiple of the original one. vLLM's DeepSeek models rename yarn to the others."""
@@ -22,12 +23,13 @@ TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tik
 
 
 def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
-    """The facts of the model in folder `path`, for a pool that runs it with `engine`.
+    """The facts of a model, for a pool that runs it with `engine`.
 
+    path: a folder or a hub name (`kv_transfer.model_source`).
     max_model_len: limit for prompt plus answer; the default is the model's number of positions (`position_count`).
     Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
     """
-    folder = Path(path)
+    folder = Path(local_folder(path, weights=False))
     raw = _read_config_file(folder)
     config = _load_config(folder)
     text = config.get_text_config()
@@ -81,7 +83,7 @@ def _table_length(rope: dict[str, Any], positions: int) -> int:
 
 def check_speculator(path: str) -> None:
     """Raise ModelError if the model's attention cannot be scored: MLA, sliding windows, or layers without attention."""
-    folder = Path(path)
+    folder = Path(local_folder(path, weights=False))
     _read_config_file(folder)
     text = _load_config(folder).get_text_config()
     if getattr(text, "kv_lora_rank", None):
@@ -128,7 +130,7 @@ def _read_config_file(folder: Path) -> dict[str, Any]:
     except OSError as e:
         raise ModelError(f"model folder {folder} cannot be read: {e.strerror or e}") from None
     except ValueError as e:
-        raise ModelError(f"model {folder}: config.json is not valid JSON ({_one_line(e)})") from None
+        raise ModelError(f"model {folder}: config.json is not valid JSON ({one_line(e)})") from None
     if not isinstance(raw, dict):
         raise ModelError(f"model {folder}: config.json is not a JSON object")
     return raw
@@ -141,7 +143,7 @@ def _load_config(folder: Path) -> Any:
         with _quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises many kinds, from KeyError to its own validation errors
-        raise ModelError(f"model {folder}: config.json is not usable ({_one_line(e)})") from None
+        raise ModelError(f"model {folder}: config.json is not usable ({one_line(e)})") from None
 
 
 def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
@@ -170,7 +172,7 @@ def _load_vocabulary(folder: Path) -> dict[str, int]:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             vocabulary: dict[str, int] = tokenizer.get_vocab()
     except Exception as e:
-        raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({_one_line(e)})") from None
+        raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({one_line(e)})") from None
     if not vocabulary:
         raise ModelError(f"model {folder}: its tokenizer has no tokens")
     return vocabulary
@@ -194,9 +196,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _one_line(error: Exception) -> str:
-    """An error's text on one line, at most 160 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."

@@ -15,6 +15,7 @@ from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_info import check_pair
+from kv_transfer.model_source import local_folder
 from router.context import HttpError
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -25,8 +26,9 @@ from router.start_up import StartingApp
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    prefill: the prefill half of a split target. options, decode: the deployment's PrefillOptions and
-    SpeculationOptions, as dicts. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
+    model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
+    deployment's PrefillOptions and SpeculationOptions, as dicts. vllm_args: options of vLLM's HTTP server. traces: the
+    argument of `create_tracer`.
     """
 
     def __init__(
@@ -61,14 +63,15 @@ class RouterDeployment:
         return self._app.problem, self._app.failed
 
     async def _build_app(self) -> FastAPI:
-        # The import runs in a thread: meanwhile the replica answers requests, and the pools start.
-        await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm))
+        # Both run in threads: meanwhile the replica answers requests, and the pools start.
+        files = asyncio.to_thread(local_folder, self._model, weights=False)
+        _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
         from router.openai_app import build_openai_app
 
         check_pair(self._pools.speculator, self._pools.target)
         app = await build_openai_app(
             self._dispatcher,
-            self._model,
+            folder,
             self._served_model_name,
             self._pools.target.max_model_len,
             self._vllm_args,

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.model_info import inspect_model
+from kv_transfer.model_source import local_folder
 from target_service.answer import Answers, NewToken
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_leg, check_request
@@ -22,9 +22,10 @@ from target_service.sampling import Sampling, read_sampling
 class MockTarget(TargetEngine):
     """TargetEngine whose answers are a hash of the kept prompt. Each decoded token has probability 1 (logprob 0).
 
-    model: a folder; its config and tokenizer are read. The first token takes prefill_ms plus prefill_ms_per_token for
-    each kept token; each further token takes decode_ms. fail_before_first: the number of requests that fail with
-    EngineUnavailableError before their first token. Sampling fields that choose tokens have no effect.
+    model: a folder or a hub name; its config and tokenizer are read. The first token takes prefill_ms plus
+    prefill_ms_per_token for each kept token; each further token takes decode_ms. fail_before_first: the number of
+    requests that fail with EngineUnavailableError before their first token. Sampling fields that choose tokens have no
+    effect.
     kv_role, kv_host: as in VllmTarget; a request that brings KV blocks needs no prefill.
     started, running, aborted: counts of requests.
     """
@@ -94,7 +95,7 @@ class MockTarget(TargetEngine):
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(Path(self.info.path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(local_folder(self.info.path, weights=False), local_files_only=True)
 
     async def stats(self) -> dict[str, int]:
         return {"started": self.started, "running": self.running, "aborted": self.aborted}

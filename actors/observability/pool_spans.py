@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from actors.observability.tracing import Attributes, Span, Tracer
 from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection
+from kv_transfer.model_source import public_name
 
 SELECT = "skim.speculator.select"
 FIRST_TOKEN = "skim.first_token"
@@ -126,4 +126,4 @@ def answer_span(tracer: Tracer, request: GenerateRequest, info: ModelInfo) -> It
 
 
 def _model(info: ModelInfo) -> dict[str, str]:
-    return {"gen_ai.request.model": Path(info.path).name, "gen_ai.provider.name": "skim"}
+    return {"gen_ai.request.model": public_name(info.path), "gen_ai.provider.name": "skim"}

@@ -47,7 +47,9 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-ModelFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder (Hugging Face layout).")]
+Model = Annotated[
+    Path | None, typer.Option(metavar="MODEL", help="Model: a folder (Hugging Face layout), or owner/name[@revision].")
+]
 EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|transformers|mock", help="Engine of the model.")]
 EngineOptions = typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
@@ -85,9 +87,11 @@ def skim(
 
 @app.command(rich_help_panel=SERVING)
 def serve(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Deployment file.")] = None,
-    target: ModelFolder = None,
-    speculator: ModelFolder = None,
+    what: Annotated[
+        Path | None, typer.Argument(metavar="[MODEL|CONFIG.yaml]", help="The target, or a deployment file.")
+    ] = None,
+    target: Model = None,
+    speculator: Model = None,
     engine: Annotated[str | None, typer.Option(help="Engine of both pools: vllm, transformers or mock.")] = None,
     keep_rate: Annotated[float | None, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
@@ -102,11 +106,17 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible endpoint until Ctrl-C.
 
-    Give a deployment file, or --target and --speculator; flags override the file.
+    Give a target and --speculator, or a deployment file; flags override the file. A model is a folder or a name on the
+    hub, as owner/name or owner/name@revision.
     """
     from cluster.config.load import config_from_flags
     from cluster.serve.deployment import deployed
 
+    config = what if what is not None and what.suffix in (".yaml", ".yml") else None
+    if what is not None and config is None:
+        if target is not None:
+            raise SkimError(f"the target is given twice: {what} and --target {target}; keep one of them")
+        target = what
     deployment = config_from_flags(
         config,
         {
@@ -176,8 +186,8 @@ def demo(
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.1,
     seed: Annotated[int, typer.Option(help="Another seed, another document.")] = 7,
     port: Annotated[int, typer.Option(help="Port of the demo's endpoint; 0 takes a free one.")] = 0,
-    target: ModelFolder = None,
-    speculator: ModelFolder = None,
+    target: Model = None,
+    speculator: Model = None,
     json_file: JsonFile = None,
 ) -> None:
     """Answer a question about a long document, dense and speculative, and show what was kept."""
@@ -191,7 +201,7 @@ def demo(
 
 @app.command(rich_help_panel=TOOLS)
 def select(
-    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Model folder of the speculator.")],
+    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")],
     prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
@@ -213,7 +223,7 @@ def select(
 
 @app.command(rich_help_panel=TOOLS)
 def generate(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Model folder of the target.")],
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")],
     selection: Annotated[Path, typer.Option(metavar="FILE", help="What `skim select --json` wrote.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
     logprobs: Annotated[int, typer.Option(min=0, max=20, help="Likeliest tokens to list per position.")] = 0,

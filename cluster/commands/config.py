@@ -17,13 +17,12 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 
 @app.command()
 def check(config: ConfigFile) -> None:
-    """Check a deployment file, and whether its models fit together if they are on this machine."""
+    """Check a deployment file, and whether its models fit together if they are on this machine or on the hub."""
     from cluster.config.load import load_config
-    from cluster.serve.preflight import check_models
+    from cluster.serve.preflight import absent_folders, check_models
 
     deployment = load_config(config)
-    models = list(dict.fromkeys(pool.model for pool in deployment.pools.values()))
-    absent = [model for model in models if not Path(model).exists()]
+    absent = absent_folders(deployment)
     if not absent:
         check_models(deployment)
     _say(f"{config} is valid: {_pools(deployment)}")

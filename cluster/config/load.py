@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from cluster.config.file import line_of, read_settings, sentence
 from cluster.config.schema import DeploymentConfig
 from kv_transfer.errors import SkimError
+from kv_transfer.model_source import located, public_name
 
 
 def load_config(path: str | Path) -> DeploymentConfig:
@@ -22,13 +23,13 @@ def load_config(path: str | Path) -> DeploymentConfig:
 def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> DeploymentConfig:
     """The deployment in the file at `path` (if given), with `overrides` in place of the file's values.
 
-    overrides: values by dotted name, such as {"target.model": Path("big")}; None keeps the file's value. A relative
-    model folder in `overrides` starts at the working directory. Raises SkimError.
+    overrides: values by dotted name, such as {"target.model": Path("big")}; None keeps the file's value. A Path is
+    a model: a hub name, or a folder, which starts at the working directory if it is relative. Raises SkimError.
     """
     settings, text = read_settings(Path(path)) if path is not None else ({}, "")
     for name, value in overrides.items():
         if value is not None:
-            _set(settings, name.split("."), str(value.absolute()) if isinstance(value, Path) else value)
+            _set(settings, name.split("."), located(str(value), Path.cwd()) if isinstance(value, Path) else value)
     folder = Path(path).parent if path is not None else Path()
     try:
         config = DeploymentConfig.model_validate(settings, context={"folder": folder.absolute()})
@@ -39,7 +40,7 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
 
 
 def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
-    """The deployment in `settings`; its model folders must be absolute. Raises SkimError."""
+    """The deployment in `settings`; its model folders must be absolute, or hub names. Raises SkimError."""
     try:
         return _named(DeploymentConfig.model_validate(dict(settings)))
     except ValidationError as error:
@@ -49,7 +50,7 @@ def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
 def _named(config: DeploymentConfig) -> DeploymentConfig:
     if config.served_model_name:
         return config
-    return config.model_copy(update={"served_model_name": Path(config.target.model).name})
+    return config.model_copy(update={"served_model_name": public_name(config.target.model)})
 
 
 def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:

@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from kv_transfer.model_source import located
+
 CPU_KV_CACHE_GIB = "4"
 
 
-def _absolute(model: str, info: ValidationInfo) -> str:
-    folder: Path = (info.context or {}).get("folder", Path())
-    return str((folder / Path(model).expanduser()).resolve())
+def _located(model: str, info: ValidationInfo) -> str:
+    return located(model, (info.context or {}).get("folder", Path()))
 
 
 class AutoscalingConfig(BaseModel):
@@ -73,8 +74,8 @@ class PoolConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    model: Annotated[str, Field(min_length=1), AfterValidator(_absolute)] = Field(
-        description="model folder; a relative path starts at the config file's folder"
+    model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
+        description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
     )
     engine: Literal["vllm", "transformers", "mock"] = "vllm"
     replicas: int = Field(
@@ -147,7 +148,7 @@ class PoolConfig(BaseModel):
 class PrefillConfig(PoolConfig):
     """The pool that prefills for a split target. A setting that is left out is the target's, except for its size."""
 
-    model: Annotated[str, AfterValidator(_absolute)] = Field("", description="the target's")
+    model: Annotated[str, AfterValidator(_located)] = Field("", description="the target's")
 
     @model_validator(mode="after")
     def _a_share_of_the_gpu_memory(self) -> Self:

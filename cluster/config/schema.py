@@ -120,7 +120,7 @@ class DeploymentConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     served_model_name: str = Field(
-        "", description="model name that clients send; empty: the name of the target's folder"
+        "", description="model name that clients send; empty: the name of the target's folder, or its hub name"
     )
     speculator: PoolConfig
     target: TargetConfig

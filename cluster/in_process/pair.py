@@ -88,10 +88,10 @@ class Pair:
     ) -> None:
         """Start the engines of two models, or of one.
 
-        target, speculator: model folders with one tokenizer. engine: vllm, transformers or mock. target_options,
-        speculator_options: options of that engine, such as {"dtype": "float32"}. tensor_parallel: of the target.
-        prefill: defaults of `select` and `ask`. decode: how decoding is speculated. By default it is not; only vLLM's
-        target can.
+        target, speculator: models with one tokenizer, each a folder or a hub name (owner/name or owner/name@revision).
+        engine: vllm, transformers or mock. target_options, speculator_options: options of that engine, such as
+        {"dtype": "float32"}. tensor_parallel: of the target. prefill: defaults of `select` and `ask`. decode: how
+        decoding is speculated. By default it is not; only vLLM's target can.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
         if decode is not None and decode.method != "none" and engine != "vllm":

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array
 from kv_transfer.model_info import inspect_model
+from kv_transfer.model_source import local_folder
 from router.decision import Decision, RequestTraits, decide
 from router.options import PrefillOptions
 from router.protection import protected_spans
@@ -48,11 +49,11 @@ PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Me
 
 
 def load_tokenizer(model: str) -> Any:
-    """The transformers tokenizer of the model in folder `model`. Raises ModelError if the folder holds no model."""
+    """The transformers tokenizer of a model, a folder or a hub name. Raises ModelError if there is no such model."""
     from transformers import AutoTokenizer
 
     inspect_model(model, engine="tokenizer")
-    return AutoTokenizer.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(local_folder(model, weights=False))
 
 
 def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] = ()) -> RenderedPrompt:

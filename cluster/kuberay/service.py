@@ -15,6 +15,7 @@ from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, met
 from cluster.kuberay.settings import PodConfig
 from cluster.serve.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of
 from kv_transfer.errors import SkimError
+from kv_transfer.model_source import is_hub_name
 
 API_VERSION = "ray.io/v1"
 ROUTER_RESOURCE = "router_pool"
@@ -197,6 +198,11 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
 
 
 def _model_path(config: DeploymentConfig, model: str) -> str:
+    if is_hub_name(model):
+        raise SkimError(
+            f"model {model} is a name on the hub, and the pods have no network for downloads: put its folder into the "
+            "image or on the volume of kubernetes.models, and give the folder"
+        )
     mount, path = PurePosixPath(config.kubernetes.models.mount_path), PurePosixPath(model)
     return str(path if path.is_relative_to(mount) else mount / path.name)
 

@@ -58,7 +58,7 @@ CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 def serve_app(settings: dict[str, Any]) -> Application:
     """The application of a config given as plain settings. The `import_path` of a Serve config names this function.
 
-    Model folders must be absolute. Secrets come from the environment. Raises SkimError.
+    Model folders must be absolute, or hub names. Secrets come from the environment. Raises SkimError.
     """
     return build_app(config_from_settings(_with_secrets(settings, os.environ)))
 

@@ -26,7 +26,7 @@ from cluster.serve.app import (
 )
 from cluster.serve.cores import on_own_cores
 from cluster.serve.front_proxy import haproxy_switches
-from cluster.serve.preflight import check_memory, check_models, check_port
+from cluster.serve.preflight import check_memory, check_models, check_port, fetch_weights, with_pinned_models
 from kv_transfer.environment import unless_set, with_environment
 from kv_transfer.errors import SkimError
 
@@ -51,9 +51,11 @@ def deployed(
     """
     if address is None:
         check_port(config.router.host, config.router.port)
+    config = with_pinned_models(config)
     check_models(config)
     with ExitStack() as stack:
         if address is None:
+            fetch_weights(config, progress)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
             _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches(progress))})
@@ -66,6 +68,7 @@ def deployed(
 
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
+    config = with_pinned_models(config)
     check_models(config)
     join_ray(address)
     try:

@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from kv_transfer.errors import SkimError
 from kv_transfer.model_info import check_pair, check_speculator, inspect_model
+from kv_transfer.model_source import is_hub_name, local_folder, pinned
 
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
@@ -21,13 +23,12 @@ _QUIET_PORTS = range(20000, 30000)
 
 
 def check_models(config: DeploymentConfig) -> None:
-    """Raise ModelError unless both folders hold usable models that fit together.
+    """Raise ModelError unless both models are usable and fit together. Of hub names, only small files are downloaded.
 
     With `spans_machines`, a folder may be missing on this machine. The pools then check the models on their machines.
     """
     pools = config.pools
-    remote = config.spans_machines and not all(Path(pool.model).exists() for pool in pools.values())
-    if remote:
+    if config.spans_machines and absent_folders(config):
         return
     infos = {
         name: inspect_model(pool.model, engine=pool.engine, max_model_len=pool.engine_options.get("max_model_len"))
@@ -35,6 +36,26 @@ def check_models(config: DeploymentConfig) -> None:
     }
     check_speculator(config.speculator.model)
     check_pair(infos["speculator"], infos["target"])
+
+
+def absent_folders(config: DeploymentConfig) -> list[str]:
+    """The model folders that are not on this machine."""
+    models = dict.fromkeys(pool.model for pool in config.pools.values())
+    return [model for model in models if not is_hub_name(model) and not Path(model).exists()]
+
+
+def with_pinned_models(config: DeploymentConfig) -> DeploymentConfig:
+    """The same deployment with the commit of each hub name: all replicas then read what was checked."""
+    update = {name: pool.model_copy(update={"model": pinned(pool.model)}) for name, pool in config.pools.items()}
+    return config.with_pools(update)
+
+
+def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> None:
+    """Download the weights of hub names to this machine. progress: called with one line per model."""
+    for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine != "mock"):
+        if is_hub_name(model):
+            progress(f"fetching {model}")
+            local_folder(model, weights=True)
 
 
 def check_port(host: str, port: int) -> None:
@@ -74,7 +95,7 @@ def _replica_bytes(pool: PoolConfig) -> int:
     """Bytes of weights, KV cache and processes; 0 for a mock."""
     if pool.engine == "mock":
         return 0
-    weights = sum(file.stat().st_size for file in Path(pool.model).glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in Path(local_folder(pool.model, weights=True)).glob("*.safetensors"))
     if pool.engine == "transformers":
         return 2 * weights + ENGINE_BASE_BYTES
     kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB

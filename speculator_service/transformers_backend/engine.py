@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
+from kv_transfer.model_source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
@@ -65,9 +66,10 @@ class TransformersSpeculator(BranchingEngine):
         """
         self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
         check_speculator(model)
+        folder = local_folder(model, weights=True)
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
-                model, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
+                folder, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
             )
             self._model = loaded.to(device).eval()
         except Exception as e:  # transformers and torch raise many kinds

@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import check_speculator, inspect_model
+from kv_transfer.model_source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.vllm_backend.scheduler.gang import Gang
@@ -53,7 +54,10 @@ class VllmSpeculator(BranchingEngine):
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
         check_speculator(model)
         self._engine = start_engine(
-            model, min(info.max_model_len + 1, info.max_position), tensor_parallel, engine_options
+            local_folder(model, weights=True),
+            min(info.max_model_len + 1, info.max_position),
+            tensor_parallel,
+            engine_options,
         )
         config = self._engine.model_config
         self.info = replace(info, max_model_len=config.max_model_len - 1)

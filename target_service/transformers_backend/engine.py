@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kv_transfer.errors import EngineUnavailableError, ModelError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.model_info import inspect_model
+from kv_transfer.model_source import local_folder
 from target_service.answer import Answers
 from target_service.engine import TargetEngine
 from target_service.limits import check_request
@@ -28,12 +29,13 @@ class TransformersTarget(TargetEngine):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
+        folder = local_folder(model, weights=True)
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
+            loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         except Exception as e:  # safetensors, torch and transformers each raise their own kinds
             raise ModelError(f"model {model}: its weights cannot be loaded ({e})") from e
         self._model = loaded.to(device).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         eos = self._model.generation_config.eos_token_id
         self._eos_token_ids = set(eos if isinstance(eos, list) else [eos]) - {None}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="target-transformers")

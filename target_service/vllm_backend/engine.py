@@ -16,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.model_info import inspect_model
+from kv_transfer.model_source import local_folder
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
 from target_service.drafting.settings import DRAFTING, encode_settings
@@ -38,7 +39,7 @@ class VllmTarget(TargetEngine):
     """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm). The engine core runs in separate processes.
 
     decode: fields of DecodeOptions, the speculation of requests that do not switch it off; None means method none.
-    draft_model: the folder of the drafting weights, for those of vLLM's own methods that have weights.
+    draft_model: the folder or hub name of the drafting weights, for those of vLLM's own methods that have weights.
     draft_channel: keyword arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
     kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks.
@@ -74,9 +75,10 @@ class VllmTarget(TargetEngine):
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)
+        folder = local_folder(model, weights=True)
         with side_channel(kv_role, kv_host):
             self._engine: AsyncLLM = start_engine(
-                model,
+                folder,
                 tensor_parallel,
                 engine_options,
                 worker_cls=self.worker_cls,

@@ -8,6 +8,7 @@ from vllm.sampling_params import SamplingParams
 
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions
+from kv_transfer.model_source import local_folder
 from kv_transfer.validation import sentence
 from target_service.vllm_backend.proposer import CHANNEL, PROPOSER
 
@@ -38,7 +39,7 @@ def speculation_options(
     """The engine options that make vLLM speculate with `decode.method`; {} for method none.
 
     options: the engine's other options. Their `speculative_config` is merged into the result, for example ngram's
-    prompt_lookup_max. Raises SkimError for a missing draft model.
+    prompt_lookup_max. Raises SkimError for a draft model that is missing or cannot be had.
     """
     if decode.method == "none":
         return {}
@@ -49,6 +50,8 @@ def speculation_options(
         added["additional_config"] = {**(options.get("additional_config") or {}), CHANNEL: dict(draft_channel or {})}
     elif decode.method in WITH_A_MODEL:
         if not draft_model:
-            raise SkimError(f"decode method {decode.method} needs draft_model, the folder of the drafting weights")
-        config["model"] = draft_model
+            raise SkimError(
+                f"decode method {decode.method} needs draft_model, the folder or hub name of the drafting weights"
+            )
+        config["model"] = local_folder(draft_model, weights=True)
     return {**added, "speculative_config": {**config, **(options.get("speculative_config") or {})}}

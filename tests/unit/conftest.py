@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 import cluster.commands.cli
+from tests.reference.hub_server import hub_server
 
 MODELS = Path(__file__).parents[2] / "demo_models"
 
@@ -40,3 +42,23 @@ def skim(monkeypatch, capfd):
         return Ran(left.value.code, out, err)
 
     return run
+
+
+def reach(monkeypatch, url: str) -> None:
+    """Set the client's HF_ENDPOINT."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub with the demo pair, and a client with an empty cache. The client has read its variables when imported."""
+    with hub_server(target=MODELS / "target", speculator=MODELS / "speculator") as hub:
+        reach(monkeypatch, hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**20)  # the demo models are smaller than the real one
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.chdir(tmp_path)
+        yield hub

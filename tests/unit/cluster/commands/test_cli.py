@@ -249,3 +249,12 @@ def test_bench_settings_that_make_no_sense(skim, words, sentence):
     ran = skim("bench", "decode", *words)
     assert ran.code == 2
     assert sentence in ran.error
+
+
+def test_the_first_word_of_serve_is_the_target_or_a_file(skim, tmp_path):
+    no = tmp_path / "no"
+    mistake(skim("serve", no, "--speculator", SPECULATOR), "model folder", no, "does not exist")
+    mistake(skim("serve", TARGET, "--target", no), f"the target is given twice: {TARGET} and --target {no}")
+    for suffix in (".yaml", ".yml"):
+        mistake(skim("serve", no.with_suffix(suffix)), "config file", no.with_suffix(suffix), "does not exist")
+    mistake(skim("serve", "owner/name", "--speculator", SPECULATOR), "model owner/name: ", "HF_HUB_OFFLINE")

@@ -269,3 +269,17 @@ def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):
     assert [pool.gpus_per_replica for pool in placed.values()] == [1, 4, 2]
     alone = load_config(write("target: {model: big, replicas: 3, topology: split}\nspeculator: {model: s}"))
     assert alone.pools["prefill"].replicas == 1
+
+
+def test_a_hub_name_stays_as_it_is(tmp_path, monkeypatch):
+    """Only a folder that exists wins: of a file beside the file, of a flag in the working directory."""
+    (tmp_path / "here" / "owner" / "small").mkdir(parents=True)
+    file = tmp_path / "here" / "config.yaml"
+    file.write_text("target: {model: owner/big@v1}\nspeculator: {model: owner/small}\n")
+    monkeypatch.chdir(tmp_path)
+    config = load_config(file)
+    assert config.target.model == "owner/big@v1"
+    assert config.served_model_name == "owner/big"
+    assert config.speculator.model == str(tmp_path / "here" / "owner" / "small")
+    config = config_from_flags(None, {"target.model": Path("owner/big"), "speculator.model": Path("owner/small")})
+    assert [config.target.model, config.speculator.model] == ["owner/big", "owner/small"]

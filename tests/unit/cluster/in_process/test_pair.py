@@ -252,3 +252,18 @@ def test_closing_stops_both_engines(monkeypatch):
     with pytest.raises(ZeroDivisionError), Pair(TARGET, SPECULATOR, engine="mock"):
         raise ZeroDivisionError
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("engine", ["mock", "transformers"])
+def test_a_pair_of_a_hub(hub, engine):
+    """Of a mock only small files are downloaded. The answer is that of the same models in folders."""
+    prompt = list(range(5, 105))
+    with Pair("demo/target", "demo/speculator", engine=engine) as pair:
+        answer = pair.ask(prompt, max_tokens=4, min_prompt_tokens=1, keep_rate=0.5)
+    with Pair(MODELS / "target", MODELS / "speculator", engine=engine) as pair:
+        expected = pair.ask(prompt, max_tokens=4, min_prompt_tokens=1, keep_rate=0.5)
+    assert answer.completions[0].token_ids.tolist() == expected.completions[0].token_ids.tolist()
+    assert answer.text == expected.text
+    assert answer.prompt.positions.tolist() == expected.prompt.positions.tolist()
+    weights = {name for name, file, _ in hub.downloads if file == "model.safetensors"}
+    assert weights == (set() if engine == "mock" else {"demo/target", "demo/speculator"})

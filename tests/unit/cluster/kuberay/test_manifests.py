@@ -150,6 +150,8 @@ def test_the_models_are_found_where_the_pods_have_them(tmp_path):
     assert "model: /models/deep/big" in service_of(inside)["serveConfigV2"]
     with pytest.raises(SkimError, match=r"both would be /models/same in the pods: give the folders different names"):
         ray_service(config_from_flags(DEMO, {"target.model": "/a/same", "speculator.model": "/b/same"}))
+    with pytest.raises(SkimError, match=r"model owner/big@v1 is a name on the hub, and the pods have no network"):
+        ray_service(config_from_flags(DEMO, {"target.model": "owner/big@v1"}))
 
 
 def test_pods_hold_what_their_replica_takes(example):

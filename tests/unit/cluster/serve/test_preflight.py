@@ -10,7 +10,15 @@ import pytest
 from cluster.config.schema import DeploymentConfig
 from cluster.serve import preflight
 from cluster.serve.app import build_app, needed_resources
-from cluster.serve.preflight import GIB, check_memory, check_models, check_port, free_port
+from cluster.serve.preflight import (
+    GIB,
+    check_memory,
+    check_models,
+    check_port,
+    fetch_weights,
+    free_port,
+    with_pinned_models,
+)
 from kv_transfer.errors import ModelError, SkimError
 from tests.unit.conftest import MODELS
 
@@ -48,6 +56,31 @@ def test_a_speculator_whose_attention_cannot_be_scored(tmp_path):
     (folder / "config.json").write_text(config.replace('"use_cache"', '"sliding_window": 64, "use_cache"'))
     with pytest.raises(ModelError, match="sliding-window"):
         check_models(deployment(speculator={"model": str(folder)}))
+
+
+def test_models_of_a_hub_are_pinned_and_checked_before_their_weights_are_fetched(hub):
+    asked = deployment(speculator={"model": "demo/speculator"}, target={"model": "demo/target@main"})
+    config = with_pinned_models(asked)
+    assert config.target.model == f"demo/target@{hub.commit('demo/target')}"
+    check_models(config)
+    check_models(config.model_copy(update={"spans_machines": True}))
+    assert "model.safetensors" not in {file for _, file, _ in hub.downloads}
+
+    lines = []
+    mock = config.target.model_copy(update={"engine": "mock"})
+    fetch_weights(config.with_pools({**config.pools, "target": mock}), lines.append)
+    assert lines == [f"fetching {config.speculator.model}"]
+    assert [name for name, file, _ in hub.downloads if file == "model.safetensors"] == ["demo/speculator"]
+
+
+def test_a_wrong_pair_of_a_hub_costs_no_weights(hub, tmp_path):
+    shutil.copytree(MODELS / "speculator", tmp_path / "windowed")
+    config = tmp_path / "windowed" / "config.json"
+    config.write_text(config.read_text().replace('"use_cache"', '"sliding_window": 64, "use_cache"'))
+    hub.repositories["demo/windowed"] = tmp_path / "windowed"
+    with pytest.raises(ModelError, match="model demo/windowed is not supported yet as a speculator: it has sliding"):
+        check_models(deployment(speculator={"model": "demo/windowed"}, target={"model": "demo/target"}))
+    assert "model.safetensors" not in {file for _, file, _ in hub.downloads}
 
 
 def test_ports():
