@@ -13,9 +13,12 @@ from target_service.limits import reserved_names
 # A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
 _TELLTALES = (
     b"speculative_",
-    b"kv_transfer_params",
+    b"_transfer_params",
     b"vllm_xargs",
     b"structured_outputs",
+    b"return_token_offsets",
+    b"return_assistant_tokens_mask",
+    b"routed_experts_prompt_start",
     b"echo",
     b"use_beam_search",
     b"\\u",
@@ -26,28 +29,34 @@ _TELLTALES = (
 _ZERO_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _WIDE_NUMBERS = (b"0" * 19, b"0e000", b"NaN", b"Infinity", b"\0")
 
+_RESERVED = ("kv_transfer_params", "ec_transfer_params")
+_WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start")
+
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
 _MOST_DIGITS = 20
 
 
-def read_fields(body: bytes) -> dict[str, Any]:
-    """The body's JSON object if it may hold a field of Skim or a wide number, else {}.
+def read_fields(body: bytes, path: str) -> dict[str, Any]:
+    """The body's JSON object, sent to `path`, if it may hold a field of Skim or a value to refuse, else {}.
 
     Raises InvalidOptionError for a field that no client may send, and for a value that vLLM or the messages between
     the pools cannot hold. The app refuses a malformed body, for which this is {}.
     """
-    has_wide = _may_hold_wide_numbers(body)
-    if not (has_wide or any(telltale in body for telltale in _TELLTALES)):
+    has_wide, has_surrogates = _may_hold_wide_numbers(body), _may_hold_surrogates(body)
+    if not (has_wide or has_surrogates or any(telltale in body for telltale in _TELLTALES)):
         return {}
     try:
         fields = json.loads(body, parse_int=_read_int if has_wide else None)
     except (ValueError, RecursionError):
         return {}
-    if has_wide:
-        _refuse_wide_numbers(fields)
+    if isinstance(fields, dict):
+        _refuse_reserved(fields)
+        if not path.endswith("/render"):
+            _refuse_ignored(fields)
+    if has_wide or has_surrogates:
+        _refuse_unsendable(fields)
     if not isinstance(fields, dict):
         return {}
-    _refuse_reserved(fields)
     if not isinstance(fields.get("structured_outputs"), dict | None):
         raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
     return fields
@@ -59,16 +68,33 @@ def _may_hold_wide_numbers(body: bytes) -> bool:
     return any(sign in simple for sign in _WIDE_NUMBERS)
 
 
+def _may_hold_surrogates(body: bytes) -> bool:
+    """Half of a UTF-16 pair is no text. JSON can hold one as an escape, and json.loads also takes one as bytes."""
+    if b"\\ud" in body or b"\\uD" in body:
+        return True
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return True
+    return b"\0" in body
+
+
 def _read_int(digits: str) -> int | float:
     """A JSON integer. inf if it has too many digits for 64 bits: Python itself refuses integers of 4300 digits."""
     return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
 
 
-def _refuse_wide_numbers(body: Any) -> None:
-    """Refuse integers over 64 bits and floats that are not finite, at every depth. msgpack and JSON lack them."""
+def _refuse_unsendable(body: Any) -> None:
+    """Refuse integers over 64 bits, floats that are not finite, and lone surrogates, at every depth.
+
+    msgpack, JSON or UTF-8 lack them.
+    """
     pending = [("", body)]
     while pending:
         path, value = pending.pop()
+        if not _is_text(path) or (isinstance(value, str) and not _is_text(value)):
+            name = clipped(path[1:])
+            raise InvalidOptionError(f"{name} has a lone surrogate, which is no text", name)
         if isinstance(value, dict):
             pending += [(f"{path}.{name}", item) for name, item in value.items()]
         elif isinstance(value, list):
@@ -80,12 +106,28 @@ def _refuse_wide_numbers(body: Any) -> None:
             raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits", name)
 
 
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _refuse_reserved(fields: dict[str, Any]) -> None:
     """Refuse fields with which a client could change the prompt or the positions that the target uses."""
-    if fields.get("kv_transfer_params") is not None:
-        raise InvalidOptionError("kv_transfer_params is reserved for the server; leave it out", "kv_transfer_params")
+    for name in _RESERVED:
+        if fields.get(name) is not None:
+            raise InvalidOptionError(f"{name} is reserved for the server; leave it out", name)
     xargs = fields.get("vllm_xargs")
     reserved = reserved_names(xargs) if isinstance(xargs, dict) else []
     if reserved:
         name = reserved[0]
         raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
+
+
+def _refuse_ignored(fields: dict[str, Any]) -> None:
+    """Refuse fields that vLLM accepts and ignores here: they act on its /render endpoints, or nowhere."""
+    for name in _WITHOUT_EFFECT:
+        if fields.get(name):
+            raise InvalidOptionError(f"{name} has no effect on this endpoint; leave it out", name)

@@ -43,7 +43,7 @@ class SkimMiddleware:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
         body = await _read_body(receive)
         try:
-            context = request.context = self._context(Headers(scope=scope), body)
+            context = request.context = self._context(Headers(scope=scope), body, scope["path"])
         except InvalidRequestError as error:
             await _respond(HttpError.of(error), scope, receive, send)
             return
@@ -60,8 +60,8 @@ class SkimMiddleware:
         finally:
             CURRENT.reset(token)
 
-    def _context(self, headers: Headers, body: bytes) -> RequestContext:
-        fields = read_fields(body)
+    def _context(self, headers: Headers, body: bytes, path: str) -> RequestContext:
+        fields = read_fields(body, path)
         return RequestContext(
             options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name)).decode,

@@ -6,6 +6,7 @@ instance (vllm/renderers/base.py) to record each conversation.
 """
 
 import logging
+import traceback
 import types
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
@@ -15,12 +16,15 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -39,6 +43,9 @@ from router.middleware import SkimMiddleware
 from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
+
+# The function of FastAPI that validates a body (fastapi.dependencies.utils).
+_READS_BODY = "request_body_to_args"
 
 # Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
@@ -62,6 +69,8 @@ async def build_openai_app(
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
+    for kind in (AttributeError, KeyError, RecursionError):
+        app.exception_handler(kind)(_refuse_unreadable)
     app.state.server = types.SimpleNamespace()
     # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
     app.user_middleware.append(
@@ -187,6 +196,15 @@ class PooledEngineClient(EngineClient):
         raise _unsupported("pausing")
 
 
+async def _refuse_unreadable(request: Request, error: Exception) -> Response:
+    """A 400 if vLLM's validators failed on the body: some do, for example for a tool without its function."""
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any(frame.f_code.co_name == _READS_BODY for frame, _ in frames):
+        return await exception_handler(request, error)
+    shown = HttpError(400, "BadRequestError", f"the body has a missing name or a value of the wrong kind: {error}")
+    return JSONResponse(shown.body(), shown.status)
+
+
 def _unsupported(what: str) -> Exception:
     return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
 
@@ -231,6 +249,11 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         raise InvalidRequestError("LoRA adapters are not served here; ask for the base model")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
+    priority = kwargs.get("priority") or 0
+    if not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError("the priority header must be an integer of 64 bits")
+    if max(prompt["prompt_token_ids"]) >= 2**31:
+        raise InvalidRequestError("prompt has a token id outside the vocabulary")
     return Prompt(
         token_ids=prompt["prompt_token_ids"],
         sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
@@ -241,7 +264,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
         cache_salt=prompt.get("cache_salt"),
-        priority=kwargs.get("priority") or 0,
+        priority=priority,
         engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
     )
 

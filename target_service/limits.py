@@ -57,7 +57,11 @@ def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: Mo
 
 def reserved_names(names: Iterable[str]) -> list[str]:
     """The names that a client may not send in sampling `extra_args`: they would change positions or KV blocks."""
-    return [name for name in names if name.startswith(RESERVED_PREFIX) or name == "kv_transfer_params"]
+    return [
+        name
+        for name in names
+        if name.startswith(RESERVED_PREFIX) or name in ("kv_transfer_params", "ec_transfer_params")
+    ]
 
 
 def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:

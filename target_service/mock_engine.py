@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.errors import EngineUnavailableError
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
@@ -53,6 +53,8 @@ class MockTarget(TargetEngine):
         max_tokens = check_request(request, self.info)
         check_leg(request, self._kv_role)
         sampling = read_sampling(request.sampling, refuse_others=False, engine="mock")
+        if request.sampling.get("logprob_token_ids"):
+            raise InvalidRequestError("the mock engine has no sampling parameter 'logprob_token_ids'")
         self.started += 1
         self.running += 1
         finished = False
