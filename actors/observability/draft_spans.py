@@ -1,4 +1,4 @@
-"""Trace spans of drafting on a speculator replica: one per session, from its selection to its end."""
+"""Trace spans of drafting on a speculator replica: one per session; it begins with the selection and ends with the session."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

@@ -184,7 +184,7 @@ async def test_admission_ends_the_wait_not_the_answer():
 @pytest.mark.parametrize("steps", [(b"hello",), (output("a"),), ()])
 async def test_a_replica_that_answers_out_of_turn(steps):
     pools, _, _ = serve_pools(target=[Reply(*steps)])
-    with pytest.raises(EngineUnavailableError, match="answered out of turn"):
+    with pytest.raises(EngineUnavailableError, match="sent an unexpected first message"):
         await texts(pools)
 
 
