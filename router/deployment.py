@@ -53,9 +53,10 @@ class RouterDeployment:
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
         self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s, RayMeter())
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
+        self._patience_s = admission_timeout_s
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
-        self._app = StartingApp(self._build_app)
+        self._app = StartingApp(self._build_app, self._patience_s)
         return self._app
 
     async def problem(self) -> tuple[str | None, bool]:

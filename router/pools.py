@@ -205,7 +205,9 @@ class ServePools:
         except (BackPressureError, DeploymentUnavailableError):
             raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
         if first != ACCEPTED:
-            raise EngineUnavailableError("the target replica sent an unexpected first message; router and target run different versions")
+            raise EngineUnavailableError(
+                "the target replica sent an unexpected first message; router and target run different versions"
+            )
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:

@@ -1,14 +1,15 @@
 """Lets the router answer before its app exists: 503 with `Retry-After` until both pools answer and the app is built.
 
-A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router's
-constructor waited for the pools, Serve would have no router replica, and its proxy would hold every request without an
-answer.
+A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router
+waited for the pools without a limit, Serve would have no router replica, and its proxy would hold every request without
+an answer. The router waits for a limited time, because Serve calls an application running when all replicas have
+started, and KubeRay then moves the traffic to it.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
@@ -29,13 +30,14 @@ WAITING = "waiting for a replica of each pool; `skim status` says what keeps the
 class StartingApp:
     """An ASGI app that builds the real app in the background and then forwards everything to it.
 
-    build: builds the app; it is called again, with growing pauses, until it succeeds. `problem`: why there is no app
-    yet, in one sentence; None once there is one. `failed`: the last attempt failed for a reason that a person must fix,
-    not because a pool is down.
+    build: builds the app; it is called again, with growing pauses, until it succeeds. patience_s: how long the start
+    waits for the app before it completes without one. `problem`: why there is no app yet, in one sentence; None once
+    there is one. `failed`: the last attempt failed for a reason that a person must fix, not because a pool is down.
     """
 
-    def __init__(self, build: Callable[[], Awaitable[ASGIApp]]) -> None:
-        self._build = build
+    def __init__(self, build: Callable[[], Awaitable[ASGIApp]], patience_s: float) -> None:
+        self._build, self._patience_s = build, patience_s
+        self._decided = asyncio.Event()
         self._app: ASGIApp | None = None
         self._task: asyncio.Task[None] | None = None
         self._lifespan = AsyncExitStack()
@@ -56,6 +58,8 @@ class StartingApp:
         """Handle the ASGI lifespan messages of Serve. The real app's lifespan lies inside this one."""
         await receive()
         self._task = asyncio.create_task(self._start())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._decided.wait(), self._patience_s)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self._task.cancel()
@@ -72,6 +76,7 @@ class StartingApp:
                 if router := getattr(app, "router", None):
                     await self._lifespan.enter_async_context(router.lifespan_context(app))
                 self._app, self.problem, self.failed = app, None, False
+                self._decided.set()
                 return
             except EngineUnavailableError as error:
                 self.problem, self.failed = str(error), False
@@ -81,6 +86,8 @@ class StartingApp:
             except (Exception, SystemExit):  # vLLM's argument parser raises SystemExit
                 self.problem, self.failed = NOT_BUILT, True
                 logger.exception(NOT_BUILT)
+            if self.failed:
+                self._decided.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 

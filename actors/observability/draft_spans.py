@@ -1,4 +1,4 @@
-"""Trace spans of drafting on a speculator replica: one per session; it begins with the selection and ends with the session."""
+"""Trace spans of drafting on a speculator replica: one per session, which begins with the selection."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

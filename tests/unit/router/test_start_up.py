@@ -56,7 +56,7 @@ async def test_every_request_is_answered_until_the_pools_are_there():
         await pools.wait()
         return real_app(events)
 
-    app = StartingApp(build)
+    app = StartingApp(build, patience_s=0.0)
     async with running(app) as client:
         for method, path in (("GET", "/health"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
             answer = await client.request(method, path)
@@ -89,7 +89,7 @@ async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
             return real_app([])
         raise error
 
-    app = StartingApp(build)
+    app = StartingApp(build, patience_s=3600.0 if failed else 0.0)
     async with running(app) as client:
         await until(lambda: len(tried) == 3)
         assert (app.problem, app.failed) == (problem, failed)
@@ -106,5 +106,18 @@ async def test_a_router_that_ends_while_it_waits_ends_at_once():
     async def build():
         await asyncio.Event().wait()
 
-    async with running(StartingApp(build)):
+    async with running(StartingApp(build, patience_s=0.0)):
         pass
+
+
+async def test_a_start_waits_a_while_for_the_app():
+    """So that an application that Serve calls running answers."""
+
+    async def build():
+        await asyncio.sleep(0.01)
+        return real_app([])
+
+    app = StartingApp(build, patience_s=3600.0)
+    async with running(app) as client:
+        assert app.problem is None
+        assert (await client.get("/health")).status_code == 200
