@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+from vllm_hooks.amx import request_amx
 from vllm_hooks.positions_v1 import restore_positions
 from vllm_hooks.positions_v2 import restored_model_state
 
@@ -18,6 +19,8 @@ class RestoringWorker(PlatformWorker):
     """Installs the hook for the model runner that vLLM chose, on every tensor-parallel rank."""
 
     def init_device(self) -> None:
+        if current_platform.is_cpu():
+            request_amx()
         super().init_device()
         if not self.use_v2_model_runner:
             restore_positions(self.model_runner)
