@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+import yaml
 
 from cluster.serve.preflight import free_port
 
@@ -47,8 +48,19 @@ def skim_serve(config: Path, folder: Path) -> Served:
 
 @pytest.fixture(scope="package")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of `skim serve examples/demo.yaml`: both pools on real vLLM engines."""
-    served = skim_serve(ROOT / "examples" / "demo.yaml", tmp_path_factory.mktemp("serve"))
+    """Base URL of `skim serve` with examples/demo.yaml in float32: both pools on real vLLM engines.
+
+    In bfloat16, a verification of several tokens rounds otherwise than a step of one token: answers with drafts could
+    then differ from plain ones where two tokens are nearly equally likely.
+    """
+    folder = tmp_path_factory.mktemp("serve")
+    settings = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
+    for pool in ("speculator", "target"):
+        settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
+        settings[pool]["engine_options"]["dtype"] = "float32"
+    config = folder / "demo.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    served = skim_serve(config, folder)
     try:
         served.await_ready()
         yield served.url
