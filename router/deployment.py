@@ -15,7 +15,7 @@ from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_info import check_pair
-from kv_transfer.model_source import local_folder
+from kv_transfer.model_source import local_folder, public_name
 from router.context import HttpError
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -73,6 +73,7 @@ class RouterDeployment:
         app = await build_openai_app(
             self._dispatcher,
             folder,
+            public_name(self._model),
             self._served_model_name,
             self._pools.target.max_model_len,
             self._vllm_args,

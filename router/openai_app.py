@@ -53,7 +53,8 @@ _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 
 async def build_openai_app(
     dispatcher: Dispatcher,
-    model: str,
+    folder: str,
+    root: str,
     served_model_name: str,
     max_model_len: int,
     vllm_args: Mapping[str, Any],
@@ -61,14 +62,17 @@ async def build_openai_app(
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
-    Reads the model's config and tokenizer, not its weights.
+    folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, which must
+    not be a path of this machine.
     """
-    flags = {"model": model, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
+    flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
     client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher)
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
+    for served in app.state.openai_serving_models.base_model_paths:
+        served.model_path = root
     for kind in (AttributeError, KeyError, RecursionError):
         app.exception_handler(kind)(_refuse_unreadable)
     app.state.server = types.SimpleNamespace()

@@ -94,7 +94,8 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     defaults = PrefillOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
     switch, vllm_args = SwitchedTracer(), {"dtype": "float32"}
-    app = await build_openai_app(dispatcher, str(MODELS / "target"), MODEL_NAME, MAX_MODEL_LEN, vllm_args, switch)
+    folder = str(MODELS / "target")
+    app = await build_openai_app(dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, switch)
     add_selection_route(app, dispatcher)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

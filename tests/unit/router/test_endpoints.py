@@ -274,6 +274,7 @@ async def test_endpoints_that_generate_nothing_are_left_alone(client, pools):
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hello."}]}
         response = await ask(client, path, body)
         assert not [name for name in response.headers if name.startswith("x-skim")]
-    assert (await client.get("/v1/models")).json()["data"][0]["id"] == MODEL_NAME
+    [card] = (await client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["root"]) == (MODEL_NAME, "target")  # the model's name, and no path of the server
     assert (await client.get("/health")).status_code == 200
     assert pools.generates == []
