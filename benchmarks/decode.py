@@ -25,6 +25,7 @@ from benchmarks.decode_engines import DecodeEngines, DecodeSettings, modes
 from benchmarks.machine import machine
 from benchmarks.padded_target import pad_target
 from benchmarks.progress import Progress, silent
+from kv_transfer.model_source import local_folder, public_name
 
 TITLES = {
     "plain": "plain",
@@ -57,11 +58,13 @@ def run(settings: DecodeSettings, progress: Progress = silent) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="skim-target-") as folder:
         padded: dict[str, Any] = {}
         if settings.target_layers is not None:
-            parameters = pad_target(Path(settings.target), Path(folder), settings.target_layers)
+            parameters = pad_target(
+                Path(local_folder(settings.target, weights=True)), Path(folder), settings.target_layers
+            )
             padded = {"target_is_padded": True, "target_parameters": parameters}
         began = machine()
         blocks = asyncio.run(_run(replace(settings, target=folder) if padded else settings, progress))
-    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     result: dict[str, Any] = {"machine": began, "settings": vars(settings) | names | padded}
     if len(blocks) > 1:
         return {**result, "by_prompt_tokens": {str(length): block for length, block in blocks.items()}}

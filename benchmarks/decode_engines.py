@@ -21,6 +21,7 @@ from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.environment import CORES, with_environment
 from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
+from kv_transfer.model_source import local_folder
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine as create_speculator
 from target_service.factory import create_engine as create_target
@@ -154,7 +155,7 @@ class DecodeEngines:
 
     def _session_bytes(self, prompt: KeptPrompt, mode: Mode) -> int:
         """Bytes of the float32 keys and values of the prompt tokens that the drafter reads."""
-        config = AutoConfig.from_pretrained(self.settings.speculator)
+        config = AutoConfig.from_pretrained(local_folder(self.settings.speculator, weights=False))
         per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
         kept = mode.decode is not None and mode.decode.draft_context == "kept"
         return per_token * (int(prompt.token_ids.size) if kept else prompt.context_length)

@@ -32,6 +32,7 @@ from benchmarks.servers import MODEL, SETTLE_S, skim_config, stock_server
 from benchmarks.vllm_load import Load, send
 from cluster.serve.deployment import deployed
 from kv_transfer.errors import SkimError
+from kv_transfer.model_source import local_folder, public_name
 
 SERVERS = ("dense", "skim")
 
@@ -72,13 +73,13 @@ def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any
     longest = settings.prompt_tokens + settings.prompt_tokens // 8 + 128
     with ExitStack() as stack:
         progress("starting the dense server", 0.0)
-        target, speculator = Path(settings.target), Path(settings.speculator)
+        target = Path(local_folder(settings.target, weights=True))
         dense = stack.enter_context(stock_server(target, longest, _PROMPTS_HELD * longest))
         progress("starting Skim", 0.05)
-        config = skim_config(target, speculator, longest, _PROMPTS_HELD * longest, method="none")
+        config = skim_config(target, Path(settings.speculator), longest, _PROMPTS_HELD * longest, method="none")
         skim = stack.enter_context(deployed(config, progress=lambda line: None))
         measured = _Search(settings, {"dense": dense, "skim": skim}, progress).run()
-    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     return {"machine": began, "settings": vars(settings) | names, **measured}
 
 
@@ -154,7 +155,8 @@ class _Search:
 
     def __init__(self, settings: GoodputSettings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
-        self._load = Load(Path(settings.target), MODEL, settings.prompt_tokens, settings.answer_tokens, settings.seed)
+        tokenizer = Path(local_folder(settings.target, weights=False))
+        self._load = Load(tokenizer, MODEL, settings.prompt_tokens, settings.answer_tokens, settings.seed)
         self._salts = 0
 
     def run(self) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.environment import CORES, KEPT_HEAP
+from kv_transfer.model_source import local_folder, public_name
 
 CONCURRENCY = (1, 8, 32)
 _DENSE_CONCURRENCY = (1, 8)  # 32 dense prompts on three paths take minutes on two cores
@@ -88,14 +89,16 @@ def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, An
             if kind == "vllm" and settings.ray_llm:
                 try:
                     options, environment = _engine_options(settings, "target"), {**_environment("target"), **KEPT_HEAP}
-                    route = stack.enter_context(ray_llm(settings.target, options, environment))
+                    route = stack.enter_context(
+                        ray_llm(local_folder(settings.target, weights=True), options, environment)
+                    )
                     baseline = f"{url}{route}{_CHAT}"
                 except Exception as error:  # the baseline is not ours; that it does not run is a result too
                     refused = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]:.300}"
             more = asyncio.run(_measure(settings, kind, url, baseline, progress))
         rows += more["rows"]
         parts[kind] = more["parts"]
-    names = {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+    names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     result = {"machine": began, "settings": vars(settings) | names, "rows": rows, "parts": parts}
     return result | ({"ray_serve_llm_failed": refused} if refused else {})
 

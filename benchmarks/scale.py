@@ -28,6 +28,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
+from kv_transfer.model_source import local_folder, public_name
 
 SLOTS = 2
 MAX_REPLICAS = {"speculator": 4, "target": 3}
@@ -42,7 +43,7 @@ _INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """target, speculator: model folders; only their config and tokenizer are read. rate: requests per second during
+    """target, speculator: folders or hub names; only config and tokenizer are read. rate: requests per second during
     the step. step_s: length of the step in seconds. speculator_s, target_s: seconds that a request takes in each pool.
 
     policy, drain_s: those of the section `autoscaling`.
@@ -66,7 +67,7 @@ def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
     each pool, once per second. All times are seconds since the first request.
     """
     began = machine()
-    load = Load(Path(settings.target), _NAME, _PROMPT_TOKENS, 1, settings.seed)
+    load = Load(Path(local_folder(settings.target, weights=False)), _NAME, _PROMPT_TOKENS, 1, settings.seed)
     progress("starting", 0.0)
     with deployed(_deployment(settings), progress=lambda line: None) as url:
         send(load, url, 1, {})  # warm-up
@@ -83,7 +84,7 @@ def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
                 requests += requests_of(sent, zero)
                 done += seconds
             ends = time.perf_counter() - zero
-    result = {"machine": began, "settings": vars(settings) | _folders(settings), "begins": begins, "ends": ends}
+    result = {"machine": began, "settings": vars(settings) | _names(settings), "begins": begins, "ends": ends}
     return result | {
         "requests": requests,
         "samples": samples,
@@ -247,5 +248,5 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
     )
 
 
-def _folders(settings: ScaleSettings) -> dict[str, str]:
-    return {"target": Path(settings.target).name, "speculator": Path(settings.speculator).name}
+def _names(settings: ScaleSettings) -> dict[str, str]:
+    return {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}

@@ -62,8 +62,7 @@ async def build_openai_app(
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
-    folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, which must
-    not be a path of this machine.
+    folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
     """
     flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))

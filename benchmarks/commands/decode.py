@@ -10,13 +10,16 @@ from benchmarks.commands.lists import values
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import MAX_LOOK_AHEAD
+from kv_transfer.model_source import located
 
 
 def decode(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target.")] = Path("demo_models/target"),
-    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the speculator.")] = Path(
-        "demo_models/speculator"
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")] = Path(
+        "demo_models/target"
     ),
+    speculator: Annotated[
+        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")
+    ] = Path("demo_models/speculator"),
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per round and mode.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Number of requests that run at the same time.")] = 1,
     prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "2048",
@@ -49,8 +52,8 @@ def decode(
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     settings = DecodeSettings(
-        target=str(target),
-        speculator=str(speculator),
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
         prompts=prompts,
         batch=batch,
         prompt_tokens=_lengths(prompt_tokens),

@@ -8,16 +8,23 @@ import typer
 
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
+from kv_transfer.model_source import located
 
 
 def goodput(
     target: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the target. The default is a model of random weights."),
+        typer.Option(
+            metavar="MODEL",
+            help="Target: a folder, or owner/name[@revision]. The default is a model of random weights.",
+        ),
     ] = None,
     speculator: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the speculator. The default is a model of random weights."),
+        typer.Option(
+            metavar="MODEL",
+            help="Speculator: a folder, or owner/name[@revision]. The default is a model of random weights.",
+        ),
     ] = None,
     target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096,
@@ -44,8 +51,8 @@ def goodput(
         raise SkimError("give both --target and --speculator, or neither to use models of random weights")
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
     settings = benchmark.GoodputSettings(
-        target=str(pair.target if pair else target),
-        speculator=str(pair.speculator if pair else speculator),
+        target=str(pair.target) if pair else located(str(target), Path.cwd()),
+        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
         keep_rate=keep_rate,

@@ -6,13 +6,16 @@ from typing import Annotated
 import typer
 
 from benchmarks.commands.show import JsonFile, PlotFile, measure
+from kv_transfer.model_source import located
 
 
 def overhead(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target.")] = Path("demo_models/target"),
-    speculator: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the speculator.")] = Path(
-        "demo_models/speculator"
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")] = Path(
+        "demo_models/target"
     ),
+    speculator: Annotated[
+        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")
+    ] = Path("demo_models/speculator"),
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 2048,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
@@ -29,8 +32,8 @@ def overhead(
     from benchmarks import overhead_results
 
     settings = benchmark.OverheadSettings(
-        target=str(target.absolute()),
-        speculator=str(speculator.absolute()),
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
         keep_rate=keep_rate,

@@ -7,14 +7,19 @@ import typer
 
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
+from kv_transfer.model_source import located
 
 
 def scale(
     target: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the target. Its weights are not loaded.")
+        Path,
+        typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision]. Its weights are not loaded."),
     ] = Path("demo_models/target"),
     speculator: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the speculator. Its weights are not loaded.")
+        Path,
+        typer.Option(
+            metavar="MODEL", help="Speculator: a folder, or owner/name[@revision]. Its weights are not loaded."
+        ),
     ] = Path("demo_models/speculator"),
     policy: Annotated[str, typer.Option(metavar="work|requests", help="Autoscaling policy of both pools.")] = "work",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second during the step.")] = 2.0,
@@ -36,8 +41,8 @@ def scale(
     if policy not in ("work", "requests"):
         raise SkimError(f"--policy: {policy!r} is not a policy; choose from work, requests")
     settings = benchmark.ScaleSettings(
-        target=str(target.absolute()),
-        speculator=str(speculator.absolute()),
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
         policy=policy,
         rate=rate,
         step_s=step,

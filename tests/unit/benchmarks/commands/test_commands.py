@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.commands.show import measure
 from cluster.serve.front_proxy import ENABLE
+from kv_transfer.errors import SkimError
 
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
@@ -40,6 +41,26 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
     ran = skim("bench", "channel", "--rounds", 10, "--plot", tmp_path / "plot.png")
     assert ran.code == 2
     assert "plots need matplotlib" in ran.error
+
+
+@pytest.mark.parametrize("name", ["decode", "goodput", "overhead", "scale"])
+def test_a_model_is_a_hub_name_or_a_folder(skim, monkeypatch, tmp_path, name):
+    asked = []
+
+    def run(settings, tell):
+        asked.append((settings.target, settings.speculator))
+        raise SkimError("nothing is measured")
+
+    monkeypatch.setattr(f"benchmarks.{name}.run", run)
+    monkeypatch.chdir(tmp_path)
+    skim("bench", name, "--target", "owner/big@v1", "--speculator", "small")
+    assert asked == [("owner/big@v1", str(tmp_path / "small"))]
+
+
+def test_a_benchmark_downloads_its_model(skim, hub):
+    ran = skim("bench", "decode", "--target", "demo/target", "--speculator", "demo/speculator", "--target-layers", 1)
+    assert "cannot be padded to 1" in ran.error
+    assert ("demo/target", "model.safetensors") in {(model, file) for model, file, _ in hub.downloads}
 
 
 @pytest.mark.parametrize(("said", "before"), [("0", f"{ENABLE}=0 "), (None, "")])
