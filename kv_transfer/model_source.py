@@ -16,6 +16,7 @@ PYTORCH_WEIGHTS = "SKIM_PYTORCH_WEIGHTS"
 """Environment variable. With the value 1, a repository without safetensors may give PyTorch's pickle files (*.bin)."""
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[^@\s]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "vocab.*")
 """Config, tokenizer, chat template, and the index of the weights: kilobytes to a few megabytes."""
 _IGNORED = ("*/*", "consolidated*")
@@ -65,9 +66,9 @@ def local_folder(model: str, *, weights: bool) -> str:
 def pinned(model: str) -> str:
     """A hub name with its revision's commit, so that all machines read the same files; a folder as it is.
 
-    Raises ModelError as `local_folder`.
+    A revision that is a commit is not looked up. Raises ModelError as `local_folder`.
     """
-    if not is_hub_name(model):
+    if not is_hub_name(model) or _COMMIT.fullmatch(_split(model)[1] or ""):
         return model
     # The cache has a folder for each commit, with the commit as its name.
     return f"{_split(model)[0]}@{Path(local_folder(model, weights=False)).name}"

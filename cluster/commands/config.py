@@ -48,8 +48,9 @@ def manifests(
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config
     from cluster.kuberay.write import write_manifests
+    from cluster.serve.preflight import with_known_pins
 
-    for file in write_manifests(load_config(config), output):
+    for file in write_manifests(with_known_pins(load_config(config), _say), output):
         _say(f"Wrote {file}")
 
 

@@ -1,9 +1,9 @@
 """Protection of the pods: disruption budgets and network policies."""
 
-from urllib.parse import urlsplit
-
 from cluster.config.schema import DeploymentConfig
+from cluster.kuberay import hub
 from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
+from cluster.kuberay.settings import KubernetesConfig
 
 DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
@@ -52,6 +52,8 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
             egress=[{"ports": _tcp(443, 6443)}],
         ),
     ]
+    if hub.downloads(config, "router"):
+        policies.append(_policy(config, "hub", _serving(settings), egress=[{"ports": _tcp(_hub_port(settings))}]))
     if settings.batch:  # batch jobs use object stores
         policies.append(
             _policy(config, "batch", {"matchLabels": labels(settings, "batch")}, egress=[{"ports": _tcp(443)}])
@@ -70,8 +72,17 @@ def _collector(config: DeploymentConfig) -> list[Object]:
     traces = config.observability.traces
     if traces is None:
         return []
-    url = urlsplit(traces.endpoint)
-    return [{"ports": _tcp(url.port or {"http": 80, "https": 443}[url.scheme])}]
+    return [{"ports": _tcp(hub.port_of(traces.endpoint))}]
+
+
+def _hub_port(settings: KubernetesConfig) -> int:
+    return hub.port_of(settings.hub.endpoint) if settings.hub.endpoint else 443
+
+
+def _serving(settings: KubernetesConfig) -> Object:
+    """Selects the pods that hold replicas."""
+    holds_replicas = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(hub.SERVING)}
+    return {"matchLabels": labels(settings), "matchExpressions": [holds_replicas]}
 
 
 def _policy(config: DeploymentConfig, name: str, selector: Object, **rules: list[Object]) -> Object:

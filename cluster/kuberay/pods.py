@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.config.schema import DeploymentConfig
+from cluster.kuberay import hub
+from cluster.kuberay.hub import SERVING
 from cluster.kuberay.settings import KubernetesConfig, PodConfig
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 
@@ -15,7 +17,6 @@ AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
 PROBE_EVERY_S = 10
 
-SERVING = ("router", "speculator", "target", "prefill")
 # The router checks the endpoint's key, the batch job sends it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
 NONE: Mapping[str, str] = {}
@@ -57,7 +58,7 @@ def ray_pod(
     head: whether the pod runs Ray's head. claims: mount paths of further volume claims, by name of the claim.
     """
     settings = config.kubernetes
-    volumes = _volumes(settings, component, pod) | _claimed(claims)
+    volumes = _volumes(config, component, pod) | _claimed(claims)
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
         "terminationGracePeriodSeconds": settings.drain_seconds + 30,
@@ -107,8 +108,9 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
-    offline = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    env: list[Object] = [{"name": name, "value": value} for name, value in {**offline, **SERVE_SWITCHES}.items()]
+    private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    env: list[Object] = [{"name": name, "value": value} for name, value in {**private, **SERVE_SWITCHES}.items()]
+    env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(config, variable, "api-key", needed="api_key" in config.router.vllm_args))
@@ -138,14 +140,17 @@ def _claimed(claims: Mapping[str, str]) -> dict[str, tuple[Object, Object]]:
     }
 
 
-def _volumes(settings: KubernetesConfig, component: str, pod: PodConfig) -> dict[str, tuple[Object, Object]]:
+def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[str, tuple[Object, Object]]:
     """Volumes by name: (source, mount)."""
+    settings = config.kubernetes
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shared_memory}}
     # Ray's object store and the ranks of an engine communicate through /dev/shm; the default of a pod is 64 MiB.
     volumes: dict[str, tuple[Object, Object]] = {"shared-memory": (memory, {"mountPath": "/dev/shm"})}
     if component in SERVING and (claim := settings.models.claim):
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         volumes["models"] = (source, {"mountPath": settings.models.mount_path, "readOnly": True})
+    if hub.downloads(config, component):
+        volumes["hub-cache"] = hub.cache(config)
     if component in SERVING and settings.tls_secret:
         source = {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}
         volumes["channel-tls"] = (source, {"mountPath": TLS_PATH, "readOnly": True})

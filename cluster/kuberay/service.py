@@ -199,10 +199,7 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
 
 def _model_path(config: DeploymentConfig, model: str) -> str:
     if is_hub_name(model):
-        raise SkimError(
-            f"model {model} is a name on the hub, and the pods have no network for downloads: put its folder into the "
-            "image or on the volume of kubernetes.models, and give the folder"
-        )
+        return model
     mount, path = PurePosixPath(config.kubernetes.models.mount_path), PurePosixPath(model)
     return str(path if path.is_relative_to(mount) else mount / path.name)
 

@@ -51,6 +51,39 @@ class ModelVolumeConfig(BaseModel):
     storage_class: str | None = Field(None, description="storage class of the claim to write; null: the default")
 
 
+class HubConfig(BaseModel):
+    """How pods download models that are hub names (docs/models.md); used only if a model is one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    mount_path: str = Field("/hub", pattern=r"^/[^ :]+$", description="folder of the cache in the pods (HF_HOME)")
+    claim: Name | None = Field(
+        None, description="persistent volume claim for the cache that all pods share; null: see host_path"
+    )
+    host_path: str | None = Field(
+        None,
+        pattern=r"^/[^ :]+$",
+        description="folder on each Kubernetes node that user 1000 may write to; null: each pod has a cache of its own",
+    )
+    size: Quantity | None = Field(
+        None, description="with claim: size of the claim to write, null: it exists; without: limit of a pod's cache"
+    )
+    storage_class: str | None = Field(None, description="storage class of the claim to write; null: the default")
+    token_secret: Name | None = Field(
+        None, description="Secret with the token (HF_TOKEN); null: the Secret of kubernetes.secret, if it has the key"
+    )
+    token_key: str = Field("hf-token", pattern=r"^[-._a-zA-Z0-9]+$", description="key of the token in its Secret")
+    endpoint: str | None = Field(
+        None, pattern=r"^https?://[^/\s:]+(:[0-9]{1,5})?(/\S*)?$", description="URL of another hub (HF_ENDPOINT)"
+    )
+
+    @model_validator(mode="after")
+    def _one_volume(self) -> Self:
+        if self.claim and self.host_path:
+            raise ValueError("claim and host_path are two places for one cache: keep one of them")
+        return self
+
+
 class RedisConfig(BaseModel):
     """Redis keeps Ray's cluster state, so that a new head finds its workers."""
 
@@ -104,7 +137,9 @@ class KubernetesConfig(BaseModel):
     image_pull_secret: str | None = None
     gpus: bool = Field(True, description="pools whose gpus_per_replica is null get one GPU per rank")
     gpu_resource: str = Field("nvidia.com/gpu", description="resource name of a GPU, also the taint of GPU nodes")
-    secret: str = Field("skim-secrets", description="Secret with redis-password; optional: channel-token, api-key")
+    secret: str = Field(
+        "skim-secrets", description="Secret with redis-password; optional: channel-token, api-key, hf-token"
+    )
     tls_secret: str | None = Field(
         None, description="Secret with tls.crt, tls.key, ca.crt for the draft channel; null: no TLS"
     )
@@ -115,6 +150,7 @@ class KubernetesConfig(BaseModel):
         description="labels by which Prometheus finds PodMonitors",
     )
     models: ModelVolumeConfig = Field(default_factory=lambda: ModelVolumeConfig())
+    hub: HubConfig = Field(default_factory=lambda: HubConfig())
     redis: RedisConfig = Field(default_factory=lambda: RedisConfig())
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
@@ -123,3 +159,9 @@ class KubernetesConfig(BaseModel):
     speculator: PodConfig = Field(default_factory=lambda: PodConfig(memory="32Gi", shared_memory="4Gi"))
     target: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
     prefill: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
+
+    @model_validator(mode="after")
+    def _volumes_apart(self) -> Self:
+        if self.hub.mount_path == self.models.mount_path:
+            raise ValueError(f"hub.mount_path and models.mount_path are both {self.hub.mount_path}: change one of them")
+        return self

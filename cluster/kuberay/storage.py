@@ -1,7 +1,9 @@
-"""Objects that keep state: Redis for Ray's cluster state, and the volume claim for model folders."""
+"""Objects that keep state: Redis for Ray's cluster state, and the volume claims for models."""
 
 from cluster.config.schema import DeploymentConfig
+from cluster.kuberay.hub import downloads
 from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
+from cluster.kuberay.settings import HubConfig, KubernetesConfig, ModelVolumeConfig
 
 REDIS_PORT = 6379
 # The password comes from an environment variable, so that no manifest contains it.
@@ -69,19 +71,25 @@ def _redis_pod(config: DeploymentConfig) -> Object:
     }
 
 
-def model_claim(config: DeploymentConfig) -> list[Object]:
-    """The claim for model folders, if the config gives its size. Pods on many nodes mount it read-only."""
-    models = config.kubernetes.models
-    if not (models.claim and models.size):
-        return []
-    spec: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": models.size}}}
-    if models.storage_class:
-        spec["storageClassName"] = models.storage_class
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {**metadata(config.kubernetes), "name": models.claim},
-            "spec": spec,
-        }
-    ]
+def model_claims(config: DeploymentConfig) -> list[Object]:
+    """The claims for model folders and for the hub's cache, where the config gives their sizes.
+
+    Pods on many nodes mount them: folders read-only, the cache for writing.
+    """
+    settings = config.kubernetes
+    volumes: list[ModelVolumeConfig | HubConfig] = [settings.models]
+    if downloads(config, "router"):
+        volumes.append(settings.hub)
+    return [_claim(settings, volume) for volume in volumes if volume.claim and volume.size]
+
+
+def _claim(settings: KubernetesConfig, volume: ModelVolumeConfig | HubConfig) -> Object:
+    spec: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": volume.size}}}
+    if volume.storage_class:
+        spec["storageClassName"] = volume.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {**metadata(settings), "name": volume.claim},
+        "spec": spec,
+    }

@@ -10,7 +10,7 @@ from cluster.kuberay.job import batch_job
 from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors
 from cluster.kuberay.pods import Object
 from cluster.kuberay.service import ray_service
-from cluster.kuberay.storage import model_claim, redis
+from cluster.kuberay.storage import model_claims, redis
 from kv_transfer.errors import SkimError
 
 HEADER = "# Written by `skim manifests`: change the deployment file, not this one.\n"
@@ -34,7 +34,7 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
     """Objects by file name. `kubectl apply -f DIR` applies all except jobs/, which a user starts one by one."""
     batch = config.kubernetes.batch
     files = {
-        "models.yaml": model_claim(config),
+        "models.yaml": model_claims(config),
         "redis.yaml": [] if config.kubernetes.redis.address else redis(config),
         "network-policies.yaml": network_policies(config),
         "disruption-budgets.yaml": disruption_budgets(config),

@@ -10,7 +10,7 @@ import psutil
 
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
-from kv_transfer.errors import SkimError
+from kv_transfer.errors import ModelError, SkimError
 from kv_transfer.model_info import check_pair, check_speculator, inspect_model
 from kv_transfer.model_source import is_hub_name, local_folder, pinned
 
@@ -48,6 +48,22 @@ def with_pinned_models(config: DeploymentConfig) -> DeploymentConfig:
     """The same deployment with the commit of each hub name: all replicas then read what was checked."""
     update = {name: pool.model_copy(update={"model": pinned(pool.model)}) for name, pool in config.pools.items()}
     return config.with_pools(update)
+
+
+def with_known_pins(config: DeploymentConfig, say: Callable[[str], None]) -> DeploymentConfig:
+    """As `with_pinned_models`, but a name whose commit cannot be looked up here stays as it is.
+
+    say: called with one line per model that is not pinned.
+    """
+    pools, unknown = dict(config.pools), dict[str, str]()
+    for name, pool in pools.items():
+        try:
+            pools[name] = pool.model_copy(update={"model": pinned(pool.model)})
+        except ModelError as error:
+            unknown[pool.model] = str(error)
+    for reason in unknown.values():
+        say(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
+    return config.with_pools(pools)
 
 
 def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from cluster.config.pools import TargetConfig
 from cluster.config.show import as_yaml
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import SelectionOptions
+from kv_transfer.model_source import is_hub_name
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 SMALLEST = "speculator: {model: small}\ntarget: {model: big}\n"
@@ -45,11 +46,12 @@ def test_two_models_are_enough(write, tmp_path):
 def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
     config = load_config(path)
     for pool in (config.speculator, config.target):
-        assert config.spans_machines or (Path(pool.model) / "config.json").is_file()
+        elsewhere = config.spans_machines or is_hub_name(pool.model)
+        assert elsewhere or (Path(pool.model) / "config.json").is_file()
 
 
 def test_the_examples_are_these():
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"demo", "llama-70b-8b", "multi-node"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"demo", "hub-names", "llama-70b-8b", "multi-node"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

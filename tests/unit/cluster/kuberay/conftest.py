@@ -1,4 +1,4 @@
-"""The manifests of the three examples, and the folder of KubeRay's CRDs."""
+"""The manifests of the examples, and the folder of KubeRay's CRDs."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from cluster.config.load import load_config
 from cluster.kuberay.write import manifests
 
 ROOT = Path(__file__).parents[4]
-EXAMPLES = ("demo", "llama-70b-8b", "multi-node")
+EXAMPLES = ("demo", "hub-names", "llama-70b-8b", "multi-node")
 
 
 @pytest.fixture(params=EXAMPLES)
