@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.environment import with_environment
@@ -25,6 +26,8 @@ from vllm_hooks.symbols import check_symbols
 _CONNECTOR = "NixlConnector"
 _NIXL_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+PROGRESS_THREAD = "skim_progress_thread"
+"""Key in `kv_connector_extra_config`: whether the agent of a decoding half has NIXL's progress thread."""
 _HOST, _PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
 
@@ -51,12 +54,16 @@ def read_from_one_thread(transfer: Any) -> None:
     thread, the worker itself advances the transfers, in each step that checks whether they are done. The prefilling
     half keeps its thread, because readers wait for it also while it runs no steps.
 
+    This was seen on CPU, over shared memory and loopback, so it is the default there. On a GPU, TCP would move a few MB
+    per step without the thread, so vLLM's agent is the default. PROGRESS_THREAD in `kv_connector_extra_config` chooses.
+
     transfer: the vLLM config's `kv_transfer_config`. Nothing changes if the user chose another connector or set
     `num_threads`. Raises SkimError if vLLM's function for the agent has changed.
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return
-    if "num_threads" in transfer.kv_connector_extra_config:
+    chosen = transfer.kv_connector_extra_config
+    if "num_threads" in chosen or chosen.get(PROGRESS_THREAD, not current_platform.is_cpu()):
         return
     check_symbols([(_NIXL_WORKER, "nixl_agent_config", "enable_prog_thread")])
     worker: Any = importlib.import_module(_NIXL_WORKER)

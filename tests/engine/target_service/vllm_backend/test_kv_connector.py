@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
-from target_service.vllm_backend import worker
+from target_service.vllm_backend import kv_connector, worker
 from target_service.vllm_backend.kv_connector import connector_options, one_thread_agent_config
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
@@ -101,24 +101,29 @@ def test_a_reader_outlives_the_holders_of_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "changes", "ours"),
+    ("role", "changes", "on_cpu", "ours"),
     [
-        ("decode", {}, True),
-        ("prefill", {}, False),
-        (None, {}, False),
-        ("decode", {"kv_connector": "OffloadingConnector"}, False),
-        ("decode", {"kv_connector_extra_config": {"num_threads": 8}}, False),
+        ("decode", {}, True, True),
+        ("decode", {}, False, False),
+        ("decode", {"kv_connector_extra_config": {"skim_progress_thread": False}}, False, True),
+        ("decode", {"kv_connector_extra_config": {"skim_progress_thread": True}}, True, False),
+        ("prefill", {}, True, False),
+        (None, {}, True, False),
+        ("decode", {"kv_connector": "OffloadingConnector"}, True, False),
+        ("decode", {"kv_connector_extra_config": {"num_threads": 8}}, True, False),
     ],
 )
 def test_a_decoding_worker_and_no_other_has_such_an_agent(
-    monkeypatch: pytest.MonkeyPatch, role: Any, changes: dict[str, Any], ours: bool
+    monkeypatch: pytest.MonkeyPatch, role: Any, changes: dict[str, Any], on_cpu: bool, ours: bool
 ) -> None:
     found = []
+    monkeypatch.setattr(kv_connector, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
     monkeypatch.setattr(base_worker, "nixl_agent_config", before := base_worker.nixl_agent_config)
     monkeypatch.setattr(worker.RestoringWorker, "init_device", lambda _: found.append(base_worker.nixl_agent_config))
     options = connector_options(role, {}).get("kv_transfer_config")
     transfer = SimpleNamespace(**{"kv_connector_extra_config": {}} | options | changes) if options else None
     ours_or_not = object.__new__(worker.TargetWorker)
     ours_or_not.vllm_config, ours_or_not.use_v2_model_runner = SimpleNamespace(kv_transfer_config=transfer), True
+    ours_or_not.model_runner = SimpleNamespace()
     ours_or_not.init_device()
     assert found == [one_thread_agent_config if ours else before]
