@@ -10,6 +10,7 @@ import grpc
 
 from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, Tls, client_credentials, token_metadata
 from kv_transfer.channel_breaker import CircuitBreaker
+from kv_transfer.channel_deadline import ExchangeDeadline
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest, check_answers
 from kv_transfer.errors import SkimError, WireError
@@ -45,9 +46,13 @@ class DraftClient:
         tls: Tls | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """address: host:port. The first exchange connects. Raises SkimError if a file of `tls` cannot be read."""
+        """address: host:port. The first exchange connects. deadline_s: the longest deadline, see ExchangeDeadline.
+
+        Raises SkimError if a file of `tls` cannot be read.
+        """
         self._address = address
-        self._deadline_s = deadline_s
+        self._longest_s = deadline_s
+        self._deadline = ExchangeDeadline(deadline_s)
         self._token = token
         self._credentials = client_credentials(tls) if tls else None
         self._server_name = tls.server_name if tls else None
@@ -65,18 +70,26 @@ class DraftClient:
         """
         if not self._breaker.allows_call():
             return None
+        # A drafter reads the whole prompt of a session that it restores. This takes much longer than other exchanges.
+        usual = not request.restored
+        allowed, began = self._deadline.seconds() if usual else self._longest_s, time.monotonic()
         try:
-            reply = self._ask(request, time.monotonic() + self._deadline_s)
+            reply = self._ask(request, began + allowed)
         except TimeoutError:
             self.counters["timeouts"] += 1
+            if usual:
+                self._deadline.observe(allowed)
             self._count_unanswered()
-            self._failed(f"no answer within {self._deadline_s} s")
+            self._failed(f"no answer within {allowed:.3g} s")
         except _StreamEndedError as e:
             self._failed(str(e), for_sure=True)
         except SkimError as e:
             self.counters["broken"] += 1
             self._failed(str(e))
         else:
+            # Drafts made ahead are sent at once. The next exchange may have to wait for its drafts.
+            if usual and any(not draft.ahead for draft in reply.drafts):
+                self._deadline.observe(time.monotonic() - began)
             self._succeeded()
             return replace(reply, sequence=request.sequence)
         return None

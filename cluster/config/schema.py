@@ -99,7 +99,7 @@ class ChannelConfig(BaseModel):
         description="port of a speculator replica; 0: any free port. With a fixed port and one replica per machine, "
         "running answers find a replica that was restarted",
     )
-    deadline_ms: float = Field(250.0, gt=0, le=10_000, description="a step does not wait longer for its drafts")
+    deadline_ms: float = Field(250.0, gt=0, le=10_000, description="longest wait of a step for its drafts")
     max_branches: int = Field(64, ge=1, description="guessed branches that a speculator replica drafts ahead at a time")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must send")
     tls_cert: str | None = Field(None, description="server certificate, a PEM file on the pools' machines")
