@@ -1,8 +1,8 @@
 """Scores from an engine's paged keys: with the Triton kernels on CUDA, with torch elsewhere or if the kernels fail.
 
-If the kernels are not installed, do not compile or do not launch, torch takes over for good, with one warning. If the
-kernels do not support a request's caches or pooling (`triton_kernels.supports`), torch scores this request. Both give
-the same results up to float32 rounding.
+If the kernels are not installed, do not compile or do not launch, torch takes over for good, with one warning. Torch
+also scores a request whose caches or pooling the kernels do not support (`triton_kernels.supports`), or whose pooling
+they are not compiled for. Both give the same results up to float32 rounding.
 """
 
 import logging
@@ -32,10 +32,11 @@ class PagedKeys(Keys, Protocol):
 
 
 class Kernels(NamedTuple):
-    """The functions `supports` and `fill_table` of `triton_kernels`."""
+    """The functions `supports`, `fill_table` and `step_counts` of `triton_kernels`."""
 
     supports: Callable[[Sequence[torch.Tensor], int], bool]
     fill_table: Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor, float, int], None]
+    step_counts: Callable[[int], list[int]]
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -43,18 +44,23 @@ def kernels_for(device: torch.device) -> Kernels | None:
     if device.type != "cuda":
         return None
     try:
-        from speculator_service.scoring.triton_kernels import fill_table, supports
+        from speculator_service.scoring.triton_kernels import fill_table, step_counts, supports
     except ImportError as error:
         _warn(error)
         return None
-    return Kernels(supports, fill_table)
+    return Kernels(supports, fill_table, step_counts)
 
 
 class PagedScoring:
-    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work."""
+    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work.
 
-    def __init__(self, kernels: Kernels | None) -> None:
+    pool_kernel: the only one that the kernels are used for. Another one would compile them inside an engine step, which
+    takes seconds, and no drafts would be made meanwhile.
+    """
+
+    def __init__(self, kernels: Kernels | None, pool_kernel: int) -> None:
         self.kernels = kernels
+        self._pool_kernel = pool_kernel
 
     def fill(
         self,
@@ -80,7 +86,7 @@ class PagedScoring:
     ) -> bool:
         pages = [page for layer in keys if (page := layer.pages) is not None]
         caches = [page.cache for page in pages]
-        if self.kernels is None or len(pages) < len(keys) or len(set(scales)) > 1:
+        if self.kernels is None or pool_kernel != self._pool_kernel or len(pages) < len(keys) or len(set(scales)) > 1:
             return False
         if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, pool_kernel):
             return False

@@ -112,12 +112,27 @@ def _rows(queries: torch.Tensor, kv_heads: int, max_rows: int) -> tuple[torch.Te
     layers, steps, heads, size = queries.shape
     group = heads // kv_heads
     wide = triton.next_power_of_2(group)
-    at_once = max(1, min(max_rows // wide, triton.next_power_of_2(steps)), 16 // wide)
+    at_once = _steps_at_once(steps, wide, max_rows)
     count = triton.cdiv(steps, at_once)
     dim = max(16, triton.next_power_of_2(size))
     rows = queries.new_zeros((layers, kv_heads, count * at_once, wide, dim))
     rows[:, :, :steps, :group, :size] = queries.view(layers, steps, kv_heads, group, size).transpose(1, 2)
     return rows.flatten(2, 3), (count, at_once, wide)
+
+
+def _steps_at_once(steps: int, wide: int, max_rows: int) -> int:
+    return max(1, min(max_rows // wide, triton.next_power_of_2(steps)), 16 // wide)
+
+
+def step_counts(group: int, tiling: Tiling = TILING) -> list[int]:
+    """Numbers of steps that together need every variant of the kernels. group: query heads per KV head.
+
+    The kernels are compiled for each number of steps that they compute at once. Between the counts nothing is compiled.
+    """
+    wide = triton.next_power_of_2(group)
+    powers = [2**exponent for exponent in range(tiling.rows.bit_length())]
+    by_variant = {_steps_at_once(steps, wide, tiling.rows): steps for steps in reversed(powers)}
+    return sorted(by_variant.values())
 
 
 @triton.jit

@@ -59,9 +59,10 @@ class SpeculatorWorker(RestoringWorker):
         block_size = groups[0].kv_cache_spec.block_size
         self._ledger = RequestLedger(block_size)
         self._keys = KeyReader(self._layers[0], block_size)
-        self._scoring = PagedScoring(kernels_for(self.device))
-        if self._scoring.kernels:
-            self._compile_kernels()
+        self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
+        if kernels := self._scoring.kernels:
+            layer = self._layers[0]
+            self._compile_kernels(kernels.step_counts(layer.num_heads // layer.num_kv_heads))
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
@@ -168,13 +169,18 @@ class SpeculatorWorker(RestoringWorker):
         )
         return aggregate
 
-    def _compile_kernels(self) -> None:
-        """Score one token of an empty cache with the default options, so that no request waits for compilation."""
+    def _compile_kernels(self, step_counts: list[int]) -> None:
+        """Score one token of an empty cache, so that no request waits for compilation.
+
+        step_counts: numbers of steps, in addition to that of the default options.
+        """
         options = SelectionOptions()
         shape = (len(self._layers), self._layers[0].num_heads, self._layers[0].head_size)
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
-        queries = dict.fromkeys(range(options.look_ahead + 1), query)
-        self._attention(ScoredRequest("", 1, options.model_dump(), [0], queries))
+        for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
+            chosen = options.model_copy(update={"look_ahead": look_ahead})
+            queries = dict.fromkeys(range(look_ahead + 1), query)
+            self._attention(ScoredRequest("", 1, chosen.model_dump(), [0], queries))
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:

@@ -63,7 +63,7 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
             fill(aggregate, queries, keys, scales, pool_kernel)
 
         worker._scoring.fill = noting
-        worker._compile_kernels()
+        worker._compile_kernels([1, 16])
 
     def asked(worker):
         del worker._scoring.fill
@@ -71,8 +71,9 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
 
     await rig.call(compile_again)
     assert await rig.errors([(PROMPT, SelectionOptions())]) <= [TOLERANCE]
-    [[at_start, of_request]] = await rig.call(asked)
+    [[at_start, *others, of_request]] = await rig.call(asked)
     assert at_start == of_request
+    assert [queries[1] for queries, *_ in others] == [1, 16]
 
 
 @pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])

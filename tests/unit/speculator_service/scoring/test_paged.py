@@ -54,6 +54,7 @@ def breaks_halfway(table, *arguments):
 
 
 YES, NO = (lambda *_: True), (lambda *_: False)
+NO_STEPS = lambda group: []  # noqa: E731
 
 
 @pytest.mark.parametrize("tile", [1, 400, 2**18])
@@ -75,7 +76,7 @@ def test_kernels_do_all_layers_at_once(queries, keys):
         table.fill_(1.0)
         calls.append(arguments)
 
-    assert (filled(PagedScoring(Kernels(YES, fill_table)), queries, keys) == 1).all()
+    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS), 13), queries, keys) == 1).all()
     [(given, caches, blocks, scale, pool)] = calls
     assert given is queries
     assert [cache.data_ptr() for cache in caches] == [layer.memory.data_ptr() for layer in keys]
@@ -84,11 +85,11 @@ def test_kernels_do_all_layers_at_once(queries, keys):
 
 
 def test_without_kernels_torch_scores(queries, keys):
-    torch.testing.assert_close(filled(PagedScoring(None), queries, keys), by_torch(queries, keys))
+    torch.testing.assert_close(filled(PagedScoring(None, 13), queries, keys), by_torch(queries, keys))
 
 
 def test_failing_kernels_are_replaced_for_good_with_one_warning(queries, keys, caplog):
-    broken = PagedScoring(Kernels(YES, breaks_halfway))
+    broken = PagedScoring(Kernels(YES, breaks_halfway, NO_STEPS), 13)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             torch.testing.assert_close(filled(broken, queries, keys), by_torch(queries, keys))
@@ -102,13 +103,18 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
         pages = None
 
     packed = [Packed(k.memory, k.blocks, k.length) for k in keys]
-    chosen = PagedScoring(Kernels(YES, ones))
+    chosen = PagedScoring(Kernels(YES, ones, NO_STEPS), 13)
     for given, scales in ((packed, SCALES), (keys, [0.25, 0.5])):
         torch.testing.assert_close(filled(chosen, queries, given, scales), by_torch(queries, keys, scales))
     half = queries.half()
     torch.testing.assert_close(filled(chosen, half, keys), by_torch(half, keys))
-    torch.testing.assert_close(filled(PagedScoring(Kernels(NO, ones)), queries, keys), by_torch(queries, keys))
+    torch.testing.assert_close(
+        filled(PagedScoring(Kernels(NO, ones, NO_STEPS), 13), queries, keys), by_torch(queries, keys)
+    )
+    other_pool = PagedScoring(Kernels(YES, ones, NO_STEPS), 15)
+    torch.testing.assert_close(filled(other_pool, queries, keys), by_torch(queries, keys))
     assert chosen.kernels is not None
+    assert other_pool.kernels is not None
     assert caplog.messages == []
 
 
@@ -120,6 +126,19 @@ def test_kernels_are_for_cuda():
     found = kernels_for(torch.device("cuda"))
     assert found is not None
     assert found.fill_table is fill_table
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 32, 64, 100])
+def test_the_step_counts_of_the_start_need_every_variant_of_the_kernels(group):
+    pytest.importorskip("triton")
+    from speculator_service.scoring.triton_kernels import TILING, _rows, step_counts
+
+    def variant(steps):
+        return _rows(torch.zeros(1, steps, group, 16), 1, TILING.rows)[1][1:]
+
+    at_start = {variant(steps) for steps in step_counts(group)}
+    assert {variant(steps) for steps in range(1, 66)} == at_start
+    assert len(at_start) == len(step_counts(group))
 
 
 def test_without_triton_a_cuda_worker_says_so_once(monkeypatch, caplog):

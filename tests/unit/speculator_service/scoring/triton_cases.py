@@ -10,7 +10,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _conver
 
 from speculator_service.scoring.importance import Aggregate, layer_scores
 from speculator_service.scoring.paged import Kernels, PagedScoring
-from speculator_service.scoring.triton_kernels import Tiling, fill_table, supports
+from speculator_service.scoring.triton_kernels import Tiling, fill_table, step_counts, supports
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
 
 SMALL = Tiling(tile=32, rows=16, spread=16)
@@ -94,7 +94,7 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     queries = 2 * torch.randn(
         case.layers, case.steps, case.heads, case.size, generator=torch.Generator().manual_seed(1)
     )
-    scorings = [PagedScoring(kernels) for kernels in (None, Kernels(supports, fill_table))]
+    scorings = [PagedScoring(kernels, case.pool) for kernels in (None, Kernels(supports, fill_table, step_counts))]
     found = []
     for scoring in scorings:
         full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
