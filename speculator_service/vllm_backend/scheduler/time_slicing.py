@@ -1,4 +1,4 @@
-"""Time slicing: while there are both drafts and prompts, each gets half of the engine's time.
+"""Time slicing: while there are both drafts and prompts, each gets half of the engine's time (and see `prompt_limit`).
 
 vLLM fills each step with the running prompts. So a draft would wait until they are computed, or each of its steps would
 take as long as a chunk of a prompt. A target waits for a few hundred milliseconds at most.
@@ -11,6 +11,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
+
+from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 
 DRAFT_ARG = "skim_draft"
 """Key in `SamplingParams.extra_args` of a drafting round: (id, size) of its gang, see `gang`."""
@@ -43,10 +45,12 @@ class TimeSlicingScheduler(Scheduler):
     """A scheduler in which drafts alternate with running and waiting prompts."""
 
     running: list[Request]
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.time_slices = TimeSlices()
+        self.prompt_limit = PromptLimit()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         reading = [request for request in self.running if request.is_prefill_chunk]
@@ -54,8 +58,10 @@ class TimeSlicingScheduler(Scheduler):
         drafts = len(waiting) < len(self.waiting) or any(
             draft_argument(request) and not request.is_prefill_chunk for request in self.running
         )
-        if not self.time_slices.begin(drafts=drafts, prompts=bool(reading or waiting)):
-            return super().schedule(*args, **kwargs)
+        prompts = bool(reading or waiting)
+        self.prompt_limit.begin(drafts=drafts, prompts=prompts)
+        if not self.time_slices.begin(drafts=drafts, prompts=prompts):
+            return self._schedule_prompts(*args, **kwargs) if prompts else super().schedule(*args, **kwargs)
         self.running = [request for request in self.running if not request.is_prefill_chunk]
         self.waiting.remove_requests(waiting)
         # Delayed requests still count as running.
@@ -69,6 +75,17 @@ class TimeSlicingScheduler(Scheduler):
                 self.waiting.add_request(request)
         if not output.total_num_scheduled_tokens:
             self.time_slices.give_up()
+        return output
+
+    def _schedule_prompts(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """A step with prompts, not longer than drafts can wait."""
+        most = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = self.prompt_limit.tokens(most)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = most
+        self.prompt_limit.scheduled(output.total_num_scheduled_tokens)
         return output
 
 

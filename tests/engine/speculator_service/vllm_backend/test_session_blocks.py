@@ -9,6 +9,7 @@ from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt, SelectionOptions
 from speculator_service.vllm_backend.scheduler import multi_step, partial_blocks
+from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation
 from tests.reference.models import build_model
@@ -304,6 +305,23 @@ async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
     rounds, first = await rounds_beside_a_prompt(engine, NoTurns)
     assert rounds <= SLOTS
     assert first >= 1000
+    engine.close()
+
+
+async def test_a_prompt_is_read_in_steps_that_the_limit_allows(start):
+    class Short(PromptLimit):
+        def tokens(self, most):
+            return 64
+
+    engine = start()
+    simulated = engine._engine
+    prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
+    await engine.score("p", prompt, SelectionOptions(look_ahead=1))
+    steps = simulated.steps
+    simulated.scheduler.prompt_limit = Short()
+    await engine.score("q", prompt[::-1].copy(), SelectionOptions(look_ahead=1))
+    assert steps < 1000 / 64 <= simulated.steps - steps
+    assert simulated.scheduler.max_num_scheduled_tokens > 64
     engine.close()
 
 
