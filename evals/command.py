@@ -15,7 +15,7 @@ def evaluate(
         Path,
         typer.Option(
             metavar="MODEL",
-            help="Target: a folder, or owner/name[@revision]. With --endpoint, only its tokenizer is used.",
+            help="Target: a folder, or owner/name@revision. With --endpoint, only its tokenizer is used.",
         ),
     ],
     speculator: Annotated[

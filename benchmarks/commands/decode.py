@@ -14,11 +14,11 @@ from kv_transfer.model_source import located
 
 
 def decode(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")] = Path(
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")] = Path(
         "demo_models/target"
     ),
     speculator: Annotated[
-        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")
+        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
     ] = Path("demo_models/speculator"),
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per round and mode.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Number of requests that run at the same time.")] = 1,

@@ -16,14 +16,14 @@ def goodput(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="Target: a folder, or owner/name[@revision]. The default is a model of random weights.",
+            help="Target: a folder, or owner/name@revision. The default is a model of random weights.",
         ),
     ] = None,
     speculator: Annotated[
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="Speculator: a folder, or owner/name[@revision]. The default is a model of random weights.",
+            help="Speculator: a folder, or owner/name@revision. The default is a model of random weights.",
         ),
     ] = None,
     target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,

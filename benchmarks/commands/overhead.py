@@ -10,11 +10,11 @@ from kv_transfer.model_source import located
 
 
 def overhead(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")] = Path(
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")] = Path(
         "demo_models/target"
     ),
     speculator: Annotated[
-        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")
+        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
     ] = Path("demo_models/speculator"),
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 2048,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,

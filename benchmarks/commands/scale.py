@@ -13,13 +13,11 @@ from kv_transfer.model_source import located
 def scale(
     target: Annotated[
         Path,
-        typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision]. Its weights are not loaded."),
+        typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision. Its weights are not loaded."),
     ] = Path("demo_models/target"),
     speculator: Annotated[
         Path,
-        typer.Option(
-            metavar="MODEL", help="Speculator: a folder, or owner/name[@revision]. Its weights are not loaded."
-        ),
+        typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision. Its weights are not loaded."),
     ] = Path("demo_models/speculator"),
     policy: Annotated[str, typer.Option(metavar="work|requests", help="Autoscaling policy of both pools.")] = "work",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second during the step.")] = 2.0,

@@ -15,6 +15,7 @@ from rich.markup import escape
 from cluster.batch.command import batch
 from cluster.commands import config as config_commands
 from cluster.commands.lazy import lazy_group
+from cluster.commands.pairs import pairs
 from kv_transfer.errors import SkimError
 
 SERVING = "Serving"
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.command(rich_help_panel=SERVING)(batch)
+app.command(rich_help_panel=TOOLS)(pairs)
 console = Console(stderr=True, highlight=False)
 
 # The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.
@@ -48,7 +50,7 @@ QUIET = {
 }
 
 Model = Annotated[
-    Path | None, typer.Option(metavar="MODEL", help="Model: a folder (Hugging Face layout), or owner/name[@revision].")
+    Path | None, typer.Option(metavar="MODEL", help="Model: a folder (Hugging Face layout), or owner/name@revision.")
 ]
 EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|transformers|mock", help="Engine of the model.")]
 EngineOptions = typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
@@ -201,7 +203,7 @@ def demo(
 
 @app.command(rich_help_panel=TOOLS)
 def select(
-    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name[@revision].")],
+    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")],
     prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
@@ -223,7 +225,7 @@ def select(
 
 @app.command(rich_help_panel=TOOLS)
 def generate(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name[@revision].")],
+    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")],
     selection: Annotated[Path, typer.Option(metavar="FILE", help="What `skim select --json` wrote.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
     logprobs: Annotated[int, typer.Option(min=0, max=20, help="Likeliest tokens to list per position.")] = 0,

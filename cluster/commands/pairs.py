@@ -1,0 +1,103 @@
+"""`skim pairs`: the speculators on this machine that fit a target; without a target, the known families."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from cluster.json_file import write_json
+from cluster.pairs.known import KNOWN
+from kv_transfer.errors import SkimError
+
+console = Console(highlight=False)
+
+
+def pairs(
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="TARGET", help="A folder, or owner/name@revision. Without it: the known families."),
+    ] = None,
+    among: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Also try the model in this folder, or those in its folders. Repeatable."),
+    ] = None,
+    keep_rate: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep, in (0, 1].")] = 0.2,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
+) -> None:
+    """Say which models on this machine can be the speculator of a target: same tokenizer, cost, context length.
+
+    The candidates are the models in the cache of the hub's client and in the folders of --among. Only configs and
+    tokenizers are read. The check is that of `skim serve`.
+    """
+    if target is None:
+        result: dict[str, Any] = {"known": [pair._asdict() for pair in KNOWN]}
+        console.print(_known_table())
+        _say("`skim pairs TARGET` checks the models on this machine. docs/models.md explains the states.")
+    else:
+        result = _checked(target, among or [], keep_rate)
+    if json_file is not None:
+        write_json(json_file, result)
+        _say(f"Wrote {json_file}")
+
+
+def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any]:
+    from cluster.pairs.candidates import in_cache, in_folders
+    from cluster.pairs.fit import best_first, fit, is_same, read_target
+    from kv_transfer.model_source import local_folder, located
+
+    name = located(str(target), Path.cwd())
+    own = read_target(name, local_folder(name, weights=False))
+    others = [candidate for candidate in [*in_folders(among), *in_cache()] if not is_same(candidate, own)]
+    if not others:
+        raise SkimError("there is no other model on this machine: name folders with --among, or download a speculator")
+    fits = []
+    with Console(stderr=True).status("") as status:
+        for candidate in others:
+            status.update(f"checking {candidate.name}")
+            fits.append(fit(candidate, own, keep_rate))
+    fits = best_first(fits)
+    result = {"target": asdict(own), "keep_rate": keep_rate, "speculators": [asdict(one) for one in fits]}
+    _show(result)
+    return result
+
+
+def _show(result: dict[str, Any]) -> None:
+    target = result["target"]
+    _say(f"Target {target['name']}: {_parameters(target['size'])} parameters, {target['size']['positions']} tokens")
+    right = [Column(name, justify="right", no_wrap=True) for name in ("parameters", "cost", "work", "tokens")]
+    table = Table(Column("speculator", overflow="fold"), "verdict", *right, box=SIMPLE_HEAD, pad_edge=False)
+    for one in result["speculators"]:
+        cost, work = (f"{one[name]:.3f}" if one[name] is not None else "" for name in ("cost", "work"))
+        tokens = str(one["size"]["positions"]) if one["size"] else ""
+        table.add_row(one["name"], one["verdict"], _parameters(one["size"]), cost, work, tokens)
+    console.print(table, markup=False)
+    for one in result["speculators"]:
+        if one["reason"]:
+            _say(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
+    _say(
+        "\ncost: parameters that compute a prompt token, as a share of the target's. work: cost of a prefill with keep"
+        f" rate {result['keep_rate']:g}, as a share of a dense prefill; attention is not counted."
+    )
+
+
+def _parameters(size: dict[str, int | None] | None) -> str:
+    count = size["parameters"] if size else None
+    if not count:
+        return ""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+
+
+def _known_table() -> Table:
+    columns = [Column(name, overflow="fold") for name in ("family", "speculator", "target", "state", "about")]
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for pair in KNOWN:
+        table.add_row(*pair)
+    return table
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,83 @@
+"""Whether a speculator fits a target: the check that `skim serve` makes, what the pair costs, and how far it reads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config.load import config_from_settings
+from cluster.pairs.candidates import Candidate
+from cluster.pairs.size import ModelSize, model_size
+from cluster.serve.preflight import check_models
+from kv_transfer.errors import ModelError
+from kv_transfer.model_info import inspect_model
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that can be a target. folder: where its config and tokenizer are."""
+
+    name: str
+    folder: str
+    size: ModelSize
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A candidate with its verdict.
+
+    verdict: "fits"; "no gain" if reading with it and prefilling what is kept cost as much as a dense prefill;
+    "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits. cost: parameters that compute a
+    prompt token, as a share of the target's. work: cost of speculative prefill, as a share of a dense prefill: the keep
+    rate plus `cost`. Attention is not counted.
+    """
+
+    name: str
+    verdict: str
+    reason: str = ""
+    size: ModelSize | None = None
+    cost: float | None = None
+    work: float | None = None
+
+
+def read_target(name: str, folder: str) -> Target:
+    """The target in `folder`. Raises ModelError, which names the model as `name`."""
+    try:
+        inspect_model(folder, engine="vllm")
+    except ModelError as error:
+        raise ModelError(str(error).replace(folder, name)) from None
+    return Target(name, folder, model_size(folder))
+
+
+def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
+    """Whether `candidate` can speculate for `target`, when that share of the prompts is kept."""
+    pair = {"speculator": {"model": candidate.folder}, "target": {"model": target.folder}}
+    try:
+        check_models(config_from_settings(pair))
+    except ModelError as error:
+        reason = str(error).replace(candidate.folder, candidate.name).replace(target.folder, target.name)
+        return Fit(candidate.name, "refused", reason)
+    size = model_size(candidate.folder)
+    limit = _limit(size, target.size)
+    if not size.per_token or not target.size.per_token:
+        return Fit(candidate.name, "fits", limit, size)
+    cost = size.per_token / target.size.per_token
+    return Fit(candidate.name, "fits" if keep_rate + cost < 1 else "no gain", limit, size, cost, keep_rate + cost)
+
+
+def best_first(fits: list[Fit]) -> list[Fit]:
+    """Those that fit come first, the cheapest at the top."""
+    order = ("fits", "no gain", "refused")
+    return sorted(fits, key=lambda one: (order.index(one.verdict), one.cost or 0.0, one.name))
+
+
+def is_same(candidate: Candidate, target: Target) -> bool:
+    return Path(candidate.folder).resolve() == Path(target.folder).resolve()
+
+
+def _limit(speculator: ModelSize, target: ModelSize) -> str:
+    """What a user must know if the speculator reads shorter prompts than the target."""
+    if speculator.positions >= target.positions:
+        return ""
+    return (
+        f"it reads {speculator.positions} tokens, the target {target.positions}; a prompt between the two gets an error"
+        " unless its request switches speculative_prefill off"
+    )
