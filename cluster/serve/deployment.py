@@ -92,6 +92,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     """
     config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
     _check_resources(config)
+    earlier = _messages(name)
     serve.start(
         http_options=HTTPOptions(host=config.router.host, port=config.router.port),
         logging_config=LoggingConfig(log_level="WARNING"),
@@ -101,7 +102,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
-    _await_running(name, progress)
+    _await_running(name, progress, earlier)
     return f"http://{_reachable(config.router.host)}:{config.router.port}"
 
 
@@ -186,7 +187,14 @@ def _too_few_gpus(offered: float, needed: float) -> str:
     )
 
 
-def _await_running(name: str, progress: Progress) -> None:
+def _messages(name: str) -> dict[str, str]:
+    """Serve's message on each deployment of the application, before it is changed; empty if it does not run."""
+    application = serve.status().applications.get(name)
+    return {part: found.message for part, found in application.deployments.items()} if application else {}
+
+
+def _await_running(name: str, progress: Progress, earlier: Mapping[str, str]) -> None:
+    """Wait until all parts run. earlier: messages before this change. Raises SkimError if a start has failed since."""
     ready: set[str] = set()
     while True:
         application = serve.status().applications[name]
@@ -196,8 +204,8 @@ def _await_running(name: str, progress: Progress) -> None:
                 progress(f"{part} is ready")
         if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
             return
-        if _has_failed(application):
-            messages = [d.message for d in application.deployments.values() if d.message] + [application.message]
+        if _has_failed(application, earlier):
+            messages = [*_news(application, earlier).values(), application.message]
             raise SkimError(f"the deployment did not start: {failure_reason(messages)}")
         time.sleep(_POLL_S)
 
@@ -211,12 +219,22 @@ def _routers_are_ready(name: str) -> bool:
     return bool(problems) and all(problem is None for problem, _ in problems)
 
 
-def _has_failed(application: ApplicationStatusOverview) -> bool:
+def _news(application: ApplicationStatusOverview, earlier: Mapping[str, str]) -> dict[str, str]:
+    """The messages that are new. Serve keeps the message on a failed start until it changes the deployment.
+
+    A message on a failed start names process and actor of its replica, so two failures never have one text.
+    """
+    said = {part: found.message for part, found in application.deployments.items()}
+    return {part: message for part, message in said.items() if message and message != earlier.get(part)}
+
+
+def _has_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str]) -> bool:
     """Whether a start has failed. A replica that died after it was running is no failure: Serve replaces it.
 
     Serve itself retries forever (`cluster.serve.app.MAX_STARTS`); its message reports the failed start.
     """
-    if any(part.status != "HEALTHY" and FAILED_START in part.message for part in application.deployments.values()):
+    news = _news(application, earlier)
+    if any(application.deployments[part].status != "HEALTHY" and FAILED_START in news[part] for part in news):
         return True
     if application.status != ApplicationStatus.UNHEALTHY:
         return application.status == ApplicationStatus.DEPLOY_FAILED

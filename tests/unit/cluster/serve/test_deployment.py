@@ -111,7 +111,7 @@ def seen(monkeypatch):
 def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED")] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
     told = []
-    deployment._await_running(APP_NAME, told.append)
+    deployment._await_running(APP_NAME, told.append, {})
     assert told == ["target is ready", "speculator is ready"]
     assert seen == []
 
@@ -129,7 +129,7 @@ def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
 def test_what_does_not_start_is_not_waited_for(seen, state):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
     with pytest.raises(SkimError, match="the deployment did not start: it is so"):
-        deployment._await_running(APP_NAME, print)
+        deployment._await_running(APP_NAME, print, {})
 
 
 def test_the_first_failed_start_ends_the_wait(seen):
@@ -137,13 +137,43 @@ def test_the_first_failed_start_ends_the_wait(seen):
     failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
     with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
-        deployment._await_running(APP_NAME, print)
+        deployment._await_running(APP_NAME, print, {})
+
+
+def failed_start(pid, error):
+    where = f"ray::ServeReplica:skim:speculator.initialize_and_get_metadata() (pid={pid}, ip=127.0.0.1)"
+    return f"A replica {FAILED_START}. Retrying. Error:\n{where}\nModelError: {error}"
+
+
+def test_a_failure_from_before_the_change_is_no_failure_of_the_change(seen):
+    """The cause is mended and no setting has changed: Serve keeps the old message until the next start has ended."""
+    old = failed_start(7, "no such folder")
+    seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", old)] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
+    deployment._await_running(APP_NAME, lambda line: None, {"speculator": old})
+    assert seen == []
+
+
+@pytest.mark.parametrize("error", ["no such folder", "no memory"])
+def test_a_failure_after_the_change_is_reported(seen, error):
+    old, new = failed_start(7, "no such folder"), failed_start(8, error)
+    seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", message) for message in (old, new)]
+    with pytest.raises(SkimError, match=f"the deployment did not start: {error}"):
+        deployment._await_running(APP_NAME, print, {"speculator": old})
+
+
+def test_the_messages_before_a_change(seen):
+    seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED", "it died")]
+    assert deployment._messages(APP_NAME) == {"speculator": "it died", "target": ""}
+
+
+def test_no_messages_before_the_first_deployment(cluster):
+    assert deployment._messages(APP_NAME) == {}
 
 
 def test_a_slow_start_does_not(seen):
     slow = "Deployment 'target' has 1 replicas that have taken more than 30s to initialize."
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", slow), ("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    deployment._await_running(APP_NAME, lambda line: None)
+    deployment._await_running(APP_NAME, lambda line: None, {})
 
 
 def test_serve_still_says_so_of_a_failed_start():
