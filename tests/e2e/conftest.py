@@ -55,8 +55,8 @@ def skim_serve(config: Path, folder: Path, **environment: str) -> Served:
 
 
 @pytest.fixture(scope="package")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of `skim serve` with examples/demo.yaml in float32: both pools on real vLLM engines.
+def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """`skim serve` with examples/demo.yaml in float32: both pools on real vLLM engines.
 
     In bfloat16, a verification of several tokens rounds otherwise than a step of one token: answers with drafts could
     then differ from plain ones where two tokens are nearly equally likely.
@@ -71,9 +71,15 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     served = skim_serve(config, folder)
     try:
         served.await_ready()
-        yield served.url
+        yield served
     finally:
         served.stop()
+
+
+@pytest.fixture(scope="package")
+def endpoint(demo_pair: Served) -> str:
+    """Base URL of the demo pair."""
+    return demo_pair.url
 
 
 @pytest.fixture
