@@ -8,6 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from cluster.json_file import write_json
 from cluster.pairs.known import KNOWN
@@ -73,8 +74,8 @@ def _show(result: dict[str, Any]) -> None:
     for one in result["speculators"]:
         cost, work = (f"{one[name]:.3f}" if one[name] is not None else "" for name in ("cost", "work"))
         tokens = str(one["size"]["positions"]) if one["size"] else ""
-        table.add_row(one["name"], one["verdict"], _parameters(one["size"]), cost, work, tokens)
-    console.print(table, markup=False)
+        table.add_row(Text(one["name"]), one["verdict"], _parameters(one["size"]), cost, work, tokens)
+    console.print(table)
     for one in result["speculators"]:
         if one["reason"]:
             _say(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
