@@ -34,6 +34,13 @@ HOOKED = (
     (_SAMPLING, "compiled_random_sample", "logits"),
     ("vllm.v1.sample.sampler", "batched_count_greater_than", "x values"),
 )
-HOOKED_V2 = (("vllm.v1.worker.gpu.sample.sampler", "apply_top_k_top_p", "logits k p"),)
-
-"""The V2 model runner has a sampler of its own."""
+HOOKED_V2 = (
+    ("vllm.v1.worker.gpu.sample.sampler", "apply_top_k_top_p", "logits k p"),
+    # full_graphs
+    (
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager.dispatch",
+        "self num_reqs num_tokens uniform_token_count num_active_loras max_query_len",
+    ),
+)
+"""The V2 model runner has a sampler and CUDA graphs of its own."""

@@ -2,8 +2,8 @@
 
 Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. There, every attention backend has
 the queries after QK norm and rotary embedding. The call is inside the opaque operator `unified_attention_with_output`,
-so it also runs under torch.compile. Nothing is registered, so other engines in the same process are not affected. CUDA
-graphs must not contain attention (cudagraph_mode PIECEWISE, set by `start`), because the replay of a graph runs no
+so it also runs under torch.compile. Nothing is registered, so other engines in the same process are not affected. In
+a step that captures, CUDA graphs must not contain attention (`full_graphs`), because the replay of a graph runs no
 Python. A query that was not captured is NaN, never an old value.
 
 Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run.

@@ -6,6 +6,7 @@ from typing import Any
 
 import vllm.envs as envs
 from vllm.config import CompilationConfig, VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,7 +28,7 @@ OWN_SETTINGS = {
 }
 
 FULL_GRAPH_PASSES = ("fuse_attn_quant", "enable_sp", "fuse_gemm_comms")
-"""Passes of vLLM's PassConfig that change PIECEWISE to FULL."""
+"""Passes of vLLM's PassConfig that change the CUDA graph mode to FULL."""
 
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
@@ -39,7 +40,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     check_options("speculator", options, OWN_SETTINGS)
     config = _engine_config(model, max_model_len, tensor_parallel, options)
     _refuse_unsupported(model, config)
-    _refuse_full_graphs(model, config.compilation_config)
+    _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)
     hooked = HOOKED + HOOKED_V2 if config.use_v2_model_runner else HOOKED
     return start(config, _failure(model), hooked, disable_log_stats=True)
 
@@ -56,9 +57,10 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         # vLLM's CPU attention needs multiples of 32. Small blocks let the prefix cache supply more of a prompt.
         settings.setdefault("block_size", 32)
     else:
-        # Queries are captured in Python, and the replay of a graph of the whole model runs no Python.
-        settings["compilation_config"] = {**(options.get("compilation_config") or {}), "cudagraph_mode": "PIECEWISE"}
-    return engine_config(
+        # Queries are captured in Python, and the replay of a FULL graph runs no Python. See `full_graphs`.
+        graphs = {"cudagraph_mode": "FULL_AND_PIECEWISE", **(options.get("compilation_config") or {})}
+        settings["compilation_config"] = graphs
+    config = engine_config(
         _failure(model),
         **settings,
         **OWN_SETTINGS,
@@ -68,6 +70,10 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         worker_cls=WORKER,
         scheduler_cls=SCHEDULER,
     )
+    compilation = config.compilation_config
+    if not config.use_v2_model_runner and compilation.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    return config
 
 
 def _failure(model: str) -> str:
@@ -91,19 +97,21 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
             raise ModelError(f"speculator {model} cannot run with {asked} yet; leave it out (tensor parallel works)")
 
 
-def _refuse_full_graphs(model: str, compilation: CompilationConfig) -> None:
-    """Refuse CUDA graphs whose replay runs no Python: queries would not be captured, positions not restored.
+def _refuse_full_graphs(model: str, compilation: CompilationConfig, *, v2: bool) -> None:
+    """Refuse CUDA graphs whose replay runs no Python in steps that capture queries.
 
-    `_engine_config` sets PIECEWISE, but some of vLLM's compilation passes change it (CompilationConfig
-    .set_splitting_ops_for_v1).
+    On the V2 runner, `full_graphs` keeps those steps off the FULL graphs of decode steps. Prompts must never be in a
+    FULL graph. `_engine_config` sets the mode, but some of vLLM's compilation passes change it to FULL
+    (CompilationConfig.set_splitting_ops_for_v1), and a user may choose it.
     """
     if envs.VLLM_USE_BREAKABLE_CUDAGRAPH:
         raise ModelError(f"speculator {model} cannot run with VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0")
     mode = compilation.cudagraph_mode
-    if mode is None or not mode.has_full_cudagraphs():
+    if mode is None or not (mode.mixed_mode() == CUDAGraphMode.FULL if v2 else mode.has_full_cudagraphs()):
         return
     passes = [name for name in FULL_GRAPH_PASSES if getattr(compilation.pass_config, name)]
     cause = ", ".join(f"compilation_config.pass_config.{name}" for name in passes) or "another engine option"
+    needed = "FULL_AND_PIECEWISE" if v2 else "PIECEWISE"
     raise ModelError(
-        f"speculator {model} needs the CUDA graph mode PIECEWISE, but {cause} changed it to {mode.name}; leave it out"
+        f"speculator {model} needs the CUDA graph mode {needed}, but {cause} changed it to {mode.name}; leave it out"
     )

@@ -26,6 +26,7 @@ from speculator_service.scoring.device_timer import DeviceTimer
 from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
+from speculator_service.vllm_backend.full_graphs import piecewise_while
 from speculator_service.vllm_backend.key_reader import KeyReader
 from speculator_service.vllm_backend.query_capture import QueryCapture, scorable_layers
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
@@ -50,6 +51,8 @@ class SpeculatorWorker(RestoringWorker):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize_from_config(kv_cache_config)
+        if self.use_v2_model_runner:
+            piecewise_while(self.model_runner.cudagraph_manager, lambda: bool(self._wanted))
         groups = kv_cache_config.kv_cache_groups
         if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
             raise ModelError(

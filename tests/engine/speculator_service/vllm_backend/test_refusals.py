@@ -12,32 +12,44 @@ from kv_transfer.errors import ModelError
 from speculator_service.vllm_backend.query_capture import scorable_layers
 from speculator_service.vllm_backend.start import FULL_GRAPH_PASSES, _refuse_full_graphs, _refuse_unsupported
 
+MODES = {True: CUDAGraphMode.FULL_AND_PIECEWISE, False: CUDAGraphMode.PIECEWISE}
+"""The modes that `start` sets on CUDA, by whether the V2 runner is used."""
 
-def graphs(**passes: bool) -> CompilationConfig:
+
+def graphs(mode: CUDAGraphMode, **passes: bool) -> CompilationConfig:
     """The compilation settings of a speculator on CUDA, after vLLM has applied these passes."""
-    config = CompilationConfig(
-        mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.PIECEWISE, pass_config=PassConfig(**passes)
-    )
+    config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=mode, pass_config=PassConfig(**passes))
     config.set_splitting_ops_for_v1("naive")
     return config
 
 
-def test_piecewise_graphs_are_accepted() -> None:
-    _refuse_full_graphs("m", graphs())
+@pytest.mark.parametrize("v2", MODES)
+def test_graphs_without_prompts_are_accepted(v2: bool) -> None:
+    _refuse_full_graphs("m", graphs(MODES[v2]), v2=v2)
+    _refuse_full_graphs("m", graphs(CUDAGraphMode.PIECEWISE), v2=v2)
     without = CompilationConfig(mode=CompilationMode.NONE, cudagraph_mode=CUDAGraphMode.NONE)
-    _refuse_full_graphs("m", without)
+    _refuse_full_graphs("m", without, v2=v2)
 
 
+@pytest.mark.parametrize("v2", MODES)
 @pytest.mark.parametrize("name", FULL_GRAPH_PASSES)
-def test_a_pass_that_captures_the_whole_model_is_named(name: str) -> None:
-    with pytest.raises(ModelError, match=rf"PIECEWISE, but compilation_config\.pass_config\.{name} changed it to FULL"):
-        _refuse_full_graphs("m", graphs(**{name: True}))
+def test_a_pass_that_captures_the_whole_model_is_named(name: str, v2: bool) -> None:
+    said = rf"{MODES[v2].name}, but compilation_config\.pass_config\.{name} changed it to FULL"
+    with pytest.raises(ModelError, match=said):
+        _refuse_full_graphs("m", graphs(MODES[v2], **{name: True}), v2=v2)
+
+
+def test_a_mode_with_full_graphs_of_prompts_is_refused() -> None:
+    with pytest.raises(ModelError, match="another engine option changed it to FULL; leave it out"):
+        _refuse_full_graphs("m", graphs(CUDAGraphMode.FULL), v2=True)
+    with pytest.raises(ModelError, match="changed it to FULL_DECODE_ONLY"):
+        _refuse_full_graphs("m", graphs(CUDAGraphMode.FULL_DECODE_ONLY), v2=False)
 
 
 def test_breakable_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     with pytest.raises(ModelError, match="VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0"):
-        _refuse_full_graphs("m", graphs())
+        _refuse_full_graphs("m", graphs(CUDAGraphMode.PIECEWISE), v2=True)
 
 
 def test_prefill_context_parallel_is_refused() -> None:
