@@ -44,7 +44,7 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
             f"model {path}: max_model_len must be from 1 to {max_position}, the positions the model was made for"
             f" (max_position_embeddings, with the RoPE scaling of config.json), not {max_model_len!r}"
         )
-    vocabulary = _load_vocabulary(folder)
+    _, vocabulary = _load_tokenizer(folder)
     return ModelInfo(
         path=path,
         architecture=architecture,
@@ -98,18 +98,29 @@ def check_speculator(path: str) -> None:
 
 
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
-    """Raise ModelError unless token ids mean the same to both models."""
-    if speculator.fingerprint != target.fingerprint:
+    """Raise ModelError unless token ids mean the same to both pools.
+
+    A speculator with another tokenizer reports the target's vocabulary (`speculator_service.translation`).
+    """
+    if not same_tokens(speculator, target):
         raise ModelError(
             f"speculator {speculator.path} and target {target.path} have different tokenizers (fingerprints"
-            f" {speculator.fingerprint[:12]} and {target.fingerprint[:12]}); choose two models of one family"
+            f" {speculator.fingerprint[:12]} and {target.fingerprint[:12]}), and the speculator did not find the"
+            " target's on its machine; put the target's config and tokenizer there, at the same path"
         )
+
+
+def same_tokens(speculator: ModelInfo, target: ModelInfo) -> bool:
+    """Whether both models have one tokenizer. Raises ModelError if they have, but not for the same number of tokens."""
+    if speculator.fingerprint != target.fingerprint:
+        return False
     if speculator.vocab_size != target.vocab_size:
         raise ModelError(
             f"speculator {speculator.path} and target {target.path} have different vocabularies"
             f" ({speculator.vocab_size} and {target.vocab_size} tokens, fingerprints {speculator.fingerprint[:12]} and"
             f" {target.fingerprint[:12]}); choose two models of one family"
         )
+    return True
 
 
 def _refuse_speculator(path: str, reason: str) -> None:
@@ -161,8 +172,13 @@ def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
     raise ModelError(f"model {folder} is not a causal language model: its architecture is {names[0]}")
 
 
-def _load_vocabulary(folder: Path) -> dict[str, int]:
-    """All tokens of the tokenizer with their ids, including added and special tokens."""
+def load_tokenizer(folder: Path) -> Any:
+    """The transformers tokenizer in a model's folder. Raises ModelError if there is none that can be used."""
+    return _load_tokenizer(folder)[0]
+
+
+def _load_tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
+    """The tokenizer, and all its tokens with their ids, including added and special tokens."""
     from transformers import AutoTokenizer
 
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
@@ -175,7 +191,7 @@ def _load_vocabulary(folder: Path) -> dict[str, int]:
         raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({one_line(e)})") from None
     if not vocabulary:
         raise ModelError(f"model {folder}: its tokenizer has no tokens")
-    return vocabulary
+    return tokenizer, vocabulary
 
 
 def _fingerprint(vocabulary: dict[str, int]) -> str:

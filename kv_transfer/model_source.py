@@ -28,6 +28,11 @@ def is_hub_name(model: str, base: Path | None = None) -> bool:
     return _NAME.fullmatch(model) is not None and not (base or Path()).joinpath(model).exists()
 
 
+def is_within_reach(model: str) -> bool:
+    """Whether `model` is a hub name or a folder on this machine. A deployment can have folders on other machines."""
+    return is_hub_name(model) or Path(model).exists()
+
+
 def located(model: str, base: Path) -> str:
     """A hub name as it is; a folder as an absolute path, where a relative one starts at `base`."""
     return model if is_hub_name(model, base) else str((base / Path(model).expanduser()).resolve())

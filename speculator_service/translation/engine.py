@@ -1,0 +1,165 @@
+"""A speculator engine in the tokens of a target with another tokenizer. Everything above it is as with one tokenizer.
+
+Prompts and answers come in the target's tokens. The engine below reads their text in its own tokens. Its importance is
+carried back through the characters that the tokens share, so the selection, protected spans and keep rates count
+target tokens. Its drafts come back through their text, one-hot: rejection sampling is exact for any one-hot draft.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from kv_transfer.errors import InvalidRequestError, SessionLostError
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
+from kv_transfer.model_info import inspect_model, same_tokens
+from kv_transfer.model_source import is_within_reach
+from speculator_service.engine import Drafted, Scores, SpeculatorEngine
+from speculator_service.translation.answer import AnswerTranslation
+from speculator_service.translation.token_text import TokenText
+from speculator_service.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
+
+NO_LIMIT = 2**31 - 1
+"""Length limit in the target's tokens. The limit of the speculator counts its own tokens of the same text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Translation:
+    """How a speculator reads for a target with another tokenizer. target: the facts of the target's model."""
+
+    translator: Translator
+    target: ModelInfo
+
+
+def translation_for(model: str, target: str) -> Translation | None:
+    """How the speculator `model` reads for `target`; None if they share a tokenizer.
+
+    model, target: folders or hub names; only configs and tokenizers are read. A target's folder that is not on this
+    machine counts as one with the same tokenizer; the router then refuses the pair if it is not.
+    Raises ModelError for a tokenizer that cannot be translated.
+    """
+    if not is_within_reach(target):
+        logger.warning(
+            "the target's folder %s is not on this machine: one tokenizer for both models is assumed", target
+        )
+        return None
+    info = inspect_model(target, engine="tokenizer")
+    if same_tokens(inspect_model(model, engine="tokenizer"), info):
+        return None
+    return Translation(Translator(TokenText.of(model), TokenText.of(target)), info)
+
+
+def translated(engine: SpeculatorEngine, translation: Translation | None) -> SpeculatorEngine:
+    """The engine in the target's tokens; the engine itself without a translation."""
+    return engine if translation is None else TranslatingSpeculator(engine, translation)
+
+
+class TranslatingSpeculator(SpeculatorEngine):
+    """`SpeculatorEngine` in the target's tokens, over an engine with another tokenizer.
+
+    info: the engine's, with the target's vocabulary.
+    """
+
+    supports_branches = False
+
+    def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
+        self._engine, self._translator = engine, translation.translator
+        target = translation.target
+        self.info = replace(
+            engine.info,
+            vocab_size=target.vocab_size,
+            fingerprint=target.fingerprint,
+            max_model_len=NO_LIMIT,
+            max_position=NO_LIMIT,
+        )
+        self._answers: dict[str, AnswerTranslation] = {}
+
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+    ) -> Scores:
+        """See `SpeculatorEngine.score`. The time of the translation is part of `speculate`."""
+        began = perf_counter()
+        # The tokenizer releases the GIL: the event loop answers other calls meanwhile.
+        reading = await asyncio.to_thread(self._translator.read, token_ids)
+        self._check_length(int(reading.ids.size), options.look_ahead)
+        translated = perf_counter() - began
+        scores = await self._engine.score(
+            request_id, reading.ids, options, cache_salt=cache_salt, keep_session=keep_session
+        )
+        began = perf_counter()
+        if keep_session:
+            self._answers[request_id] = AnswerTranslation(self._translator, reading.end)
+        importance = torch.from_numpy(reading.importance(scores.importance.numpy()))
+        drafts = self._translator.drafts(reading.end, b"", np.array(scores.look_ahead_tokens, np.int32))
+        translated += perf_counter() - began
+        timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
+        return Scores(importance, drafts[: options.look_ahead].tolist(), timings)
+
+    def _check_length(self, tokens: int, look_ahead: int) -> None:
+        limit = min(self._engine.info.max_model_len, self._engine.info.max_position)
+        if tokens + look_ahead > limit:
+            raise InvalidRequestError(
+                f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
+                f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
+            )
+
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
+        """See `SpeculatorEngine.open_session`.
+
+        The text of dropped tokens is not known here. So a gap has as many positions as tokens of the target.
+        """
+        ids: list[Int32Array] = []
+        positions: list[Int32Array] = []
+        begin = end = 0
+        for run in np.split(np.arange(prompt.token_ids.size), np.flatnonzero(np.diff(prompt.positions) > 1) + 1):
+            begin += int(prompt.positions[run[0]]) - end
+            reading = self._translator.read(prompt.token_ids[run], start=not ids)
+            ids.append(reading.ids)
+            positions.append(np.arange(begin, begin + reading.ids.size, dtype=np.int32))
+            begin, end = begin + reading.ids.size, int(prompt.positions[run[-1]]) + 1
+        kept = KeptPrompt(np.concatenate(ids), np.concatenate(positions), begin + prompt.context_length - end)
+        await self._engine.open_session(session, kept, cache_salt=cache_salt)
+        self._answers[session] = AnswerTranslation(self._translator, reading.end)
+
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        """See `SpeculatorEngine.draft`. Drafts are greedy and one-hot at any temperature."""
+        translation = self._answers.get(session)
+        if translation is None:
+            raise SessionLostError(f"session {session} is not on this speculator: it was closed or never opened")
+        read = translation.read(answer)
+        if read is None:
+            return Drafted(np.empty(0, np.int32))
+        own, before, partial = read
+        drafted = await self._engine.draft(session, own, count)
+        return Drafted(self._translator.drafts(before, partial, drafted.tokens)[:count])
+
+    async def close_session(self, session: str) -> None:
+        """See `SpeculatorEngine.close_session`."""
+        self._answers.pop(session, None)
+        await self._engine.close_session(session)
+
+    async def stats(self) -> dict[str, Any]:
+        """See `SpeculatorEngine.stats`."""
+        return await self._engine.stats()
+
+    async def check_health(self) -> None:
+        """See `SpeculatorEngine.check_health`."""
+        await self._engine.check_health()
+
+    def close(self) -> None:
+        """See `SpeculatorEngine.close`."""
+        self._engine.close()

@@ -1,0 +1,134 @@
+"""The text of each token of a tokenizer as bytes, and the tokens of a text.
+
+Bytes, because a token of a byte-level vocabulary can be a part of a character. The texts of tokens, joined, are the
+text that a tokenizer's `decode` gives, before it replaces invalid UTF-8 and strips a leading space.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.errors import ModelError
+from kv_transfer.messages import Int32Array
+from kv_transfer.model_info import load_tokenizer
+from kv_transfer.model_source import local_folder
+from speculator_service.translation.alignment import Spans
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How SentencePiece writes a space inside a token."""
+
+
+class TokenText:
+    """The tokenizer of one model, as text.
+
+    pieces: bytes of each token id. special: ids of the special tokens (control tokens such as <|im_end|>), by text.
+    beginning: the ids that the tokenizer puts before a text (its BOS), often none.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        """tokenizer: of transformers. name: of its model, for errors.
+
+        Raises ModelError for a tokenizer whose tokens have no certain text.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(
+                f"model {name}: its tokenizer has no tokenizer.json, so a speculator and a target with two tokenizers "
+                "cannot use it; choose two models of one family"
+            )
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        as_bytes = _reader(backend, name)
+        size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self.pieces = [as_bytes(backend.id_to_token(token) or "") for token in range(size)]
+        added = backend.get_added_tokens_decoder()
+        self.special = {token.content: number for number, token in added.items() if token.special}
+        for content, number in self.special.items():
+            self.pieces[number] = content.encode()
+        # Without its text only what stands before a text is left; an EOS after it is not part of a prompt.
+        around = tokenizer("").input_ids
+        self.beginning: list[int] = around[:1] if tokenizer.bos_token_id in around[:1] else []
+
+    @classmethod
+    def of(cls, model: str) -> "TokenText":
+        """The tokenizer of a model, a folder or a hub name. Raises ModelError."""
+        return cls(load_tokenizer(Path(local_folder(model, weights=False))), model)
+
+    def read(self, text: str, *, start: bool) -> tuple[Int32Array, Spans]:
+        """The ids of `text` [S], and the characters [S, 2] of each token.
+
+        start: whether `text` is the start of a prompt, so that `beginning` stands before it. Special tokens that are
+        written in `text` are recognized.
+        """
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        ids, spans = encoded.ids, encoded.offsets
+        lead = self.beginning if start and ids[:1] != self.beginning else []
+        spans = np.array([(0, 0)] * len(lead) + spans, np.int64).reshape(-1, 2)
+        return np.array(lead + ids, np.int32), spans
+
+    def text(self, ids: npt.ArrayLike) -> bytes:
+        """The joined text of token ids."""
+        return b"".join([self.pieces[token] for token in np.asarray(ids).tolist()])
+
+    def going_on(self, before: bytes, text: bytes) -> list[int] | None:
+        """The ids of `text` where it stands after `before`; together they are valid UTF-8.
+
+        Where the tokenizer joins the end of `before` and the start of `text` in one token, these are the ids of `text`
+        alone. None if those are not exactly `text`: the tokenizer normalises it, or adds a space at its start.
+        """
+        for known in (before, b""):
+            try:
+                ids = self._backend.encode((known + text).decode(), add_special_tokens=False).ids
+            except UnicodeDecodeError:
+                continue
+            pieces = [self.pieces[token] for token in ids]
+            joined = b"".join(pieces)
+            added = len(joined) - len(known) - len(text)
+            if added not in (0, 1) or joined[added:] != known + text:
+                continue
+            edges = np.cumsum([0, *map(len, pieces)])
+            at = int(np.searchsorted(edges, added + len(known), "right")) - 1
+            if edges[at] == added + len(known):
+                return ids[at:]
+        return None
+
+
+def _reader(backend: Any, name: str) -> Any:
+    """The function that gives a token's bytes, after the tokenizer's decoder (tokenizers.decoders)."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece
+    raise ModelError(
+        f"model {name}: its tokenizer is neither byte-level nor SentencePiece, so a speculator and a target with two "
+        "tokenizers cannot use it; choose two models of one family"
+    )
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:  # an added token is plain text
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(_SPACE, " ").encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character of each byte in byte-level vocabularies (GPT-2's bytes_to_unicode)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
