@@ -21,13 +21,15 @@ from kv_transfer.messages import SelectRequest
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
+from speculator_service.translation.engine import translated, translation_for
 
 
 class SpeculatorActor:
     """One replica: an engine, the selection service and the draft server.
 
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
-    the DraftService; with None the replica drafts nothing. batch: see WorkMeter. traces: see `create_tracer`.
+    the DraftService; with None the replica drafts nothing. reads_for: the target, whose
+    tokens the messages are in; None: the speculator's own. batch: see WorkMeter. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -38,6 +40,7 @@ class SpeculatorActor:
         options: Mapping[str, Any],
         channel: Mapping[str, Any] | None = None,
         *,
+        reads_for: str | None = None,
         batch: int = 1,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -45,8 +48,11 @@ class SpeculatorActor:
         self._tracer = create_tracer(traces)
         self._draft_spans = DraftSpans(self._tracer)
         async with retried_start("speculator", engine, model, tensor_parallel, options):
+            translation = translation_for(model, reads_for) if reads_for else None
             with uncollected(), kept_log_file():
-                self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
+                self._engine = translated(
+                    create_engine(engine, model, tensor_parallel=tensor_parallel, options=options), translation
+                )
         self._watch = EngineWatch(self._engine, "speculator")
         self._drafts = None
         if channel is not None:

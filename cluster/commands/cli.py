@@ -204,6 +204,10 @@ def demo(
 @app.command(rich_help_panel=TOOLS)
 def select(
     speculator: Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")],
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="Target whose tokens are selected, if its tokenizer is another one."),
+    ] = None,
     prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
@@ -219,8 +223,9 @@ def select(
 
     options = read_options(speculator_options, "--speculator-options")
     selection = {"keep_rate": keep_rate, "look_ahead": look_ahead, "chunk_size": chunk_size}
-    ids = read_prompt(speculator, prompt_file, prompt_ids, chat=chat)
-    _finish(run_select(speculator, ids, selection, engine, options, Console(highlight=False)), json_file)
+    ids = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat)
+    shown = Console(highlight=False)
+    _finish(run_select(speculator, target or speculator, ids, selection, engine, options, shown), json_file)
 
 
 @app.command(rich_help_panel=TOOLS)

@@ -23,9 +23,10 @@ def check(config: ConfigFile) -> None:
 
     deployment = load_config(config)
     absent = absent_folders(deployment)
-    if not absent:
-        check_models(deployment)
+    notice = check_models(deployment) if not absent else None
     _say(f"{config} is valid: {_pools(deployment)}")
+    if notice:
+        _say(f"  {notice}")
     for model in absent:
         _say(f"  {model} is not on this machine: the model was not checked")
 

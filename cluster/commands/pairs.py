@@ -29,7 +29,7 @@ def pairs(
     keep_rate: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep, in (0, 1].")] = 0.2,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
-    """Say which models on this machine can be the speculator of a target: same tokenizer, cost, context length.
+    """Say which models on this machine can be the speculator of a target: tokenizers, cost, context length.
 
     The candidates are the models in the cache of the hub's client and in the folders of --among. Only configs and
     tokenizers are read. The check is that of `skim serve`.

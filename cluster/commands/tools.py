@@ -48,19 +48,26 @@ def read_options(text: str, name: str) -> dict[str, Any]:
 
 
 def run_select(
-    model: Path, ids: list[int], selection: dict[str, Any], kind: str, options: Mapping[str, Any], console: Console
+    model: Path,
+    target: Path,
+    ids: list[int],
+    selection: dict[str, Any],
+    kind: str,
+    options: Mapping[str, Any],
+    console: Console,
 ) -> dict[str, Any]:
     """Score `ids` on one speculator engine; prints the prompt with its kept tokens highlighted.
 
-    selection: fields of SelectionOptions. kind, options: the engine and its options. Raises SkimError.
+    target: the model whose tokens `ids` are. selection: fields of SelectionOptions. kind, options: the engine and its
+    options. Raises SkimError.
     """
     prefill = PREFILL.resolve(PrefillOptions(), None, selection)
     options = {**_quick_start(kind), **options}
-    with Pair(speculator=model, engine=kind, speculator_options=options, prefill=prefill) as pair:
+    with Pair(speculator=model, reads_for=target, engine=kind, speculator_options=options, prefill=prefill) as pair:
         # Unlike in serving, nothing is protected but the last tokens.
         selected = pair.select(RenderedPrompt(as_token_ids(ids), no_spans()))
     kept = selected.kept
-    tokenizer = load_tokenizer(str(model))
+    tokenizer = load_tokenizer(str(target))
     console.print(highlight_kept([tokenizer.decode([i]) for i in ids], kept.positions))
     assert selected.coverage is not None
     console.print(

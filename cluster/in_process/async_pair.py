@@ -24,7 +24,7 @@ from kv_transfer.messages import (
     SelectionOptions,
     SelectRequest,
 )
-from kv_transfer.model_info import check_pair, inspect_model
+from kv_transfer.model_info import inspect_model
 
 if TYPE_CHECKING:
     from kv_transfer.channel_server import DraftServer
@@ -75,17 +75,21 @@ class AsyncPair:
         speculator: EngineSettings | None = None,
         target: EngineSettings | None = None,
         answer_drafts: AnswerDrafts | None = None,
+        reads_for: str | None = None,
     ) -> None:
         """Start the engines; the event loop waits meanwhile.
 
+        reads_for: for a pair without a target, the model whose tokens prompts and selections are in; by default they
+        are in the speculator's own.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
-        if speculator is not None and target is not None:
-            check_pair(
-                inspect_model(speculator.model, engine=speculator.engine),
-                inspect_model(target.model, engine=target.engine),
-            )
-        self._settings = target or speculator
+        from speculator_service.translation.engine import translated, translation_for
+
+        self._model = target.model if target is not None else reads_for or (speculator.model if speculator else None)
+        translation = None
+        if speculator is not None and self._model not in (None, speculator.model):
+            inspect_model(self._model, engine="tokenizer")
+            translation = translation_for(speculator.model, self._model)
         self._speculator: SpeculatorEngine | None = None
         self._target: TargetEngine | None = None
         self._answer_drafts = answer_drafts
@@ -94,7 +98,7 @@ class AsyncPair:
         self._numbers = count()
         try:
             if speculator is not None:
-                self._speculator = _start_speculator(speculator)
+                self._speculator = translated(_start_speculator(speculator), translation)
             if target is not None:
                 self._target = _start_target(target)
         except BaseException:
@@ -118,10 +122,10 @@ class AsyncPair:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer of the target, or of the speculator where there is no target."""
-        if self._settings is None:
+        """The transformers tokenizer of prompts and selections: the target's, if there is one."""
+        if self._model is None:
             raise SkimError("this pair was opened without a model")
-        return load_tokenizer(self._settings.model)
+        return load_tokenizer(self._model)
 
     @cached_property
     def drafts(self) -> "DraftService":

@@ -17,6 +17,7 @@ from cluster.in_process.selection import PairSelection
 from kv_transfer.environment import unless_set
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import Completion, DecodeOptions, KeptPrompt, TokenLogprob
+from kv_transfer.model_source import is_within_reach
 from router.options import PREFILL, PrefillOptions
 from target_service.sampling import FINAL_ONLY
 
@@ -85,13 +86,15 @@ class Pair:
         tensor_parallel: int = 1,
         prefill: PrefillOptions | None = None,
         decode: DecodeOptions | None = None,
+        reads_for: str | PathLike[str] | None = None,
     ) -> None:
         """Start the engines of two models, or of one.
 
-        target, speculator: models with one tokenizer, each a folder or a hub name (owner/name or owner/name@revision).
+        target, speculator: two models, each a folder or a hub name (owner/name or owner/name@revision).
         engine: vllm, transformers or mock. target_options, speculator_options: options of that engine, such as
         {"dtype": "float32"}. tensor_parallel: of the target. prefill: defaults of `select` and `ask`. decode: how
-        decoding is speculated. By default it is not; only vLLM's target can.
+        decoding is speculated. By default it is not; only vLLM's target can. reads_for: for a pair without a target,
+        the target that its selections are made for; it gives the tokenizer and does not start.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
         if decode is not None and decode.method != "none" and engine != "vllm":
@@ -105,7 +108,7 @@ class Pair:
         if target is not None:
             options = {**_decoding(decode), **(target_options or {})}
             big = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
-        self._start(small, big, prefill or PrefillOptions(), decode)
+        self._start(small, big, prefill or PrefillOptions(), decode, None if reads_for is None else fspath(reads_for))
 
     @classmethod
     def from_config(
@@ -130,6 +133,7 @@ class Pair:
             None if only == "speculator" else _engine_settings(config.target, **drafting),
             PrefillOptions(**fields),
             decode,
+            config.target.model if is_within_reach(config.target.model) else None,
         )
         return pair
 
@@ -139,13 +143,14 @@ class Pair:
         target: EngineSettings | None,
         prefill: PrefillOptions,
         decode: DecodeOptions | None,
+        reads_for: str | None,
     ) -> None:
         if speculator is None and target is None:
             raise SkimError("a pair needs a target, a speculator or both")
         self._prefill, self._decode = prefill, decode
 
         async def start() -> AsyncPair:
-            return AsyncPair(speculator=speculator, target=target)
+            return AsyncPair(speculator=speculator, target=target, reads_for=reads_for)
 
         self._thread = EventLoopThread("skim-pair")
         try:
@@ -184,7 +189,7 @@ class Pair:
         prompt. temperature: 0 decodes greedily. sampling: further fields of vLLM's SamplingParams.
         Raises InvalidRequestError for what the target cannot serve, SkimError without a target.
         """
-        kept = selection.kept if isinstance(selection, PairSelection) else selection
+        kept = self._for_this_target(selection) if isinstance(selection, PairSelection) else selection
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
         return self._thread.run(self._answer(kept, fields))
 
@@ -217,9 +222,18 @@ class Pair:
 
         return self._thread.run(ask())
 
+    def _for_this_target(self, selection: PairSelection) -> KeptPrompt:
+        """The kept prompt of a selection. Raises InvalidRequestError if its ids are of another tokenizer."""
+        if selection.tokenizer not in (None, self._pair.target.info.fingerprint):
+            raise InvalidRequestError(
+                "the selection has token ids of another tokenizer than the target's: select for this target (--target "
+                "of `skim select`, reads_for of `skim.Pair`)"
+            )
+        return selection.kept
+
     async def _select(self, prompt: RenderedPrompt, options: PrefillOptions) -> PairSelection:
         selected = await self._pair.select(prompt, options.selection, decode=self._decode, return_importance=True)
-        return PairSelection.of(selected, options.selection)
+        return PairSelection.of(selected, options.selection, self._pair.speculator.info.fingerprint)
 
     async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any], reason: str | None = None) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}

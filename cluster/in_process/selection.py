@@ -19,8 +19,8 @@ class PairSelection:
 
     kept: token ids and original positions, int32 [K] each, and the prompt's length M. coverage: share of the importance
     that was kept, 0 to 1. importance: the tokens' scores, float32 [M]. options: how the prompt was scored and selected.
-    timings: milliseconds by part (queue, speculate, select). The last four are None or empty where a file that was read
-    does not have them.
+    timings: milliseconds by part (queue, speculate, select). tokenizer: fingerprint of the tokenizer that the token ids
+    are of. All but `kept` are None or empty where a file that was read does not have them.
     """
 
     kept: KeptPrompt
@@ -28,11 +28,12 @@ class PairSelection:
     importance: Float32Array | None = None
     options: SelectionOptions | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    tokenizer: str | None = None
 
     @classmethod
-    def of(cls, selection: Selection, options: SelectionOptions) -> "PairSelection":
-        """A speculator's reply to a request with these options."""
-        return cls(selection.kept, selection.coverage, selection.importance, options, selection.timings)
+    def of(cls, selection: Selection, options: SelectionOptions, tokenizer: str) -> "PairSelection":
+        """A speculator's reply to a request with these options. tokenizer: its fingerprint, from the ModelInfo."""
+        return cls(selection.kept, selection.coverage, selection.importance, options, selection.timings, tokenizer)
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields. The drafting session is not among them: it ends with its pair."""
@@ -45,6 +46,7 @@ class PairSelection:
             "coverage": self.coverage,
             "options": None if self.options is None else self.options.model_dump(),
             "timings_ms": dict(self.timings),
+            "tokenizer": self.tokenizer,
         }
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -72,6 +74,7 @@ class PairSelection:
                 None if scores is None else np.asarray(scores, np.float32),
                 None if options is None else SelectionOptions.model_validate(options),
                 dict(data.get("timings_ms", {})),
+                data.get("tokenizer"),
             )
         except KeyError as missing:
             raise SkimError(f"{path} has no field {missing}: give a file that `skim select --json` wrote") from None

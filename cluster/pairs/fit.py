@@ -25,9 +25,9 @@ class Fit:
     """A candidate with its verdict.
 
     verdict: "fits"; "no gain" if reading with it and prefilling what is kept cost as much as a dense prefill;
-    "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits. cost: parameters that compute a
-    prompt token, as a share of the target's. work: cost of speculative prefill, as a share of a dense prefill: the keep
-    rate plus `cost`. Attention is not counted.
+    "refused". reason: why `skim serve` refuses the pair, or what to know of one that fits. cost: parameters that
+    compute a prompt token, as a share of the target's. work: cost of speculative prefill, as a share of a dense
+    prefill: the keep rate plus `cost`. Attention is not counted.
     """
 
     name: str
@@ -51,16 +51,16 @@ def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
     """Whether `candidate` can speculate for `target`, when that share of the prompts is kept."""
     pair = {"speculator": {"model": candidate.folder}, "target": {"model": target.folder}}
     try:
-        check_models(config_from_settings(pair))
+        notice = check_models(config_from_settings(pair))
     except ModelError as error:
         reason = str(error).replace(candidate.folder, candidate.name).replace(target.folder, target.name)
         return Fit(candidate.name, "refused", reason)
     size = model_size(candidate.folder)
-    limit = _limit(size, target.size)
+    about = "; ".join(filter(None, [notice, _limit(size, target.size)]))
     if not size.per_token or not target.size.per_token:
-        return Fit(candidate.name, "fits", limit, size)
+        return Fit(candidate.name, "fits", about, size)
     cost = size.per_token / target.size.per_token
-    return Fit(candidate.name, "fits" if keep_rate + cost < 1 else "no gain", limit, size, cost, keep_rate + cost)
+    return Fit(candidate.name, "fits" if keep_rate + cost < 1 else "no gain", about, size, cost, keep_rate + cost)
 
 
 def best_first(fits: list[Fit]) -> list[Fit]:

@@ -76,7 +76,8 @@ def build_app(config: DeploymentConfig) -> Application:
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = _traces(config.observability)
-    speculator = _bind(pool, *_engine(config.speculator), channel, **_meter(config.speculator), **traces)
+    reading = {"reads_for": config.target.model, **_meter(config.speculator)}
+    speculator = _bind(pool, *_engine(config.speculator), channel, **reading, **traces)
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
     if config.target.prefill is not None:

@@ -52,7 +52,8 @@ def deployed(
     if address is None:
         check_port(config.router.host, config.router.port)
     config = with_pinned_models(config)
-    check_models(config)
+    if notice := check_models(config):
+        progress(notice)
     with ExitStack() as stack:
         if address is None:
             fetch_weights(config, progress)
@@ -69,7 +70,8 @@ def deployed(
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
     config = with_pinned_models(config)
-    check_models(config)
+    if notice := check_models(config):
+        progress(notice)
     join_ray(address)
     try:
         is_new = APP_NAME not in serve.status().applications

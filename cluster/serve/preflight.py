@@ -11,8 +11,9 @@ import psutil
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.model_info import check_pair, check_speculator, inspect_model
-from kv_transfer.model_source import is_hub_name, local_folder, pinned
+from kv_transfer.model_info import check_speculator, inspect_model, same_tokens
+from kv_transfer.model_source import is_hub_name, is_within_reach, local_folder, pinned
+from speculator_service.translation.engine import translation_for
 
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
@@ -22,26 +23,31 @@ ENGINE_BASE_BYTES = int(1.2 * GIB)
 _QUIET_PORTS = range(20000, 30000)
 
 
-def check_models(config: DeploymentConfig) -> None:
+def check_models(config: DeploymentConfig) -> str | None:
     """Raise ModelError unless both models are usable and fit together. Of hub names, only small files are downloaded.
+
+    Returns a notice for the user if the two models have two tokenizers.
 
     With `spans_machines`, a folder may be missing on this machine. The pools then check the models on their machines.
     """
     pools = config.pools
     if config.spans_machines and absent_folders(config):
-        return
+        return None
     infos = {
         name: inspect_model(pool.model, engine=pool.engine, max_model_len=pool.engine_options.get("max_model_len"))
         for name, pool in pools.items()
     }
     check_speculator(config.speculator.model)
-    check_pair(infos["speculator"], infos["target"])
+    if same_tokens(infos["speculator"], infos["target"]):
+        return None
+    translation_for(config.speculator.model, config.target.model)
+    return "the models have two tokenizers: the speculator reads the text in its own tokens (docs/models.md)"
 
 
 def absent_folders(config: DeploymentConfig) -> list[str]:
     """The model folders that are not on this machine."""
     models = dict.fromkeys(pool.model for pool in config.pools.values())
-    return [model for model in models if not is_hub_name(model) and not Path(model).exists()]
+    return [model for model in models if not is_within_reach(model)]
 
 
 def with_pinned_models(config: DeploymentConfig) -> DeploymentConfig:

@@ -21,6 +21,8 @@ from kv_transfer.messages import (
     SelectionOptions,
     SelectRequest,
 )
+from kv_transfer.model_info import check_pair
+from tests.reference.tokenizers_by_kind import model_without_weights
 
 MODELS = Path(__file__).parents[3] / "demo_models"
 IDS = np.arange(10, 410, dtype=np.int32)
@@ -121,6 +123,17 @@ async def test_an_engine_that_is_down_is_unavailable():
     )
     _, last = await replies((await target(fail_before_first=1)), generate_request())
     assert isinstance(await failure(last, GenerateOutput), EngineUnavailableError)
+
+
+async def test_a_speculator_with_another_tokenizer_selects_in_the_target_s_tokens(tmp_path):
+    folder = model_without_weights(tmp_path / "speculator", "byte_level")
+    actor = SpeculatorActor.__new__(SpeculatorActor)
+    await actor.__init__("mock", folder, 1, {}, reads_for=str(MODELS / "target"))
+    info = decode(await actor.info(), ModelInfo)
+    check_pair(info, decode(await (await target()).info(), ModelInfo))
+    selection = decode(await selected(actor, select_request()), Selection)
+    assert selection.kept.context_length == IDS.size
+    assert np.array_equal(selection.kept.token_ids, IDS[selection.kept.positions])
 
 
 class Broken:

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from kv_transfer.model_info import check_pair
 from router.middleware import SkimMiddleware
 from router.server_timing import TIMING_PARTS, TOTAL
-from tests.unit.router.conftest import MODEL_NAME
+from speculator_service.mock_engine import MockSpeculator
+from speculator_service.translation.engine import translated, translation_for
+from tests.reference.tokenizers_by_kind import model_without_weights
+from tests.unit.router.conftest import MODEL_NAME, MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,6 +40,29 @@ def events(response):
     """The JSON objects in a stream of server-sent events."""
     lines = (line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {"))
     return [json.loads(line) for line in lines]
+
+
+async def test_a_speculator_with_another_tokenizer(client, use_pools, document, tmp_path):
+    """Spans, keep rate, usage and headers count the target's tokens. The speculator's limit counts its own."""
+    folder, target = model_without_weights(tmp_path / "speculator", "byte_level"), str(MODELS / "target")
+    pools = use_pools()
+    pools.speculator_engine = translated(MockSpeculator(folder), translation_for(folder, target))
+    pools.speculator = pools.speculator_engine.info
+    check_pair(pools.speculator, pools.target)
+    body = request_body("/v1/chat/completions", document, speculative_prefill={"keep_rate": 0.25})
+    response = await ask(client, "/v1/chat/completions", body)
+    [sent], [kept] = pools.selects, [request.prompt for request in pools.generates]
+    assert response.headers["x-skim-mode"] == "speculative"
+    assert response.json()["usage"]["prompt_tokens"] == sent.token_ids.size == kept.context_length
+    protected = {place for start, end in sent.protected_spans for place in range(start, end)}
+    assert protected < set(kept.positions.tolist())
+    assert kept.positions.size < 0.25 * sent.token_ids.size + 32 + len(protected) + 32
+
+    short = MockSpeculator(folder, max_model_len=512)
+    pools.speculator_engine = translated(short, translation_for(folder, target))
+    refused = await client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "in the speculator's own tokenizer" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

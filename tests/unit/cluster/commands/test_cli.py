@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_transfer.model_info import inspect_model
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
@@ -27,7 +26,7 @@ def prompt(tmp_path):
 
 @pytest.fixture
 def foreign(tmp_path):
-    """The demo speculator with one word of its vocabulary changed."""
+    """The demo speculator with one word of its vocabulary changed: another tokenizer than the demo target's."""
     folder = tmp_path / "foreign"
     shutil.copytree(SPECULATOR, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -210,11 +209,24 @@ def test_serve_wants_both_models(skim):
     mistake(skim("serve", "no.yaml"), "no.yaml does not exist")
 
 
-def test_serve_refuses_a_pair_of_two_languages(skim, foreign):
+def test_serve_refuses_a_tokenizer_that_cannot_be_translated(skim, foreign):
+    tokenizer = json.loads((foreign / "tokenizer.json").read_text())
+    tokenizer["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": False}
+    (foreign / "tokenizer.json").write_text(json.dumps(tokenizer))
     ran = skim("serve", "--speculator", foreign, "--target", TARGET, "--engine", "mock")
-    prints = [inspect_model(str(folder), engine="mock").fingerprint[:12] for folder in (foreign, TARGET)]
-    assert prints[0] != prints[1]
-    mistake(ran, "different tokenizers", *prints)
+    mistake(ran, str(foreign), "neither byte-level nor SentencePiece")
+
+
+def test_a_selection_in_the_target_s_tokens(skim, foreign, tmp_path):
+    (tmp_path / "text").write_text("The kettle stands near the old mill. " * 40)
+    kept = tmp_path / "kept.json"
+    words = ["select", "--prompt-file", tmp_path / "text", "--engine", "mock", "--keep-rate", 0.2, "--json", kept]
+    assert skim(*words, "--speculator", foreign, "--target", TARGET).code == 0
+    answer = ["generate", "--selection", kept, "--engine", "mock", "--target"]
+    assert skim(*answer, TARGET).code == 0
+    mistake(skim(*answer, foreign), "token ids of another tokenizer", "--target")
+    assert skim(*words, "--speculator", foreign).code == 0
+    mistake(skim(*answer, TARGET), "token ids of another tokenizer")
 
 
 def test_serve_refuses_a_port_in_use(skim):

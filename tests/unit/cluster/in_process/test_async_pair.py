@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import RenderedPrompt, no_spans
+from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from kv_transfer.errors import ModelError, SkimError
 from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.model_info import inspect_model
 from speculator_service.mock_engine import MockSpeculator
 from tests.unit.conftest import MODELS
 
@@ -53,15 +54,31 @@ async def test_a_second_engine_that_does_not_start_closes_the_first():
     assert started.closed == ["speculator"]
 
 
-async def test_models_of_two_tokenizers_are_refused_before_an_engine_starts(tmp_path):
+async def test_two_tokenizers(tmp_path):
+    """The prompt and the selection are in the target's tokens, also without a target's engine."""
     for file in (MODELS / "speculator").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace('"kettle"', '"kettles"').replace('"Ġkettle"', '"Ġkettles"'))
+    other = EngineSettings(str(tmp_path), "mock")
+    for rest in ({"target": TARGET}, {"reads_for": TARGET.model}):
+        pair = AsyncPair(speculator=other, **rest)
+        assert pair.tokenizer.get_vocab() == load_tokenizer(TARGET.model).get_vocab()
+        assert pair.speculator.info.fingerprint == inspect_model(TARGET.model, engine="mock").fingerprint
+        selection = await pair.select(PROMPT, SelectionOptions(), decode=REMOTE)
+        kept = selection.kept
+        assert np.array_equal(kept.token_ids, PROMPT.token_ids[kept.positions])
+        reply = await pair.drafts.handle(DraftRequest(1, [DraftRow(kept.session.id, 0, kept.token_ids[:1], 3)]))
+        assert reply.lost == []
+        await pair.close()
+
+
+async def test_models_that_do_not_fit_are_refused_before_an_engine_starts(tmp_path):
     started = Started()
-    with pytest.raises(ModelError, match="different tokenizers"):
-        AsyncPair(speculator=EngineSettings(str(tmp_path), "mock"), target=started.settings("target"))
+    with pytest.raises(ModelError, match="does not exist"):
+        AsyncPair(speculator=started.settings("a"), target=EngineSettings(str(tmp_path / "no"), "mock"))
+    assert started.closed == []
 
 
 async def test_engines_start_with_their_environment(monkeypatch):

@@ -54,7 +54,7 @@ def test_pools_that_scale_by_work():
     told = speculator._deployment_config
     policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
-    assert (speculator.init_kwargs, target.init_kwargs) == ({}, {"batch": 16})
+    assert (speculator.init_kwargs, target.init_kwargs) == ({"reads_for": "/big"}, {"batch": 16})
 
 
 def test_what_a_replica_asks_of_its_node():
@@ -120,3 +120,11 @@ def test_only_what_changed_is_replaced():
     router, speculator, target = versions(engine_options={"max_model_len": 2048})
     assert [router, speculator] == versions()[:2]
     assert target not in (None, versions()[2])
+
+
+def test_a_speculator_is_told_the_target_that_it_reads_for():
+    """The replica compares the tokenizers: the machine that deploys may have neither model."""
+    settings = {"speculator": {"model": "/small"}, "target": {"model": "/big"}}
+    _, speculator, target = deployments(build_app(config_from_settings(settings)))
+    assert speculator.init_kwargs["reads_for"] == "/big"
+    assert "reads_for" not in target.init_kwargs

@@ -20,6 +20,7 @@ from cluster.serve.preflight import (
     with_pinned_models,
 )
 from kv_transfer.errors import ModelError, SkimError
+from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
 
 
@@ -32,7 +33,12 @@ def deployment(speculator=None, target=None, **other):
 
 
 def test_the_demo_pair_fits_together():
-    check_models(deployment())
+    assert check_models(deployment()) is None
+
+
+def test_two_tokenizers_are_told(tmp_path):
+    other = model_without_weights(tmp_path / "other", "byte_level")
+    assert "two tokenizers" in check_models(deployment(target={"model": other}))
 
 
 @pytest.mark.parametrize("pool", ["speculator", "target"])
