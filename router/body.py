@@ -16,6 +16,7 @@ _TELLTALES = (
     b"_transfer_params",
     b"vllm_xargs",
     b"structured_outputs",
+    b"logit_bias",
     b"return_token_offsets",
     b"return_assistant_tokens_mask",
     b"routed_experts_prompt_start",
@@ -59,6 +60,7 @@ def read_fields(body: bytes, path: str) -> dict[str, Any]:
         return {}
     if not isinstance(fields.get("structured_outputs"), dict | None):
         raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
+    _refuse_wide_token_ids(fields.get("logit_bias"))
     return fields
 
 
@@ -104,6 +106,18 @@ def _refuse_unsendable(body: Any) -> None:
         ):
             name = clipped(path[1:])
             raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits", name)
+
+
+def _refuse_wide_token_ids(logit_bias: Any) -> None:
+    """The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer."""
+    for name in logit_bias if isinstance(logit_bias, dict) else ():
+        try:
+            token_id = int(name)
+        except ValueError:
+            continue
+        if not _LOWEST <= token_id <= _HIGHEST:
+            field = f"logit_bias.{clipped(name)}"
+            raise InvalidOptionError(f"{field} is not a token id", field)
 
 
 def _is_text(value: str) -> bool:

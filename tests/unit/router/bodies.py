@@ -113,14 +113,69 @@ NEARLY_RIGHT = {
     "stream": st.booleans(),
 }
 
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_FUNCTION = {"name": "f", "description": "d", "parameters": _SCHEMA}
+_SHARE, _FLAG, _NAME = st.floats(0.01, 1), st.booleans(), st.sampled_from(["a", "b"])
+_COUNT, _PENALTY = st.integers(1, 20), st.floats(-2, 2)
+RIGHT = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), _PENALTY),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty"), _SHARE),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "truncate_prompt_tokens"), _COUNT),
+    **dict.fromkeys(("top_k", "n", "seed", "priority", "stream_interval", "max_tool_calls"), _COUNT),
+    **dict.fromkeys(("user", "session_id", "request_id", "cache_salt", "prompt_cache_key", "instructions"), _NAME),
+    **dict.fromkeys(("echo", "ignore_eos", "add_special_tokens", "return_token_ids", "use_beam_search"), _FLAG),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"), _FLAG),
+    **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "parallel_tool_calls", "stream"), _FLAG),
+    **dict.fromkeys(("store", "add_generation_prompt", "include_reasoning", "enable_response_messages"), _FLAG),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), st.lists(st.integers(0, 700), min_size=1, max_size=3)),
+    **dict.fromkeys(("stop", "stop_sequences", "bad_words"), st.just(["a", "b"])),
+    "min_tokens": st.integers(0, 2),
+    "logprobs": _FLAG | st.integers(0, 3),
+    "top_logprobs": st.integers(0, 3),
+    "prompt_logprobs": st.integers(0, 2),
+    "logit_bias": st.just({"40": 3.5}),
+    "messages": st.just([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]),
+    "prompt": st.just([20, 21, 22]) | st.just(["a", "b"]),
+    "input": st.just([{"role": "user", "content": "y"}]),
+    "system": st.just("x"),
+    "structured_outputs": st.sampled_from([{"choice": ["a", "b"]}, {"json": _SCHEMA}, {"regex": "[0-9]+"}]),
+    "response_format": st.sampled_from(
+        [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}]
+    ),
+    "tools": st.sampled_from(
+        [
+            [{"type": "function", "function": _FUNCTION}],
+            [{"type": "function", **_FUNCTION}],
+            [{"name": "f", "input_schema": _SCHEMA}],
+        ]
+    ),
+    "tool_choice": st.sampled_from(["none", {"type": "none"}, "auto"]),
+    "metadata": st.just({"a": "b"}),
+    "chat_template_kwargs": st.just({"add_generation_prompt": False}),
+    "documents": st.just([{"title": "t", "text": "x"}]),
+    "reasoning_effort": st.just("low"),
+    "reasoning": st.just({"effort": "low"}),
+    "repetition_detection": st.just({"max_pattern_size": 3, "min_count": 2}),
+    "stream_options": st.just({"include_usage": True}),
+    "truncation": st.just("auto"),
+    "service_tier": st.just("flex"),
+    "vllm_xargs": st.just({"a": 1}),
+    "speculative_prefill": st.sampled_from([True, False, {"keep_rate": 0.5}]),
+    "speculative_decode": st.sampled_from([True, False, {"max_draft_tokens": 2}]),
+}
+"""Values that a request may have."""
+
 
 @st.composite
 def bodies(draw, path):
-    """JSON bytes of a request to `path` with one to four fields of any value."""
+    """JSON bytes of a request to `path` with one to four fields: half of them right, half of any value."""
     names = [*SCHEMAS[path].model_fields, *OPTIONS, "not_a_field"]
     body = minimal_body(path)
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=4)):
-        body[name] = draw(NEARLY_RIGHT[name] | JSON if name in NEARLY_RIGHT else JSON)
+        if name in RIGHT and draw(st.booleans()):
+            body[name] = draw(RIGHT[name])
+        else:
+            body[name] = draw(NEARLY_RIGHT[name] | JSON if name in NEARLY_RIGHT else JSON)
     if draw(st.booleans()):
         body["model"] = MODEL_NAME
     return json.dumps(body).encode()

@@ -25,6 +25,10 @@ def written(fields):
         *(({"structured_outputs": value}, "structured_outputs") for value in (3, [1], "x", True)),
         ({"stop_token_ids": [1, 2**64]}, "stop_token_ids.1"),
         ({"logit_bias": {"1": -(2**63) - 1}}, "logit_bias.1"),
+        *(
+            ({"logit_bias": {name: 1}}, f"logit_bias.{name}")
+            for name in (f"{2**64}", f" {-(2**63) - 1}", "2" + "_0" * 20)
+        ),
         ({"vllm_xargs": {"a": [2**70]}}, "vllm_xargs.a.0"),
         ({"prompt": [2**64]}, "prompt.0"),
         ({"seed": "huge"}, "seed"),
@@ -105,6 +109,8 @@ def test_a_wide_integer_is_found_in_every_encoding_of_json(encoding):
         {"a": 1e308, "b": 1e-400, "c": -0.1234567890123456789012},
         {"messages": "NaN, Infinity, 1e999 and 123456789012345678901234567890"},
         {"structured_outputs": None},
+        {"logit_bias": {"5": 1, str(2**64 - 1): 1}},
+        {"logit_bias": None},
         {"messages": "an emoji is a pair of surrogates: \U0001f600"},
         {"structured_outputs": {"regex": "a"}},
     ],
