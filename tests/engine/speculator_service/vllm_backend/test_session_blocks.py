@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def start(tmp_path_factory):
 
     hashing = {}
 
-    def start_engine(blocks=BLOCKS, **options):
+    def start_engine(blocks=BLOCKS, additional_config=None, **options):
         hashing.update(options)
         return engine.VllmSpeculator(
             path,
@@ -40,6 +41,7 @@ def start(tmp_path_factory):
             num_gpu_blocks_override=blocks,
             max_num_seqs=SLOTS,
             max_num_batched_tokens=256,
+            additional_config=additional_config or {},
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -244,6 +246,31 @@ async def test_as_many_partial_blocks_of_a_prefix_are_found_as_are_remembered(st
         assert await read(prompt) == 1
     assert [await read(prompts[4]), await read(prompts[0])] == [20, 20]
     engine.close()
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+async def test_partial_blocks_can_be_switched_off(start, chosen):
+    """Without them a round computes the last block again; it is counted neither as rebuilt nor as wrong."""
+    engine = start(additional_config={partial_blocks.PARTIAL_BLOCKS: chosen})
+    prompt, answer = np.arange(16, 116, dtype=np.int32), np.empty(0, np.int32)
+    await engine.score("s", prompt, SelectionOptions(), keep_session=True)
+    read = engine._engine.tokens_read
+    for _ in range(3):
+        answer = np.concatenate([answer, (await engine.draft("s", answer, 4)).tokens])
+    assert answer.tolist() == continuation(prompt.tolist(), 12)
+    assert (engine._engine.copied > 0) == chosen
+    assert (engine._engine.tokens_read - read < 30) == chosen
+    assert engine.session_stats()["rebuilt"] == engine._engine.wrong_reads == 0
+    engine.close()
+
+
+@pytest.mark.parametrize(("device", "chosen", "expected"), [
+    ("cpu", {}, True), ("cuda", {}, False),
+    ("cpu", {partial_blocks.PARTIAL_BLOCKS: False}, False), ("cuda", {partial_blocks.PARTIAL_BLOCKS: True}, True),
+])  # fmt: skip
+def test_partial_blocks_are_for_cpu_by_default(device, chosen, expected):
+    config = SimpleNamespace(device_config=SimpleNamespace(device_type=device), additional_config=chosen)
+    assert partial_blocks.remembers_partial_blocks(config) == expected
 
 
 async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
