@@ -5,14 +5,16 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from typing import Protocol
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.util.placement_group import PlacementGroup
 
+from actors.placement import nodes_of
 from kv_transfer.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ LONGEST_PAUSE_S = 60.0
 """The longest pause before a replica starts after failed starts, in seconds; the first one is 1 s, each next twice."""
 
 WATCH_PERIOD_S = 0.25
+NODES_PERIOD_S = 1.0
 KILL_TIMEOUT_S = 5.0
 
 
@@ -76,20 +79,35 @@ class EngineWatch:
 
     Callers then see a dead replica, which they leave at once, and not one that refuses each request until Serve's
     health checks have failed often enough. Outside Ray nothing is watched.
+
+    group: the replica's placement group, if its ranks are on several nodes. The replica then also ends when it loses
+    one of these nodes. Serve removes the group with the replica, which ends the ranks on the other nodes, and makes a
+    new group for the next replica.
     """
 
-    def __init__(self, engine: Engine, pool: str) -> None:
+    def __init__(self, engine: Engine, pool: str, group: PlacementGroup | None = None) -> None:
         self._engine, self._pool = engine, pool
-        self._task = asyncio.create_task(self._watch()) if ray.is_initialized() else None
+        watches = [self._watch()] if ray.is_initialized() else []
+        if watches and group is not None:
+            watches.append(self._watch_nodes(group, nodes_of(group)))
+        self._tasks = [asyncio.create_task(watch) for watch in watches]
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             await self.check()
 
+    async def _watch_nodes(self, group: PlacementGroup, nodes: Mapping[int, str]) -> None:
+        """Ray moves the bundles of a dead node to another node. The ranks do not move with them."""
+        while True:
+            await asyncio.sleep(NODES_PERIOD_S)
+            if await asyncio.to_thread(nodes_of, group) != nodes:
+                logger.error("this %s replica ends, because it has lost one of its nodes", self._pool)
+                end_process()
+
     async def check(self) -> None:
         """End the process if the engine is dead; does nothing otherwise."""
-        if self._task is None:
+        if not self._tasks:
             return
         try:
             await self._engine.check_health()
@@ -99,9 +117,9 @@ class EngineWatch:
 
     def stop(self) -> None:
         """Watch no longer: the engine is about to be closed on purpose."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
 
 
 def end_process() -> None:

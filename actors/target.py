@@ -13,6 +13,7 @@ from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
 from actors.observability.tracing import create_tracer
+from actors.placement import fetch_on_nodes, own_group, ray_for_ranks
 from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class TargetActor:
-    """One replica: one engine, on one or several GPUs of its node (tensor parallel).
+    """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group.
 
     A half of a split target (option `kv_role`) offers its KV blocks at this node's address. batch: see WorkMeter.
     traces: see `create_tracer`.
@@ -43,10 +44,13 @@ class TargetActor:
         self._tracer = create_tracer(traces)
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
+        group = own_group()
         async with retried_start("target", engine, model, tensor_parallel, options):
-            with uncollected(), kept_log_file():
+            if engine != "mock":
+                await fetch_on_nodes(group, filter(None, (model, options.get("draft_model"))))
+            with uncollected(), kept_log_file(), ray_for_ranks(group):
                 self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
-        self._watch = EngineWatch(self._engine, "target")
+        self._watch = EngineWatch(self._engine, "target", group)
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
         self._metrics = PoolMetrics("target", self.stats)

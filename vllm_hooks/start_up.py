@@ -99,7 +99,8 @@ class _NoteExceptions(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # The file is removed when the engine has started.
         if record.exc_info and record.exc_info[1] and os.path.exists(self._path):
-            error = record.exc_info[1]
+            # Ray wraps the exception of a rank on another node, with its traceback in the text (RayTaskError.cause).
+            error = getattr(record.exc_info[1], "cause", None) or record.exc_info[1]
             with open(self._path, "a", encoding="utf-8") as notes:
                 notes.write(json.dumps([type(error).__name__, str(error)]) + "\n")
 

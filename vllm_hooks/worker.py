@@ -16,7 +16,7 @@ else:
 
 
 class RestoringWorker(PlatformWorker):
-    """Installs the hook for the model runner that vLLM chose, on every tensor-parallel rank."""
+    """Installs the hook for the model runner that vLLM chose, on every rank of every pipeline stage."""
 
     def init_device(self) -> None:
         if current_platform.is_cpu():

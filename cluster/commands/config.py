@@ -58,7 +58,7 @@ def manifests(
 def _pools(config: "DeploymentConfig") -> str:
     parts = [
         f"{name} {p.replicas if p.most_replicas == p.replicas else f'{p.replicas} to {p.most_replicas}'} x "
-        f"{p.tensor_parallel} on {p.engine}"
+        f"{p.ranks} on {p.engine}"
         for name, p in config.pools.items()
     ]
     return f"{config.served_model_name}, " + ", ".join(parts)

@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from kv_transfer.model_source import located
 
 CPU_KV_CACHE_GIB = "4"
+OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
+"""Environment variables that cannot be the same on several nodes of a replica."""
 
 
 def _located(model: str, info: ValidationInfo) -> str:
@@ -70,7 +72,10 @@ class AutoscalingConfig(BaseModel):
 
 
 class PoolConfig(BaseModel):
-    """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes."""
+    """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes.
+
+    With `nodes_per_replica`, the ranks are Ray actors, too, on the nodes of a placement group.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
@@ -82,13 +87,19 @@ class PoolConfig(BaseModel):
         1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
     )
     autoscaling: AutoscalingConfig | None = Field(None, description="null: the number of replicas is fixed")
-    tensor_parallel: int = Field(1, ge=1, description="ranks of one replica, all on one node")
+    tensor_parallel: int = Field(1, ge=1, description="ranks that share each layer")
+    pipeline_parallel: int = Field(
+        1, ge=1, description="stages that share the layers; a replica has tensor_parallel times pipeline_parallel ranks"
+    )
+    nodes_per_replica: int = Field(
+        1, ge=1, description="nodes that share the ranks of a replica evenly; above 1 for a target larger than a node"
+    )
     cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves")
     gpus_per_replica: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="GPUs of a replica; null: tensor_parallel GPUs if the Ray cluster has any, else none; "
+        description="GPUs of a replica; null: one for each rank if the Ray cluster has any, else none; "
         "a fraction shares a GPU and needs engine_options.gpu_memory_utilization",
     )
     accelerator_type: str | None = Field(
@@ -118,8 +129,35 @@ class PoolConfig(BaseModel):
 
     @model_validator(mode="after")
     def _a_gpu_for_each_rank(self) -> Self:
-        if self.tensor_parallel > 1 and 0 < (self.gpus_per_replica or 0) < self.tensor_parallel:
-            raise ValueError("gpus_per_replica must be at least tensor_parallel: each rank needs its own GPU")
+        if self.ranks > 1 and 0 < (self.gpus_per_replica or 0) < self.ranks:
+            raise ValueError(
+                "gpus_per_replica must be at least tensor_parallel times pipeline_parallel: each rank needs its own GPU"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_share_the_ranks(self) -> Self:
+        if "pipeline_parallel_size" in self.engine_options:
+            raise ValueError("engine_options.pipeline_parallel_size is set by pipeline_parallel: set that instead")
+        if self.engine == "transformers" and (self.pipeline_parallel > 1 or self.nodes_per_replica > 1):
+            raise ValueError("the transformers engine has no pipeline_parallel and no nodes_per_replica: use vllm")
+        if self.nodes_per_replica == 1:
+            return self
+        if self.ranks % self.nodes_per_replica:
+            raise ValueError(
+                f"nodes_per_replica {self.nodes_per_replica} must divide the {self.ranks} ranks of a replica"
+                " (tensor_parallel times pipeline_parallel): every node holds the same number of ranks"
+            )
+        if self.gpus_per_replica not in (None, 0, self.ranks):
+            raise ValueError(
+                f"gpus_per_replica must be {self.ranks} or left out with nodes_per_replica"
+                f" {self.nodes_per_replica}: each rank takes one GPU"
+            )
+        if own := [name for name in OF_ONE_NODE if name in self.env]:
+            raise ValueError(
+                f"env sets {own[0]}, which differs between the nodes of a replica: leave it out, or set it in the"
+                " environment in which Ray starts on each node"
+            )
         return self
 
     @model_validator(mode="after")
@@ -133,6 +171,11 @@ class PoolConfig(BaseModel):
         if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
             raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
         return self
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def most_replicas(self) -> int:
@@ -174,6 +217,11 @@ class TargetConfig(PoolConfig):
         if self.engine == "transformers":
             raise ValueError("the transformers engine cannot be split: use vllm")
         prefill = self.prefill or PrefillConfig()
+        if any(pool.nodes_per_replica > 1 or pool.pipeline_parallel > 1 for pool in (self, prefill)):
+            raise ValueError(
+                "a split target cannot have nodes_per_replica or pipeline_parallel above 1: KV blocks between such"
+                " replicas were not tried; set topology to unified"
+            )
         inherited = PoolConfig.model_fields.keys() - {"replicas", "autoscaling"} - prefill.model_fields_set
         update = {name: getattr(self, name) for name in inherited}
         prefill = prefill.model_copy(update=update)
@@ -195,5 +243,5 @@ def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
     """`pool` with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
     if pool.gpus_per_replica is not None:
         return pool
-    gpus = pool.tensor_parallel if on_gpus and pool.engine != "mock" else 0
+    gpus = pool.ranks if on_gpus and pool.engine != "mock" else 0
     return pool.model_copy(update={"gpus_per_replica": float(gpus)})

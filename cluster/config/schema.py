@@ -11,7 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from cluster.kuberay.settings import KubernetesConfig
+from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions, SelectionOptions
+from target_service.drafting.stages import check_stages
 
 
 def _collector(endpoint: str) -> str:
@@ -133,6 +135,20 @@ class DeploymentConfig(BaseModel):
     spans_machines: bool = Field(
         False, description="the model folders are on the pools' machines, perhaps not on this one"
     )
+
+    @model_validator(mode="after")
+    def _large_targets_only(self) -> Self:
+        if self.speculator.nodes_per_replica > 1 or self.speculator.pipeline_parallel > 1:
+            raise ValueError(
+                "speculator: nodes_per_replica and pipeline_parallel must be 1: a speculator is small and reads every"
+                " prompt whole, so one that is larger than a node would save nothing; choose a smaller model"
+            )
+        if self.target.engine == "vllm":
+            try:
+                check_stages(self.decode.method, self.target.pipeline_parallel)
+            except SkimError as error:
+                raise ValueError(str(error)) from None
+        return self
 
     @property
     def pools(self) -> dict[str, PoolConfig]:

@@ -9,20 +9,26 @@ DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 def disruption_budgets(config: DeploymentConfig) -> list[Object]:
-    """At most one pod of a pool at a time when nodes are drained. The head needs no budget: it recovers from Redis."""
+    """At most one ready pod of a pool at a time when nodes are drained. The head needs none: it recovers from Redis."""
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata(config.kubernetes, pool, pool),
             "spec": {
-                "maxUnavailable": 1,
+                "maxUnavailable": 1 + _never_ready(config, pool),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that still loads its model serves no requests
                 "selector": {"matchLabels": labels(config.kubernetes, pool)},
             },
         }
         for pool in ("router", *config.pools)
     ]
+
+
+def _never_ready(config: DeploymentConfig, pool: str) -> int:
+    """Pods that have no Serve proxy, so that they are never ready: all of a replica except the one with its actor."""
+    found = config.pools.get(pool)
+    return found.most_replicas * (found.nodes_per_replica - 1) if found else 0
 
 
 def network_policies(config: DeploymentConfig) -> list[Object]:

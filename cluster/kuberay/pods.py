@@ -69,7 +69,7 @@ def ray_pod(
                 "image": settings.image,
                 "ports": _ports(config, head=head),
                 "env": _environment(config, component),
-                "resources": resources(cpu, pod.memory, {settings.gpu_resource: gpus} if gpus else {}),
+                "resources": resources(cpu, pod.memory, pod.devices | ({settings.gpu_resource: gpus} if gpus else {})),
                 "securityContext": CONTAINER_SECURITY,
                 **_probes(config, component),
                 **({"lifecycle": _drain(settings.drain_seconds)} if component in SERVING else {}),

@@ -13,7 +13,8 @@ from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
-from cluster.serve.app import ACCELERATOR, APP_NAME, RESOURCES, sizes_of
+from cluster.serve.app import APP_NAME, sizes_of
+from cluster.serve.placement import ACCELERATOR, RESOURCES
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import is_hub_name
 
@@ -89,7 +90,7 @@ def worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds
 
 
 def _groups(config: DeploymentConfig) -> list[Object]:
-    """One node per replica: Kubernetes places pods on machines, so Ray does not have to."""
+    """Nodes of one replica only: Kubernetes places pods on machines, so Ray does not have to."""
     settings, router = config.kubernetes, config.router
     cpu = _whole_cores("router", settings.router, router.cpus)
     pod = ray_pod(config, "router", settings.router, cpu=cpu)
@@ -101,7 +102,7 @@ def _groups(config: DeploymentConfig) -> list[Object]:
 
 
 def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig) -> Object:
-    gpus = pool.gpus_per_replica or 0.0
+    gpus = (pool.gpus_per_replica or 0.0) / pool.nodes_per_replica
     cpu = _whole_cores(name, pod, pool.cpus_per_replica)
     holds = _on_one_node({RESOURCES[name]: 1, **pool.resources})
     if pool.accelerator_type:
@@ -110,6 +111,8 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
     at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
     sizes = (pool.replicas, at_least, pool.most_replicas)
     group = worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
+    if pool.nodes_per_replica > 1:
+        group["numOfHosts"] = pool.nodes_per_replica  # sizes count groups of this many pods
     return group | ({"labels": dict(pool.node_labels)} if pool.node_labels else {})
 
 

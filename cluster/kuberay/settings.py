@@ -21,13 +21,16 @@ class TolerationConfig(BaseModel):
 
 
 class PodConfig(BaseModel):
-    """The pods of one worker group. A pod is one Ray node and holds one replica."""
+    """The pods of one worker group. A pod is one Ray node and holds one replica, or a part of one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     cpu: Quantity | None = Field(None, description="null: the cores that its replica reserves, rounded up")
     memory: Quantity = "8Gi"
     shared_memory: Quantity = Field("2Gi", description="size of /dev/shm; it counts towards memory")
+    devices: dict[str, Annotated[int, Field(gt=0)]] = Field(
+        default_factory=dict, description="devices of a pod besides GPUs, by the resource name of their device plugin"
+    )
     node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the Kubernetes nodes to use")
     tolerations: tuple[TolerationConfig, ...] = Field(
         (), description="further taints to tolerate; pods with GPUs tolerate the GPU taint"

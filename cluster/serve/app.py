@@ -16,16 +16,12 @@ from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.config.pools import AutoscalingConfig, PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig, RouterConfig
+from cluster.serve.placement import placement_options
 from router.deployment import router_ingress
 
 APP_NAME = "skim"
 
-# A node offers one unit of a pool's resource per replica that it may hold; each replica takes one unit.
-RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
 WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
-ACCELERATOR = "accelerator_type:"
-"""Prefix of the Ray resource that names a GPU type."""
-
 MAX_STARTS = 1_000_000
 """Number of failed starts in a row after which Serve gives up a pool for good. It waits up to a minute between them.
 
@@ -129,22 +125,12 @@ def _load(part: PoolConfig | RouterConfig) -> dict[str, Any]:
 
 
 def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str, Any]]) -> serve.Deployment:
-    options: dict[str, Any] = {
-        "num_cpus": pool.cpus_per_replica,
-        "num_gpus": pool.gpus_per_replica or 0,
-        "resources": {**pool.resources, RESOURCES[name]: 1},
-        "runtime_env": {"env_vars": pool.environment},
-    }
-    if pool.accelerator_type:
-        options["accelerator_type"] = pool.accelerator_type
-    if pool.node_labels:
-        options["label_selector"] = pool.node_labels
     return serve.deployment(actor, name=name).options(
         **sizes[name],
         max_constructor_retry_count=MAX_STARTS,
         # Serve detects a dead replica only by its health check.
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        ray_actor_options=options,
+        **placement_options(name, pool),
     )
 
 
@@ -184,6 +170,10 @@ def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
 
 def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
     """The actor's arguments. options: further engine options."""
+    if pool.engine == "vllm" and pool.pipeline_parallel > 1:
+        options["pipeline_parallel_size"] = pool.pipeline_parallel
+    if pool.engine == "vllm" and pool.nodes_per_replica > 1:
+        options["distributed_executor_backend"] = "ray"
     return pool.engine, pool.model, pool.tensor_parallel, {**pool.engine_options, **options}
 
 
@@ -201,28 +191,3 @@ def _channel(channel: ChannelConfig) -> dict[str, Any]:
     """Token and TLS files, in the form that both ends of the draft channel take."""
     tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
     return {"token": channel.token, "tls": tls}
-
-
-def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
-    """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
-    needed: dict[str, float] = {}
-    for name, one in taken_by_one(config).items():
-        if name == "router":
-            times = config.router.replicas
-        else:
-            times = config.pools[name].most_replicas if at_most else config.pools[name].replicas
-        for resource, amount in one.items():
-            needed[resource] = needed.get(resource, 0.0) + times * amount
-    return needed
-
-
-def taken_by_one(config: DeploymentConfig) -> dict[str, dict[str, float]]:
-    """Ray resources of one replica, by deployment. One node must offer all of them: ranks share a node."""
-    taken = {"router": {"CPU": config.router.cpus, **config.router.resources}}
-    for name, pool in config.pools.items():
-        one = {"CPU": pool.cpus_per_replica, "GPU": pool.gpus_per_replica or 0.0, **pool.resources}
-        one[RESOURCES[name]] = 1.0
-        if pool.accelerator_type:
-            one[ACCELERATOR + pool.accelerator_type] = 0.001  # as much as Ray itself takes
-        taken[name] = one
-    return {name: {resource: amount for resource, amount in one.items() if amount} for name, one in taken.items()}

@@ -16,7 +16,7 @@ def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
     pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm" and not pool.gpus_per_replica}
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // max(len(pools), 1)
-    taken = any(CORES in pool.env or pool.tensor_parallel > 1 for pool in pools.values()) or CORES in os.environ
+    taken = any(CORES in pool.env or pool.ranks > 1 for pool in pools.values()) or CORES in os.environ
     if len(pools) < 2 or taken or share < max(1, len(cores) - 1):
         return config
     bound = {}

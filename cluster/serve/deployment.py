@@ -15,18 +15,18 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.app import (
-    ACCELERATOR,
-    APP_NAME,
-    SERVE_SWITCHES,
-    build_app,
-    logging_options,
-    needed_resources,
-    taken_by_one,
-)
+from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
 from cluster.serve.front_proxy import haproxy_switches
-from cluster.serve.preflight import check_memory, check_models, check_port, fetch_weights, with_pinned_models
+from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
+from cluster.serve.preflight import (
+    check_memory,
+    check_models,
+    check_one_node,
+    check_port,
+    fetch_weights,
+    with_pinned_models,
+)
 from kv_transfer.environment import unless_set, with_environment
 from kv_transfer.errors import SkimError
 
@@ -50,6 +50,7 @@ def deployed(
     cluster is replaced, unless the name is APP_NAME. Raises SkimError for mistakes that a user can correct.
     """
     if address is None:
+        check_one_node(config)
         check_port(config.router.host, config.router.port)
     config = with_pinned_models(config)
     if notice := check_models(config):
@@ -172,13 +173,8 @@ def _check_resources(config: DeploymentConfig) -> None:
                 f"{amount:g}: start nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
             )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for name, one in taken_by_one(config).items():
-        if not any(all(node.get(resource, 0.0) >= amount for resource, amount in one.items()) for node in nodes):
-            asked = ", ".join(f"{amount:g} {resource}" for resource, amount in one.items())
-            raise SkimError(
-                f"no node of the Ray cluster has all the resources of one {name} replica ({asked}); a replica and its "
-                "tensor parallel ranks need one node: start a larger node, or lower the resources of the replica"
-            )
+    for name, parts in taken_by_one(config).items():
+        check_nodes(name, parts, nodes)
 
 
 def _too_few_gpus(offered: float, needed: float) -> str:

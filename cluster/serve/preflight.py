@@ -80,6 +80,16 @@ def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> 
             local_folder(model, weights=True)
 
 
+def check_one_node(config: DeploymentConfig) -> None:
+    """Raise SkimError if a replica needs several nodes. A Ray that is started here has one."""
+    for name, pool in config.pools.items():
+        if pool.nodes_per_replica > 1:
+            raise SkimError(
+                f"{name}.nodes_per_replica is {pool.nodes_per_replica}, and this machine is one node: start Ray on all"
+                " nodes, and give its address with --address"
+            )
+
+
 def check_port(host: str, port: int) -> None:
     """Raise SkimError if nothing can listen on host:port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -121,4 +131,4 @@ def _replica_bytes(pool: PoolConfig) -> int:
     if pool.engine == "transformers":
         return 2 * weights + ENGINE_BASE_BYTES
     kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB
-    return 2 * weights + int(kv_cache) + ENGINE_BASE_BYTES * pool.tensor_parallel
+    return 2 * weights + int(kv_cache) + ENGINE_BASE_BYTES * pool.ranks

@@ -1,4 +1,4 @@
-"""Repairs three faults of vLLM 0.29 on CPU. Each fault is detected by a test, not by vLLM's version.
+"""Repairs four faults of vLLM 0.29 on CPU. Each fault is detected by a test, not by vLLM's version.
 
 Temperature, top-k and top-p of drafted requests are uninitialised memory. `expand_kernel` of
 vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy. So `expand_batch_to_tokens`
@@ -10,11 +10,15 @@ vLLM's Triton kernel of the same name rejects it at once.
 
 A request with a seed stops the engine if its prompt is prefilled in chunks. GPUModelRunner._bookkeeping_sync rewinds
 its generator with `set_offset`, which CPU generators do not have.
+
+A later pipeline stage stops at its first step without compilation. GPUModelRunner makes its buffer for the output of
+the stage before only in `_dummy_run`, which the CPU runner then skips.
 """
 
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_pp_group
 
 
 class ExpandKernel:
@@ -162,3 +166,13 @@ def _without_rewinding(runner: Any, bookkeeping: Any) -> Any:
             runner.input_batch.generators.update(rewound)
 
     return bookkeeping_sync
+
+
+def repair_stages(runner: Any) -> bool:
+    """Make the buffer of a later stage, whose model is loaded. Returns whether it was missing."""
+    if get_pp_group().is_first_rank or runner.intermediate_tensors is not None:
+        return False
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+    )
+    return True

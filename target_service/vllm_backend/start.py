@@ -50,6 +50,11 @@ def start_engine(
     refusal = f"the target engine cannot run {model} with these options"
     ours = {"model": model, "tensor_parallel_size": tensor_parallel, "worker_cls": worker_cls}
     config = engine_config(refusal, **ours, **options)
+    if config.speculative_config and not config.use_v2_model_runner and (stages := _stages(config)) > 1:
+        raise SkimError(
+            f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"
+            f" {config.speculative_config.method} here; set decode.method to none"
+        )
     _check_model(model, config.model_config)
     _warn_of_compact_layers(model, config.model_config)
     scheduler = config.scheduler_config
@@ -61,6 +66,10 @@ def start_engine(
     if config.speculative_config and config.speculative_config.method == "custom_class":
         hooked += draft_probs.HOOKED
     return start(config, failure, hooked, stat_loggers=list(stat_loggers) or None)
+
+
+def _stages(config: VllmConfig) -> int:
+    return config.parallel_config.pipeline_parallel_size
 
 
 def find_stat_logger(name: str) -> StatLogger:

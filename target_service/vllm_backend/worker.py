@@ -5,7 +5,12 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
-from target_service.vllm_backend.cpu_workarounds import repair_expand_kernel, repair_rejection_kernel, repair_rewinding
+from target_service.vllm_backend.cpu_workarounds import (
+    repair_expand_kernel,
+    repair_rejection_kernel,
+    repair_rewinding,
+    repair_stages,
+)
 from target_service.vllm_backend.kv_connector import read_from_one_thread
 from target_service.vllm_backend.logits_processors import apply_to_drafts
 from target_service.vllm_backend.proposer import RemoteProposer
@@ -13,7 +18,7 @@ from vllm_hooks.worker import RestoringWorker
 
 
 class TargetWorker(RestoringWorker):
-    """Adds the remote proposer and the CPU workarounds to the V1 model runner, on every tensor-parallel rank."""
+    """Adds the remote proposer and the CPU workarounds to the V1 model runner, on every rank."""
 
     _proposer: RemoteProposer | None = None
 
@@ -32,6 +37,11 @@ class TargetWorker(RestoringWorker):
         if isinstance(drafter, RemoteProposer):
             self._proposer = drafter
             drafter.attach(self.model_runner)
+
+    def load_model(self, **kwargs: Any) -> None:
+        super().load_model(**kwargs)
+        if current_platform.is_cpu() and not self.use_v2_model_runner:
+            repair_stages(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         if self._proposer:

@@ -123,3 +123,22 @@ async def test_outside_ray_nothing_ends(ends):
     engine.dead = True
     await EngineWatch(engine, "target").check()
     assert ends == []
+
+
+async def test_a_replica_that_loses_a_node_ends(monkeypatch, ends):
+    """Ray has moved a bundle to another node, where no rank runs."""
+    nodes, seen = {0: "one", 1: "two"}, []
+
+    def nodes_of(group):
+        seen.append(group)
+        return dict(nodes)
+
+    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(start_up, "NODES_PERIOD_S", 0.0)
+    monkeypatch.setattr(start_up, "nodes_of", nodes_of)
+    watch = EngineWatch(Mortal(), "target", object())
+    await until(lambda: len(seen) > 3)
+    assert ends == []
+    nodes[1] = "three"
+    await until(lambda: bool(ends))
+    watch.stop()

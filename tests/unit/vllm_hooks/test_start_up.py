@@ -1,5 +1,6 @@
 """Where a rank on CPU runs and on which cores, with vLLM's own manager of OpenMP's environment, and its memory."""
 
+import logging
 import os
 import platform
 import subprocess
@@ -7,9 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from kv_transfer.environment import CORES, KEPT_HEAP
-from vllm_hooks.start_up import cpu_processes, start_up_environment
+from kv_transfer.errors import ModelError
+from vllm_hooks.start_up import _NoteExceptions, cpu_processes, first_exception, start_up_environment
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +128,16 @@ def test_without_vllm_the_modules_that_every_process_loads_can_be_imported():
         [sys.executable, "-c", blocked + "import vllm_hooks.engine"], capture_output=True, text=True
     )
     assert "ModuleNotFoundError" in control.stderr
+
+
+def test_the_cause_of_a_rank_on_another_node_is_noted(tmp_path):
+    """Ray raises a RayTaskError, whose text is a traceback, in the engine core."""
+    notes = tmp_path / "notes.jsonl"
+    notes.touch()
+    logger = logging.getLogger("tests.start_up")
+    logger.addHandler(_NoteExceptions(str(notes)))
+    try:
+        raise RayTaskError("initialize_worker", "Traceback ...", ModelError("no such layer"))
+    except RayTaskError:
+        logger.exception("EngineCore failed to start.")
+    assert first_exception(str(notes)) == ("ModelError", "no such layer")

@@ -24,6 +24,7 @@ def served(monkeypatch):
     """The applications that Serve reports, by name; tests fill it."""
     applications = {}
     monkeypatch.setattr(status, "join_ray", lambda address: None)
+    monkeypatch.setattr(status, "placement_group_table", dict)
     monkeypatch.setattr(status.serve, "status", lambda: SimpleNamespace(applications=applications))
     return applications
 
@@ -49,6 +50,22 @@ def test_a_pool_that_is_down_says_why(skim, served):
     assert ran.out == (
         "speculator: updating (0 running, 1 starting): replicas are starting or ending\n"
         "target: updating (0 running, 1 starting): model folder /models/big does not exist\n"
+    )
+
+
+def test_a_replica_that_waits_for_nodes(skim, served, monkeypatch):
+    bundles = {0: {"CPU": 4.0, "GPU": 1.0, "target_pool": 0.1666}} | {
+        index: {"GPU": 1.0, "target_pool": 0.1666} for index in range(1, 12)
+    }
+    groups = {
+        "1": {"name": f"SERVE_REPLICA::{APP_NAME}#target#x", "state": "PENDING", "bundles": bundles},
+        "2": {"name": f"SERVE_REPLICA::{APP_NAME}#target#y", "state": "CREATED", "bundles": bundles},
+        "3": {"name": "another program's", "state": "PENDING", "bundles": bundles},
+    }
+    monkeypatch.setattr(status, "placement_group_table", lambda: groups)
+    put(served, target=part("UPDATING", {"STARTING": 1, "RUNNING": 1}, "it takes long"))
+    assert skim("status").out == (
+        "target: updating (1 running, 1 starting): a replica waits for nodes with 4 CPU, 12 GPU, 2 target_pool in all\n"
     )
 
 

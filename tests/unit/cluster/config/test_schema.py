@@ -51,7 +51,8 @@ def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
 
 
 def test_the_examples_are_these():
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"demo", "hub-names", "llama-70b-8b", "multi-node"}
+    stems = {path.stem for path in EXAMPLES.glob("*.yaml")}
+    assert stems == {"demo", "hub-names", "llama-405b", "llama-70b-8b", "multi-node"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
@@ -181,6 +182,39 @@ def test_numbers_are_fine_as_environment_variables(write):
         (
             "target: {model: big, tensor_parallel: 8, gpus_per_replica: 4}\nspeculator: {model: s}",
             "target: gpus_per_replica must be at least tensor_parallel",
+        ),
+        (
+            "target: {model: big, nodes_per_replica: 2, tensor_parallel: 3}\nspeculator: {model: s}",
+            "target: nodes_per_replica 2 must divide the 3 ranks of a replica",
+        ),
+        (
+            "target: {model: b, nodes_per_replica: 2, tensor_parallel: 4, gpus_per_replica: 8}\nspeculator: {model: s}",
+            "target: gpus_per_replica must be 4 or left out with nodes_per_replica 2: each rank takes one GPU",
+        ),
+        (
+            "target: {model: b, nodes_per_replica: 2, tensor_parallel: 2, env: {VLLM_HOST_IP: a}}\n"
+            "speculator: {model: s}",
+            "target: env sets VLLM_HOST_IP, which differs between the nodes of a replica",
+        ),
+        (
+            "target: {model: big, engine: transformers, pipeline_parallel: 2}\nspeculator: {model: s}",
+            "target: the transformers engine has no pipeline_parallel",
+        ),
+        (
+            "target: {model: big, engine_options: {pipeline_parallel_size: 2}}\nspeculator: {model: s}",
+            "target: engine_options.pipeline_parallel_size is set by pipeline_parallel",
+        ),
+        (
+            "target: {model: big, topology: split, prefill: {pipeline_parallel: 2}}\nspeculator: {model: s}",
+            "target: a split target cannot have nodes_per_replica or pipeline_parallel above 1",
+        ),
+        (
+            "target: {model: big}\nspeculator: {model: s, nodes_per_replica: 2, tensor_parallel: 2}",
+            "speculator: nodes_per_replica and pipeline_parallel must be 1: a speculator is small",
+        ),
+        (
+            "target: {model: big, pipeline_parallel: 2}\nspeculator: {model: s}",
+            "decode.method remote does not work with pipeline_parallel 2",
         ),
         (
             "target: {model: big, gpus_per_replica: 0.5}\nspeculator: {model: s}",

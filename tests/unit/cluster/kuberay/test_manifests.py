@@ -47,11 +47,15 @@ def pools_of(router):
 
 
 def replicas_of(config):
-    """Ray resources of one replica of each deployment, by the Serve config."""
+    """Ray resources of one replica of each deployment on its first node, by the Serve config."""
     served = yaml.safe_load(service_of(config)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
     for deployment in [router, *pools_of(router)]:
         options = deployment.ray_actor_options
+        if bundles := deployment._replica_config.placement_group_bundles:
+            on_first = bundles[: len(bundles) // config.pools[deployment.name].nodes_per_replica]
+            yield deployment.name, {r: sum(bundle.get(r, 0) for bundle in on_first) for r in on_first[0]}
+            continue
         asked = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
         if kind := options.get("accelerator_type"):
             asked[f"accelerator_type:{kind}"] = 0.001
@@ -67,7 +71,7 @@ def test_each_replica_fits_on_the_nodes_of_its_pool_and_no_other(example):
     for name, needs in asked.items():
         fitting = [n for n, node in nodes.items() if all(node["resources"].get(r, 0) >= x for r, x in needs.items())]
         assert fitting == [name]
-    most = {name: pool.most_replicas for name, pool in example.pools.items()}
+    most = {name: pool.most_replicas * pool.nodes_per_replica for name, pool in example.pools.items()}
     assert {name: nodes[name]["max_workers"] for name in most} == most
     assert nodes["headgroup"]["resources"]["CPU"] == 0
 
@@ -271,7 +275,23 @@ def test_pods_hold_what_their_replica_takes(example):
         container = groups[name]["template"]["spec"]["containers"][0]
         limits = container["resources"]["limits"]
         assert math.ceil(float(limits["cpu"])) >= pool.cpus_per_replica
-        assert limits.get("nvidia.com/gpu") == (f"{pool.gpus_per_replica:g}" if pool.gpus_per_replica else None)
+        gpus = (pool.gpus_per_replica or 0) / pool.nodes_per_replica
+        assert limits.get("nvidia.com/gpu") == (f"{gpus:g}" if gpus else None)
+
+
+def test_a_replica_on_two_nodes_is_a_group_of_two_pods():
+    objects = [t for ts in manifests(load_config(ROOT / "examples" / "llama-405b.yaml")).values() for t in ts]
+    spec = next(t for t in objects if t["kind"] == "RayService")["spec"]
+    groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
+    target = groups["target"]
+    assert (target["numOfHosts"], target["replicas"], target["maxReplicas"]) == (2, 1, 1)
+    assert "numOfHosts" not in groups["speculator"]
+    limits = target["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/hca"]) == ("8", "8")
+    budgets = {
+        t["metadata"]["name"]: t["spec"]["maxUnavailable"] for t in objects if t["kind"] == "PodDisruptionBudget"
+    }
+    assert (budgets["skim-405b-target"], budgets["skim-405b-speculator"]) == (2, 1)
 
 
 def test_pods_are_guarded(objects):

@@ -128,3 +128,46 @@ def test_a_speculator_is_told_the_target_that_it_reads_for():
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
     assert speculator.init_kwargs["reads_for"] == "/big"
     assert "reads_for" not in target.init_kwargs
+
+
+LARGE = {
+    "model": "/big",
+    "tensor_parallel": 6,
+    "pipeline_parallel": 2,
+    "nodes_per_replica": 2,
+    "cpus_per_replica": 4,
+    "accelerator_type": "H100",
+    "env": {"NCCL_SOCKET_IFNAME": "eth0"},
+}
+
+
+def test_a_replica_on_several_nodes_is_a_placement_group():
+    """One bundle for each rank. The ranks of a node fill one unit of the pool's resource, and no rank more fits."""
+    settings = {"speculator": {"model": "/small"}, "target": {**LARGE, "node_labels": {"zone": "a"}}}
+    config = config_from_settings({**settings, "decode": {"method": "none"}}).placed(on_gpus=True)
+    _, speculator, target = deployments(build_app(config))
+    first, *others = target._replica_config.placement_group_bundles
+    assert (first.pop("CPU"), len(others)) == (4, 11)
+    assert all(bundle == first for bundle in others)
+    assert (first["GPU"], first["accelerator_type:H100"]) == (1, 0.001)
+    assert 6 * first["target_pool"] <= 1 < 7 * first["target_pool"]
+    assert target._replica_config.placement_group_strategy == "PACK"
+    assert target._replica_config.placement_group_bundle_label_selector == [{"zone": "a"}] * 12
+    actor = target.ray_actor_options
+    assert (actor["num_cpus"], actor.get("num_gpus", 0), actor.get("resources", {})) == (4, 0, {})
+    assert actor["runtime_env"]["env_vars"]["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert actor["runtime_env"]["env_vars"]["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    *_, options = target.init_args
+    assert (options["pipeline_parallel_size"], options["distributed_executor_backend"]) == (2, "ray")
+    assert speculator._replica_config.placement_group_bundles is None
+
+
+def test_ranks_on_one_node_need_no_placement_group():
+    settings = {"speculator": {"model": "/small"}, "target": {**LARGE, "nodes_per_replica": 1}}
+    config = config_from_settings({**settings, "decode": {"method": "none"}}).placed(on_gpus=True)
+    _, _, target = deployments(build_app(config))
+    assert target._replica_config.placement_group_bundles is None
+    assert target.ray_actor_options["num_gpus"] == 12
+    *_, options = target.init_args
+    assert options["pipeline_parallel_size"] == 2
+    assert "distributed_executor_backend" not in options

@@ -73,6 +73,49 @@ def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
             deployment._check_resources(config)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([(8.0, 1), (8.0, 1)], None),
+        (
+            [(0.5, 1), (8.0, 0)],
+            r"needs 2 nodes .*, the first with 2 CPU, 4 GPU, 1 target_pool, and 0 have the resources",
+        ),
+        (
+            [(8.0, 1), (3.0, 2)],
+            r"one target replica needs 2 nodes .* and 1 has the resources of a part: start more such",
+        ),
+    ],
+)
+def test_each_part_of_a_replica_must_fit_on_a_node(monkeypatch, nodes, told):
+    sizes = {"tensor_parallel": 4, "pipeline_parallel": 2, "nodes_per_replica": 2, "cpus_per_replica": 2}
+    changes = {**{f"target.{name}": value for name, value in sizes.items()}, "decode.method": "none"}
+    config = config_from_flags(MODELS.parent / "examples" / "demo.yaml", {**changes, "speculator.gpus_per_replica": 0})
+    pools = [{"speculator_pool": 1.0}, *({"target_pool": float(parts)} for _, parts in nodes)]
+    gpus = [0.0, *(count for count, _ in nodes)]
+    offered = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": count, **pool}}
+        for count, pool in zip(gpus, pools, strict=True)
+    ]
+    monkeypatch.setattr(deployment.ray, "nodes", lambda: offered)
+    total = {"CPU": 24.0, "GPU": 16.0, "speculator_pool": 1.0, "target_pool": 2.0}
+    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: total)
+    if told is None:
+        deployment._check_resources(config.placed(on_gpus=True))
+    else:
+        with pytest.raises(SkimError, match=told):
+            deployment._check_resources(config.placed(on_gpus=True))
+
+
+def test_one_machine_is_not_several_nodes():
+    changes = {"target.tensor_parallel": 2, "target.nodes_per_replica": 2}
+    config = config_from_flags(MODELS.parent / "examples" / "demo.yaml", changes)
+    with pytest.raises(
+        SkimError, match=r"target\.nodes_per_replica is 2, and this machine is one node: start Ray on all"
+    ):
+        deployment.deployed(config).__enter__()
+
+
 def test_what_a_killed_run_left_is_replaced(cluster):
     cluster.serve_up, cluster.applications = True, {"skim-batch-1": None}
     deployment._prepare_cluster(CONFIG, "skim-batch-1")

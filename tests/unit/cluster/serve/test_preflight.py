@@ -9,7 +9,8 @@ import pytest
 
 from cluster.config.schema import DeploymentConfig
 from cluster.serve import preflight
-from cluster.serve.app import build_app, needed_resources
+from cluster.serve.app import build_app
+from cluster.serve.placement import needed_resources
 from cluster.serve.preflight import (
     GIB,
     check_memory,
@@ -125,6 +126,7 @@ def test_a_machine_without_a_free_port(monkeypatch):
         ({"target": {"replicas": 2}}, 11.0, False),
         ({"target": {"env": {"VLLM_CPU_KVCACHE_SPACE": "1"}}}, 8.0, True),
         ({"target": {"tensor_parallel": 2}}, 11.0, False),
+        ({"target": {"pipeline_parallel": 2}, "decode": {"method": "none"}}, 11.0, False),
         ({"target": {"gpus_per_replica": 1}}, 6.0, True),
         ({"target": {"engine": "mock"}, "speculator": {"engine": "mock"}}, 0.0, True),
         ({"target": {"engine": "transformers"}, "speculator": {"engine": "transformers"}}, 2.0, False),

@@ -1,0 +1,118 @@
+"""The Ray resources of a replica: of one node, or of a placement group over several nodes."""
+
+from collections.abc import Mapping, Sequence
+from math import floor
+from typing import Any
+
+from cluster.config.pools import PoolConfig
+from cluster.config.schema import DeploymentConfig
+from kv_transfer.errors import SkimError
+
+# A node offers one unit of a pool's resource for each replica that it may hold, and for each part of a replica that
+# needs several nodes. A replica takes one unit on each of its nodes.
+RESOURCES = {pool: f"{pool}_pool" for pool in ("speculator", "target", "prefill")}
+ACCELERATOR = "accelerator_type:"
+"""Prefix of the Ray resource that names a GPU type."""
+ACCELERATOR_SHARE = 0.001
+"""Amount of that resource that an actor takes, as in Ray itself."""
+SMALLEST_SHARE = 1e-4
+"""Ray rounds amounts of resources to this unit (ray._private.ray_constants.RESOURCE_UNIT_SCALING)."""
+
+KEEP_ALL_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Environment of a replica whose ranks are actors of their own: the GPUs are theirs, and Ray would hide them from it.
+
+vLLM reads the properties of the GPU when it makes its configuration, in the replica's process.
+"""
+
+
+def placement_options(name: str, pool: PoolConfig) -> dict[str, Any]:
+    """The options of ray.serve.deployment that say where replicas of the pool run."""
+    options: dict[str, Any] = {"num_cpus": pool.cpus_per_replica, "runtime_env": {"env_vars": pool.environment}}
+    if pool.nodes_per_replica > 1:
+        options["runtime_env"]["env_vars"] = {**KEEP_ALL_GPUS, **pool.environment}
+        found: dict[str, Any] = {
+            "ray_actor_options": options,
+            "placement_group_bundles": bundles(name, pool),
+            "placement_group_strategy": "PACK",
+        }
+        return found | ({"placement_group_bundle_label_selector": [pool.node_labels]} if pool.node_labels else {})
+    options |= {"num_gpus": pool.gpus_per_replica or 0, "resources": {**pool.resources, RESOURCES[name]: 1}}
+    if pool.accelerator_type:
+        options["accelerator_type"] = pool.accelerator_type
+    if pool.node_labels:
+        options["label_selector"] = pool.node_labels
+    return {"ray_actor_options": options}
+
+
+def bundles(name: str, pool: PoolConfig) -> list[dict[str, float]]:
+    """The bundles of a replica on several nodes, one for each rank: vLLM's Ray executor allows one GPU in a bundle.
+
+    The first bundle also holds the replica's actor with its cores and custom resources. The ranks of a node divide one
+    unit of the pool's resource. So no node of one unit holds more than its share, and the ranks of a stage stay
+    together.
+    """
+    per_node = pool.ranks // pool.nodes_per_replica
+    rank = {RESOURCES[name]: floor(1 / per_node / SMALLEST_SHARE) * SMALLEST_SHARE, **_of_ranks(pool, 1)}
+    first = {"CPU": pool.cpus_per_replica, **pool.resources, **rank}
+    return [_above_zero(first), *(_above_zero(rank) for _ in range(pool.ranks - 1))]
+
+
+def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
+    """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
+    needed: dict[str, float] = {}
+    for name, parts in taken_by_one(config).items():
+        if name == "router":
+            times = config.router.replicas
+        else:
+            times = config.pools[name].most_replicas if at_most else config.pools[name].replicas
+        for resource, amount in ((r, a) for part in parts for r, a in part.items()):
+            needed[resource] = needed.get(resource, 0.0) + times * amount
+    return needed
+
+
+def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
+    """Ray resources of one replica on each of its nodes, by deployment. The first node holds the replica's actor."""
+    taken = {"router": [_above_zero({"CPU": config.router.cpus, **config.router.resources})]}
+    for name, pool in config.pools.items():
+        if pool.nodes_per_replica > 1:
+            part = {**_of_ranks(pool, pool.ranks // pool.nodes_per_replica), RESOURCES[name]: 1.0}
+        else:
+            part = {**_of_ranks(pool, 1), "GPU": pool.gpus_per_replica or 0.0, RESOURCES[name]: 1.0}
+        first = {"CPU": pool.cpus_per_replica, **pool.resources, **part}
+        taken[name] = [_above_zero(first), *(_above_zero(part) for _ in range(pool.nodes_per_replica - 1))]
+    return taken
+
+
+def check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise SkimError if a replica does not fit on these nodes. Serve would wait for them silently.
+
+    parts: what the replica takes on each of its nodes (`taken_by_one`). nodes: what the living nodes offer.
+    """
+    suited = {index for index, node in enumerate(nodes) if _offers(node, parts[-1])}
+    if len(suited) >= len(parts) and any(_offers(nodes[index], parts[0]) for index in suited):
+        return
+    asked = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
+    if len(parts) == 1:
+        raise SkimError(
+            f"no node of the Ray cluster has all the resources of one {name} replica ({asked}); a replica and its ranks"
+            f" need one node: start a larger node, lower the resources of the replica, or set {name}.nodes_per_replica"
+        )
+    raise SkimError(
+        f"one {name} replica needs {len(parts)} nodes of the Ray cluster, the first with {asked}, and"
+        f" {len(suited)} {'has' if len(suited) == 1 else 'have'} the resources of a part: start more such nodes, or"
+        f" change {name}.nodes_per_replica"
+    )
+
+
+def _offers(node: Mapping[str, float], asked: Mapping[str, float]) -> bool:
+    return all(node.get(resource, 0.0) >= amount for resource, amount in asked.items())
+
+
+def _of_ranks(pool: PoolConfig, ranks: int) -> dict[str, float]:
+    """What this number of ranks takes, each with one GPU if the pool has GPUs."""
+    kind = {ACCELERATOR + pool.accelerator_type: ranks * ACCELERATOR_SHARE} if pool.accelerator_type else {}
+    return {"GPU": float(ranks) if pool.gpus_per_replica else 0.0, **kind}
+
+
+def _above_zero(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {resource: amount for resource, amount in amounts.items() if amount}

@@ -1,0 +1,134 @@
+"""A real target whose two ranks are Ray actors on two nodes, as vLLM's Ray executor places them.
+
+vLLM has no Ray executor on CPU. `tests/reference/ray_on_cpu` removes this refusal; the ranks then talk over gloo.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.exceptions import ActorDiedError
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.target import TargetActor
+from cluster.config.load import config_from_settings
+from cluster.serve.app import build_app
+from kv_transfer.codec import decode, encode
+from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest
+from tests.e2e.conftest import ROOT
+from tests.engine.target_service.vllm_backend.cases import (
+    GREEDY,
+    TOLERANCE,
+    build_target,
+    dense_prompt,
+    engine_options,
+    kept_prompt,
+)
+from tests.reference.generation_oracle import GenerationOracle, joined
+
+pytestmark = pytest.mark.slow
+
+NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5_0"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT / 'tests' / 'reference' / 'ray_on_cpu'}:{ROOT}")
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=1, num_gpus=0, include_dashboard=False)
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, num_gpus=1, resources={"target_pool": 1})
+            cluster.wait_for_nodes()
+            ray.init(cluster.address, log_to_driver=False)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2")
+
+
+@pytest.fixture(scope="module", params=["tensor_parallel", "pipeline_parallel"])
+def replica(request: pytest.FixtureRequest, cluster: Cluster, model: str) -> Iterator[Any]:
+    """The target's replica, started with the options that Serve gets."""
+    target = {"model": model, request.param: 2, "nodes_per_replica": 2, "gpus_per_replica": 2}
+    env = {**NETWORK, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    settings = {
+        "speculator": {"model": model, "engine": "mock"},
+        "target": {**target, "env": env, "engine_options": engine_options("cpu")},
+        "decode": {"method": "none"},
+    }
+    deployment = build_app(config_from_settings(settings))._bound_deployment.init_args[1]._bound_deployment
+    group = placement_group(deployment._replica_config.placement_group_bundles, strategy="PACK")
+    ray.get(group.ready(), timeout=60)
+    place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    actor = ray.remote(TargetActor).options(scheduling_strategy=place, **deployment.ray_actor_options)
+    yield actor.remote(*deployment.init_args, **deployment.init_kwargs)
+    remove_placement_group(group)
+
+
+async def answers(replica: Any, request: GenerateRequest) -> AsyncIterator[GenerateOutput]:
+    async for reference in replica.generate.options(num_returns="streaming").remote(encode(request)):
+        message = await reference
+        if message != ACCEPTED:
+            yield decode(message, GenerateOutput)
+
+
+def ranks() -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if "RayWorkerProc" in " ".join(_command(process))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def test_ranks_on_two_nodes_are_the_oracles(replica: Any, model: str) -> None:
+    oracle = GenerationOracle(model)
+    for index, prompt in enumerate((kept_prompt(900, 300, seed=1), dense_prompt(200, seed=2))):
+        outputs = [o async for o in answers(replica, GenerateRequest(f"r-{index}", prompt, GREEDY))]
+        tokens, logprobs, _ = joined(outputs)
+        assert len(tokens) == 64
+        assert oracle.wrong_tokens(prompt, tokens) == 0
+        assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
+
+
+def test_the_network_settings_reach_every_rank(replica: Any) -> None:
+    ray.get(replica.info.remote())
+    found = [process.environ() for process in ranks()]
+    assert len(found) == 2
+    assert all(environment.items() >= NETWORK.items() for environment in found)
+    nodes = {
+        actor["Address"]["NodeID"]
+        for actor in ray._private.state.actors().values()
+        if "RayWorkerProc" in actor["ActorClassName"]
+    }
+    assert len(nodes) == 2
+
+
+def test_the_death_of_a_rank_ends_the_replica(replica: Any) -> None:
+    """Also of the rank on the other node. Serve then starts another replica."""
+    ray.get(replica.info.remote())
+    ranks()[-1].kill()
+    with pytest.raises(ActorDiedError):
+        wait_for(lambda: ray.get(replica.stats.remote()) is None)
+    wait_for(lambda: not ranks())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
