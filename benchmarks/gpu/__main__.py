@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu ttft|decode|scoring`: measure, print a table, write a JSON file and a plot."""
+"""`python -m benchmarks.gpu ttft|decode|scoring|proof`: measure on a GPU, and write JSON files and plots."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,10 @@ from benchmarks.gpu import scoring as scores
 from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import device_named, running_pair
 from benchmarks.gpu.presets import preset
+from benchmarks.gpu.proof.checks import Settings
+from benchmarks.gpu.proof.plan import STEPS
+from benchmarks.gpu.proof.runner import Proof
+from benchmarks.machine import machine
 from kv_transfer.errors import SkimError
 
 app = typer.Typer(
@@ -149,6 +154,35 @@ def scoring(
         tilings=values(tilings, str, "--tilings"),
     )
     _finish(scores, scores.run(settings, _progress), json_file, plot_file)
+
+
+@app.command()
+def proof(
+    device: Device = "auto",
+    toy: Annotated[bool, typer.Option(help="Small sizes, for a test with --device cpu.")] = False,
+    only: Annotated[
+        str, typer.Option(metavar="STEP[,STEP...]", help="Run these steps. The default is all; --list names them.")
+    ] = "",
+    again: Annotated[bool, typer.Option(help="Also run steps that already have a result.")] = False,
+    minutes: Annotated[float, typer.Option(help="Minutes for all steps of this run together.")] = 20,
+    json_file: Annotated[
+        Path, typer.Option("--json", metavar="FILE", help="The result. A file of an earlier run is continued.")
+    ] = Path("gpu-proof.json"),
+    list_steps: Annotated[bool, typer.Option("--list", help="Only list the steps.")] = False,
+) -> None:
+    """Show step by step that Skim is right on this GPU. The exit code is 1 if a step failed or has no result."""
+    if list_steps:
+        for step in STEPS:
+            console.print(f"{step.name:<24} {step.shows}")
+        return
+    device, chosen = device_named(device), values(only, str, "--only")
+    if device == "cpu" and not toy:
+        raise SkimError("the proof at real sizes needs a GPU: add --toy to try it on CPU")
+    if unknown := set(chosen) - {step.name for step in STEPS}:
+        raise SkimError(f"there is no step {min(unknown)!r}: --list names them")
+    made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True))
+    if not made.run(chosen, again=again):
+        raise typer.Exit(1)
 
 
 def _progress(what: str, done: float) -> None:

@@ -1,0 +1,184 @@
+"""Runs the steps of the proof one after the other and keeps their results in one JSON file.
+
+The file is complete at all times: it names every step, and it is replaced as a whole. If this process ends, the next
+run goes on with the first step that has no result.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.proof.checks import FAIL, PASS, SKIP, Check, Settings, read_checks
+from benchmarks.gpu.proof.plan import ENVIRONMENT, ROOT, Step
+
+TODO, RUNNING = "TODO", "RUNNING"
+_POLL_S = 0.1
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Proof:
+    """A run of `steps`. file: the JSON file. machine: of `benchmarks.machine`; its versions and GPU are part of what a
+    result depends on. minutes: for all steps together; a step that does not fit any more stays TODO.
+    """
+
+    steps: Sequence[Step]
+    settings: Settings
+    file: Path
+    machine: Mapping[str, Any]
+    minutes: float
+    tell: Tell = print
+
+    def __post_init__(self) -> None:
+        known = self.machine.get("gpu"), self.machine.get("versions")
+        self._digests = {step.name: step.digest(self.settings, *known) for step in self.steps}
+        before = json.loads(self.file.read_text()).get("steps", {}) if self.file.exists() else {}
+        self._entries = {step.name: self._entry(step, before.get(step.name, {})) for step in self.steps}
+
+    def run(self, only: Collection[str] = (), *, again: bool = False) -> bool:
+        """Run the steps that have no result yet. Returns whether every step has one and none failed.
+
+        only: names of the steps to run; all if empty. again: also run those that have a result.
+        """
+        ends = time.monotonic() + 60 * self.minutes
+        self._write()
+        for step in self.steps:
+            if only and step.name not in only:
+                continue
+            entry = self._entries[step.name]
+            if entry["status"] in (PASS, FAIL, SKIP) and not again:
+                self.tell(f"{entry['status']}  {step.name}: done before, {entry['seconds']:.0f} s")
+                continue
+            if (left := ends - time.monotonic()) <= 0:
+                self.tell(f"{TODO}  {step.name}: the {self.minutes:g} minutes are over")
+                continue
+            self.tell(f"\n{step.name}: {step.shows}")
+            self._run(step, left)
+        wanted = [entry["status"] for name, entry in self._entries.items() if not only or name in only]
+        self.tell("\n" + ", ".join(f"{wanted.count(s)} {s}" for s in (PASS, FAIL, SKIP, TODO) if s in wanted))
+        return all(status in (PASS, SKIP) for status in wanted)
+
+    def _entry(self, step: Step, before: Mapping[str, Any]) -> dict[str, Any]:
+        """The step's entry in the file: that of an earlier run if nothing that it depends on has changed."""
+        digest = self._digests[step.name]
+        if before.get("digest") == digest and before.get("status") in (PASS, FAIL, SKIP):
+            return dict(before)
+        return {"shows": step.shows, "digest": digest, "status": TODO, "seconds": 0.0, "checks": []}
+
+    def _run(self, step: Step, left: float) -> None:
+        entry = self._entries[step.name]
+        folder = self.file.with_suffix(".logs")
+        folder.mkdir(parents=True, exist_ok=True)
+        lines, log = folder / f"{step.name}.jsonl", folder / f"{step.name}.log"
+        lines.unlink(missing_ok=True)
+        entry |= {"status": RUNNING, "checks": []}
+        self._write()
+        began, told = time.monotonic(), 0
+
+        def follow() -> list[Check]:
+            nonlocal told
+            found = read_checks(lines)
+            for check in found[told:]:
+                self.tell(f"  {check}")
+            if len(found) > told:
+                entry["checks"] = [asdict(check) for check in found]
+                self._write()
+            told = len(found)
+            return found
+
+        ended = self._process(step, [str(lines)], log, min(step.limit_s, left), follow)
+        checks, seconds = follow(), time.monotonic() - began
+        cut = ended == "" and left < step.limit_s
+        if cut:
+            # The run's time was over, not the step's own: the next run repeats it.
+            entry |= {"status": TODO, "seconds": seconds}
+            self.tell(f"  {TODO}  the {self.minutes:g} minutes are over")
+        else:
+            if ended is not None:
+                says = ended or f"the step was ended after its limit of {step.limit_s:g} s"
+                checks.append(Check("end", FAIL, None, says))
+                self.tell(f"  {checks[-1]}")
+            elif not checks:
+                checks.append(Check("end", FAIL, None, "the step ended without a check"))
+                self.tell(f"  {checks[-1]}")
+            entry |= {"status": _status(checks), "seconds": seconds, "checks": [asdict(check) for check in checks]}
+            if entry["status"] == FAIL:
+                entry["log"] = _tail(log)
+            self.tell(f"  {entry['status']}  {step.name}, {seconds:.0f} s")
+        self._write()
+
+    def _process(
+        self, step: Step, arguments: list[str], log: Path, limit: float, follow: Callable[[], object]
+    ) -> str | None:
+        """Run the step's process. None if it ended well, "" if it was ended at its limit, otherwise what happened."""
+        command = [sys.executable, "-m", "benchmarks.gpu.proof.child", step.function]
+        command += [json.dumps(asdict(self.settings)), *arguments]
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": paths, **step.environment}
+        ends = time.monotonic() + limit
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+            try:
+                while child.poll() is None and time.monotonic() < ends:
+                    follow()
+                    time.sleep(_POLL_S)
+                code = child.poll()
+            finally:
+                # Also after a good end: no engine may stay in the GPU's memory.
+                _end_group(child)
+        if code is None:
+            return ""
+        if code == 0:
+            return None
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        last = next(reversed(_tail(log)), "its log is empty")
+        return f"the process ended with {how}: {last[:200]}"
+
+    def _write(self) -> None:
+        text = {
+            "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+            "machine": self.machine,
+            "settings": asdict(self.settings),
+            "status": _status([Check("", entry["status"], None, "") for entry in self._entries.values()]),
+            "seconds": sum(entry["seconds"] for entry in self._entries.values()),
+            "steps": self._entries,
+        }
+        making = self.file.with_name(self.file.name + ".new")
+        making.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+        making.replace(self.file)
+
+
+def _status(checks: Sequence[Check]) -> str:
+    """FAIL if one failed, TODO if one has no result yet, SKIP if all were skipped, otherwise PASS."""
+    found = {check.status for check in checks}
+    if FAIL in found:
+        return FAIL
+    if found & {TODO, RUNNING}:
+        return TODO
+    return SKIP if found == {SKIP} else PASS
+
+
+def _end_group(child: "subprocess.Popen[bytes]") -> None:
+    """End the process and everything that it started."""
+    with suppress(ProcessLookupError):  # nothing is left
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _tail(log: Path) -> list[str]:
+    """The last lines of a log that are not empty, at most 40."""
+    return [line.rstrip() for line in log.read_text(errors="replace").split("\n") if line.strip()][-40:]

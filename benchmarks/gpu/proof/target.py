@@ -1,0 +1,146 @@
+"""The target's hook: restored positions in prefill and decoding, with CUDA graphs and asynchronous scheduling."""
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.proof.checks import Checks, Settings
+from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
+from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
+from benchmarks.gpu.proof.oracle import TIE, Answer, Oracle
+from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
+
+TOKENS = 64
+NEARLY = 60
+"""Tokens of an answer in bfloat16 that must be the oracle's, or as probable (`oracle.TIE`)."""
+POSITIONS = 8192
+V2 = "v1.worker.gpu.model_runner"
+PLAIN = DecodeOptions(method="none")
+
+
+async def narrow(settings: Settings, checks: Checks) -> None:
+    """Random weights with a head size of 64."""
+    await _target(64, settings, checks)
+
+
+async def wide(settings: Settings, checks: Checks) -> None:
+    """Random weights with a head size of 128."""
+    await _target(128, settings, checks)
+
+
+async def last_position(settings: Settings, checks: Checks) -> None:
+    """Drafts of vLLM's own draft model beyond the last position, with asynchronous scheduling on CUDA."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_checkpoint(Path(folder), layers=2, head_size=64, max_position=POSITIONS)
+        oracle = Oracle(path)
+        drafting = {"decode": {"method": "draft_model", "max_draft_tokens": 4}, "draft_model": path}
+        with stopped(_start(path, settings, **drafting)) as engine:
+            await tell_what_runs(engine, settings, checks, "draft model", runner=None, backend="FLASH_ATTN")
+            await _to_the_end(engine, oracle, checks, "draft model", DecodeOptions())
+            again = await answer(engine, "again", kept_prompt(900, 300, 5))
+            checks.judge("draft model: alive", len(again.tokens) == TOKENS, len(again.tokens), "tokens come afterwards")
+
+
+async def answer(
+    engine: Any,
+    name: str,
+    prompt: KeptPrompt,
+    decode: DecodeOptions = PLAIN,
+    session: SessionHandle | None = None,
+    **sampling: Any,
+) -> Answer:
+    """64 greedy tokens with logprobs. session: where drafts come from. sampling: changes to the parameters."""
+    greedy = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": 3, "ignore_eos": True, "detokenize": False}
+    asked = KeptPrompt(prompt.token_ids, prompt.positions, prompt.context_length, session=session)
+    request = GenerateRequest(name, asked, {**greedy, **sampling}, decode=decode)
+    return Answer([output async for output in engine.generate(request)])
+
+
+def _start(path: str, settings: Settings, **options: Any) -> Any:
+    from target_service.vllm_backend.engine import VllmTarget
+
+    return VllmTarget(path, **engine_options(settings, **options))
+
+
+async def _target(head_size: int, settings: Settings, checks: Checks) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_checkpoint(Path(folder), layers=2, head_size=head_size, max_position=POSITIONS)
+        oracle, prompt = Oracle(path), kept_prompt(2000, 600, 1)
+        graphs = eager = None
+        with checks.part("bfloat16"), stopped(_start(path, settings)) as engine:
+            await tell_what_runs(engine, settings, checks, "bfloat16", runner=V2, backend="FLASH_ATTN")
+            graphs = await _right(engine, oracle, prompt, checks, "bfloat16")
+            await _cache(engine, prompt, checks)
+            await _to_the_end(engine, oracle, checks, "bfloat16", PLAIN)
+            await _without_the_hook(engine, oracle, checks)
+        if settings.device == "cpu":
+            checks.skip("eager", "on CPU the engine above has no CUDA graphs either")
+        else:
+            with checks.part("eager"), stopped(_start(path, settings, enforce_eager=True)) as engine:
+                eager = await _right(engine, oracle, prompt, checks, "eager")
+        if graphs and eager:
+            _agree(graphs.tokens, eager.tokens, oracle, prompt, checks)
+        with checks.part("float32"), stopped(_start(path, settings, dtype="float32")) as engine:
+            await tell_what_runs(engine, settings, checks, "float32", runner=V2, backend=None)
+            await _right(engine, oracle, prompt, checks, "float32", exact=True)
+
+
+async def _right(
+    engine: Any, oracle: Oracle, prompt: KeptPrompt, checks: Checks, name: str, *, exact: bool = False
+) -> Answer:
+    """64 greedy tokens and their log probabilities against the oracle's. exact: in float32."""
+    found = await answer(engine, f"{name}-right", prompt)
+    least, tie = (TOKENS, 0.0) if exact else (NEARLY, TIE)
+    matches, differences = oracle.matches(prompt, found.tokens, tie), found.differences(oracle, prompt)
+    checks.judge(f"{name}: tokens", matches >= least, matches, f"of {TOKENS} are the oracle's, at least {least}")
+    which, difference, limit = "mean", statistics.fmean(differences), 0.05
+    if exact:
+        which, difference, limit = "largest", max(differences), 1e-3
+    says = f"{which} difference of log probabilities to the oracle, under {limit:g}"
+    checks.judge(f"{name}: logprobs", difference < limit, difference, says)
+    return found
+
+
+async def _cache(engine: Any, prompt: KeptPrompt, checks: Checks) -> None:
+    """KV is shared between equal tokens at equal positions, and not with other positions."""
+    moved = kept_prompt(prompt.context_length, prompt.token_ids.size, 2)
+    same = await answer(engine, "same", prompt)
+    other = await answer(engine, "other", KeptPrompt(prompt.token_ids, moved.positions, moved.context_length))
+    checks.judge("cache, same positions", same.cached_tokens > 0, same.cached_tokens, "tokens from the prefix cache")
+    says = "tokens from the prefix cache for the same ids at other positions, none may"
+    checks.judge("cache, other positions", other.cached_tokens == 0, other.cached_tokens, says)
+
+
+async def _to_the_end(engine: Any, oracle: Oracle, checks: Checks, name: str, decode: DecodeOptions) -> None:
+    """A kept prompt whose answer ends at the model's last position."""
+    prompt = kept_prompt(POSITIONS - TOKENS, 60, 3)
+    found = await answer(engine, f"{name}-end", prompt, decode)
+    matches = oracle.matches(prompt, found.tokens, TIE)
+    right = matches >= NEARLY and len(found.tokens) == TOKENS
+    checks.judge(f"{name}: last position", right, matches, f"of {TOKENS} are the oracle's, at least {NEARLY}")
+
+
+async def _without_the_hook(engine: Any, oracle: Oracle, checks: Checks) -> None:
+    """Control: without restored positions most tokens must be wrong."""
+    prompt = kept_prompt(2000, 600, 4)
+    await call(engine, _withhold_positions)
+    matches = oracle.matches(prompt, (await answer(engine, "withheld", prompt)).tokens, TIE)
+    says = f"of {TOKENS} are the oracle's without the hook, fewer than {TOKENS // 2}"
+    checks.judge("control: hook off", matches < TOKENS // 2, matches, says)
+
+
+def _withhold_positions(worker: Any) -> None:
+    from vllm_hooks import positions_v1, positions_v2
+
+    positions_v1.position_map = positions_v2.position_map = lambda extra_args: None
+
+
+def _agree(graphs: list[int], eager: list[int], oracle: Oracle, prompt: KeptPrompt, checks: Checks) -> None:
+    """The answers with and without CUDA graphs are equal up to two tokens that are almost equally probable."""
+    same = int(np.cumprod(np.equal(graphs, eager)).sum())
+    gap = 0.0 if same == TOKENS else oracle.gap(prompt, graphs[: same + 1], eager[same])
+    says = f"tokens are equal with and without CUDA graphs; then the two choices differ by {gap:.3f}, under {TIE:g}"
+    checks.judge("graphs against eager", gap < TIE, same, says)
