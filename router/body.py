@@ -17,6 +17,8 @@ _TELLTALES = (
     b"vllm_xargs",
     b"structured_outputs",
     b"logit_bias",
+    b"background",
+    b"truncation",
     b"return_token_offsets",
     b"return_assistant_tokens_mask",
     b"routed_experts_prompt_start",
@@ -31,6 +33,8 @@ _ZERO_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _WIDE_NUMBERS = (b"0" * 19, b"0e000", b"NaN", b"Infinity", b"\0")
 
 _RESERVED = ("kv_transfer_params", "ec_transfer_params")
+# Of /v1/responses. vLLM refuses null there too, but in a stream only after the response has begun.
+_NEVER_NULL = ("background", "truncation")
 _WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start")
 
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
@@ -54,6 +58,8 @@ def read_fields(body: bytes, path: str) -> dict[str, Any]:
         _refuse_reserved(fields)
         if not path.endswith("/render"):
             _refuse_ignored(fields)
+        if path.endswith("/responses"):
+            _refuse_nulls(fields)
     if has_wide or has_surrogates:
         _refuse_unsendable(fields)
     if not isinstance(fields, dict):
@@ -138,6 +144,12 @@ def _refuse_reserved(fields: dict[str, Any]) -> None:
     if reserved:
         name = reserved[0]
         raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
+
+
+def _refuse_nulls(fields: dict[str, Any]) -> None:
+    for name in _NEVER_NULL:
+        if name in fields and fields[name] is None:
+            raise InvalidOptionError(f"{name} must not be null; leave it out", name)
 
 
 def _refuse_ignored(fields: dict[str, Any]) -> None:

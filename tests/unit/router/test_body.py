@@ -69,6 +69,17 @@ async def test_a_field_that_would_be_ignored_is_a_400(client, pools, path, field
     assert pools.generates == []
 
 
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("field", ["background", "truncation"])
+async def test_a_null_that_would_break_a_stream_is_a_400(client, field):
+    body = {**minimal_body("/v1/responses"), field: None}
+    for stream in (True, False):
+        response = await client.post("/v1/responses", json={**body, "stream": stream})
+        assert response.status_code == 400, response.text
+        assert field in response.json()["error"]["message"]
+    read_fields(json.dumps(body).encode(), CHAT)
+
+
 def test_the_render_endpoints_take_their_own_fields():
     body = json.dumps({"return_token_offsets": True, "return_assistant_tokens_mask": True}).encode()
     assert read_fields(body, "/v1/chat/completions/render")["return_token_offsets"]
