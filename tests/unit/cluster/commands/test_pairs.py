@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from huggingface_hub import constants
+from rich.console import Console
 
 from cluster.pairs.known import KNOWN
 from kv_transfer.model_source import local_folder
@@ -115,7 +116,8 @@ def test_mistakes(skim, hub, words, wrong):
 
 
 def test_known_families_without_a_target(skim, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+    # A console that was made while COLUMNS was set keeps that width.
+    monkeypatch.setattr("cluster.commands.pairs.console", Console(width=400))
     ran = skim("pairs")
     assert ran.code == 0
     for pair in KNOWN:
