@@ -70,18 +70,22 @@ def _show(result: dict[str, Any]) -> None:
     target = result["target"]
     _say(f"Target {target['name']}: {_parameters(target['size'])} parameters, {target['size']['positions']} tokens")
     right = [Column(name, justify="right", no_wrap=True) for name in ("parameters", "cost", "work", "tokens")]
-    table = Table(Column("speculator", overflow="fold"), "verdict", *right, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        Column("speculator", overflow="fold"), "verdict", "tokenizer", *right, box=SIMPLE_HEAD, pad_edge=False
+    )
     for one in result["speculators"]:
         cost, work = (f"{one[name]:.3f}" if one[name] is not None else "" for name in ("cost", "work"))
         tokens = str(one["size"]["positions"]) if one["size"] else ""
-        table.add_row(Text(one["name"]), one["verdict"], _parameters(one["size"]), cost, work, tokens)
+        cells = (one["verdict"], one["tokenizer"] or "", _parameters(one["size"]), cost, work, tokens)
+        table.add_row(Text(one["name"]), *cells)
     console.print(table)
     for one in result["speculators"]:
         if one["reason"]:
             _say(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
     _say(
         "\ncost: parameters that compute a prompt token, as a share of the target's. work: cost of a prefill with keep"
-        f" rate {result['keep_rate']:g}, as a share of a dense prefill; attention is not counted."
+        f" rate {result['keep_rate']:g}, as a share of a dense prefill; attention is not counted. The quality of the"
+        " selection is not checked: measure it with `skim eval`."
     )
 
 

@@ -1,6 +1,6 @@
 """Whether a speculator fits a target: the check that `skim serve` makes, what the pair costs, and how far it reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.config.load import config_from_settings
@@ -25,14 +25,15 @@ class Fit:
     """A candidate with its verdict.
 
     verdict: "fits"; "no gain" if reading with it and prefilling what is kept cost as much as a dense prefill;
-    "refused". reason: why `skim serve` refuses the pair, or what to know of one that fits. cost: parameters that
-    compute a prompt token, as a share of the target's. work: cost of speculative prefill, as a share of a dense
-    prefill: the keep rate plus `cost`. Attention is not counted.
+    "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits. tokenizer: "same" as the
+    target's, or "another". cost: parameters that compute a prompt token, as a share of the target's. work: cost of
+    speculative prefill, as a share of a dense prefill: the keep rate plus `cost`. Attention is not counted.
     """
 
     name: str
     verdict: str
     reason: str = ""
+    tokenizer: str | None = None
     size: ModelSize | None = None
     cost: float | None = None
     work: float | None = None
@@ -56,17 +57,18 @@ def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
         reason = str(error).replace(candidate.folder, candidate.name).replace(target.folder, target.name)
         return Fit(candidate.name, "refused", reason)
     size = model_size(candidate.folder)
-    about = "; ".join(filter(None, [notice, _limit(size, target.size)]))
+    found = Fit(candidate.name, "fits", _limit(size, target.size), "another" if notice else "same", size)
     if not size.per_token or not target.size.per_token:
-        return Fit(candidate.name, "fits", about, size)
+        return found
     cost = size.per_token / target.size.per_token
-    return Fit(candidate.name, "fits" if keep_rate + cost < 1 else "no gain", about, size, cost, keep_rate + cost)
+    verdict = "fits" if keep_rate + cost < 1 else "no gain"
+    return replace(found, verdict=verdict, cost=cost, work=keep_rate + cost)
 
 
 def best_first(fits: list[Fit]) -> list[Fit]:
-    """Those that fit come first, the cheapest at the top."""
+    """Those that fit come first, then those with the target's tokenizer, then the cheapest."""
     order = ("fits", "no gain", "refused")
-    return sorted(fits, key=lambda one: (order.index(one.verdict), one.cost or 0.0, one.name))
+    return sorted(fits, key=lambda one: (order.index(one.verdict), one.tokenizer != "same", one.cost or 0.0, one.name))
 
 
 def is_same(candidate: Candidate, target: Target) -> bool:

@@ -94,6 +94,13 @@ def test_a_model_by_name_answers(served: Served, document: RealDocument) -> None
     assert document.answer in answer.json()["choices"][0]["message"]["content"]
 
 
+def test_clients_see_the_name_and_no_path(served: Served, home: Path) -> None:
+    models = httpx.get(f"{served.url}/v1/models")
+    [card] = models.json()["data"]
+    assert (card["id"], card["root"]) == (MODEL, MODEL)
+    assert str(home) not in models.text
+
+
 def test_the_weights_were_downloaded_once(served: Served, hub: Hub) -> None:
     assert [name for _, name, _ in hub.downloads].count("model.safetensors") == 1
 

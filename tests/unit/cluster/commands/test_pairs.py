@@ -40,7 +40,7 @@ def zoo(hub, tmp_path):
         shutil.copytree(folder / "small", folder / name)
         (folder / name / "config.json").write_text(config.replace(old, new))
     shutil.copytree(MODELS / "target", folder / "twin")
-    build_model(folder / "foreign", "llama")
+    build_model(folder / "foreign", "llama", layers=1)
     tokenizer = json.loads((folder / "foreign" / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 1000, "content": "<|more|>"})
     (folder / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -57,7 +57,12 @@ def test_each_candidate_gets_a_verdict(asked, zoo):
     assert verdicts == fit | {"twin": "no gain", "windowed": "refused"}
     assert [one["verdict"] for one in found.values()] == ["fits", "fits", "fits", "no gain", "refused"]
     assert "sliding-window attention" in found[names["windowed"]]["reason"]
-    assert "two tokenizers" in found[names["foreign"]]["reason"]
+    tokenizers = {name: found[path]["tokenizer"] for name, path in names.items()}
+    same = dict.fromkeys(("small", "short", "twin"), "same")
+    assert tokenizers == same | {"foreign": "another", "windowed": None}
+    # Those with the target's tokenizer come first, although this one is cheaper.
+    assert list(found)[2] == names["foreign"]
+    assert found[names["foreign"]]["cost"] < found[names["small"]]["cost"]
     assert "it reads 4096 tokens, the target 32768" in found[names["short"]]["reason"]
     assert found[names["small"]]["reason"] == ""
     assert found[names["twin"]]["cost"] == 1
