@@ -77,8 +77,11 @@ _ALL = (
     ),
     Metric("skim_target_look_ahead_total", "counter", "look-ahead tokens used as drafts"),
     Metric("skim_target_chosen_total", "counter", "steps, by the chosen draft count", ("drafts",)),
-    Metric("skim_target_acceptance", "gauge", "acceptance rate: moving average over all requests"),
-    Metric("skim_target_cost_per_draft", "gauge", "cost of one more draft, in plain decode steps"),
+    Metric("skim_target_acceptance", "gauge", "acceptance rate of the first draft: moving average over all requests"),
+    Metric(
+        "skim_target_cost_per_exchange", "gauge", "fixed cost of an exchange with a speculator, in plain decode steps"
+    ),
+    Metric("skim_target_cost_per_draft", "gauge", "cost of one more draft for each request, in plain decode steps"),
     Metric("skim_target_exchanges_total", "counter", "exchanges with a speculator"),
     Metric("skim_target_restored_total", "counter", "sessions sent again to a speculator that lost them"),
     Metric("skim_target_resumed_total", "counter", "sessions that got drafts again after an interruption"),

@@ -17,7 +17,7 @@ from benchmarks.gpu.ttft import prompt_ids
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from target_service.drafting.draft_count import expected_tokens
+from target_service.drafting.acceptance import expected_tokens
 
 COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

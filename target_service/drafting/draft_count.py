@@ -1,119 +1,102 @@
-"""Chooses the draft count K that gives the most tokens per second, from measured acceptance and measured costs.
+"""Chooses how many drafts each request of a batch gets, so that the batch decodes the most tokens per second.
 
-With acceptance rate `a`, K drafts yield E = (1 - a^(K+1)) / (1 - a) tokens per verification (Fast Inference from
-Transformers via Speculative Decoding, arXiv 2211.17192, section 3.1). A step with K drafts costs as much as 1 + K * c
-plain steps.
+A request gains tokens by the acceptance of its drafts. The whole batch pays: all of its requests wait for the exchange
+with the drafters, and for a longer verification. So the counts of a step are chosen together:
+
+1. For each largest count K from 0 to the maximum: a request gets a draft, up to K, if the draft's expected tokens are
+   worth more than its share of the verification. This gives the tokens and the seconds of such a step.
+2. The K with the most tokens per second is used. K = 0, no drafts, is used unless drafts are faster by MARGIN.
+3. Some steps use another K, to measure costs and acceptance again (probes). The time that they lose is estimated before
+   and measured afterwards. Probes lose at most PROBE_SHARE of the decoding time.
+
+All costs and rates are measured in the running system (`step_costs`, `acceptance`).
 """
 
-from dataclasses import dataclass, field
+import numpy as np
+import numpy.typing as npt
 
-ACCEPTANCE_WEIGHT = 0.1
-COST_WEIGHT = 0.1
-FIRST_ACCEPTANCE = 0.7
-FIRST_PROBE_AFTER, LAST_PROBE_AFTER = 8, 128
+from target_service.drafting.acceptance import Float64Array
+from target_service.drafting.step_costs import StepCosts
 
+MARGIN = 1.03
+"""Drafts must make a step at least this much faster. It covers the errors of the measurements."""
 
-def expected_tokens(acceptance: float, drafts: int) -> float:
-    """E: expected tokens per verification, from 1 (no drafts) to drafts + 1 (all accepted)."""
-    return sum(acceptance**k for k in range(drafts + 1))
+PROBE_SHARE = 0.005
+"""The share of the decoding time that probes may lose."""
 
+REST = 8
+"""Steps without drafts, after drafts did not pay, until the counts are chosen again. A choice takes time, too."""
 
-def best_draft_count(acceptance: float, cost: float, most: int) -> int:
-    """The K in 0..most with the highest E / (1 + K * cost). Ties go to the smallest K; 0 if drafting does not pay.
-
-    acceptance: rate in [0, 1]. cost: cost of one draft in plain steps, >= 0.
-    """
-    return max(range(most + 1), key=lambda k: (expected_tokens(acceptance, k) / (1 + k * cost), -k))
+Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class AcceptanceAverage:
-    """Exponential moving average of the acceptance: each accepted draft counts 1, the first rejected draft counts 0."""
+class DraftCounts:
+    """The choice of the draft counts in each step of a worker. most: the largest count."""
 
-    rate: float = FIRST_ACCEPTANCE
+    def __init__(self, most: int) -> None:
+        self.costs = StepCosts()
+        self._most = most
+        self._allowance = 0.0  # seconds that the next probe may lose
+        self._planned_wait: float | None = None  # of the exchange of a probe
+        self._last_probe = most
+        self._connected = False
+        self._rest = 0  # steps
 
-    def observe(self, drafts: int, accepted: int) -> None:
-        """Record a verification of `drafts` > 0 drafts. Drafts after the first rejected one do not count."""
-        for _ in range(accepted):
-            self.rate += ACCEPTANCE_WEIGHT * (1 - self.rate)
-        if accepted < drafts:
-            self.rate -= ACCEPTANCE_WEIGHT * self.rate
+    def rest(self) -> bool:
+        """Whether the next step has no drafts, because drafts did not pay a few steps ago. Call it once per step."""
+        self._rest = max(self._rest - 1, 0)
+        return self._rest > 0
 
+    def choose(self, expected: Float64Array, limits: Int64Array, rows: int) -> Int64Array:
+        """The draft count of each request for the next step, int64 [requests].
 
-@dataclass(slots=True)
-class StepCosts:
-    """The measured cost of drafts: a line `seconds = base + slope * tokens` through decode steps, plus drafting time.
+        expected: [requests, most], `PositionAcceptance.expected`. limits: [requests], the largest allowed counts. rows:
+        requests in the batch, with those that get no drafts.
+        """
+        self._planned_wait = None
+        allowed: Int64Array = np.minimum(limits, self._most)
+        if not self.costs.measured:
+            # A step without drafts is the first to be measured, then an exchange.
+            return allowed * int(self.costs.step.at_zero > 0)
+        worth = (expected * self.costs.step.base > self.costs.step.slope).sum(axis=1)
+        plans: list[Int64Array] = [np.minimum(np.minimum(allowed, worth), k) for k in range(self._most + 1)]
+        rates = [self._tokens(plan, expected, rows) / self._seconds(plan, rows) for plan in plans]
+        best = int(np.argmax(rates))
+        if rates[best] < MARGIN * rates[0]:
+            best = 0
+        probe = self._next_probe(best)
+        plan = np.minimum(allowed, probe)
+        lost = self._seconds(plan, rows) - self._tokens(plan, expected, rows) / rates[best]
+        if lost > self._allowance:
+            self._rest = 0 if best else REST
+            return plans[best]
+        self._allowance, self._last_probe = 0.0, probe
+        self._planned_wait = self.costs.exchange.at(probe) if probe else None
+        return plan
 
-    All values are moving averages. Steps with prefill are excluded, because their cost follows another line.
-    """
+    def exchanged(self, largest: int, seconds: float, *, drafted: bool) -> None:
+        """An exchange took `seconds`. largest: the largest count that was asked for, > 0. drafted: drafts came."""
+        # The first exchange also connects. One that failed at once does not show what drafts cost.
+        if self._connected if drafted else seconds > self.costs.exchange.at(largest):
+            self.costs.exchange.observe(largest, seconds)
+        self._connected |= drafted
+        if self._planned_wait is not None:
+            self._allowance -= max(seconds - self._planned_wait, 0.0)
 
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-    _tokens_squared: float = 0.0
-    _product: float = 0.0
-    _seconds_per_draft: float | None = None
-    _steps: int = 0
+    def stepped(self, drafts: int, rows: int, seconds: float) -> None:
+        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange."""
+        self.costs.observe_step(drafts, rows, seconds)
+        self._allowance += PROBE_SHARE * seconds
 
-    def observe_step(self, tokens: int, seconds: float) -> None:
-        """Record one decode step of the target. tokens: total over all its requests."""
-        self._steps += 1
-        weight = max(COST_WEIGHT, 1 / self._steps)
-        self._tokens += weight * (tokens - self._tokens)
-        self._seconds += weight * (seconds - self._seconds)
-        self._tokens_squared += weight * (tokens * tokens - self._tokens_squared)
-        self._product += weight * (tokens * seconds - self._product)
+    def _next_probe(self, best: int) -> int:
+        """No drafts or the most drafts, in turns, but not the count that is used anyway."""
+        probe = 0 if self._last_probe else self._most
+        return self._most - best if best in (0, self._most) else probe
 
-    def observe_exchange(self, drafts: int, seconds: float) -> None:
-        """Record one exchange with the drafters. drafts: the largest K among its rows, > 0."""
-        each = seconds / drafts
-        last = self._seconds_per_draft
-        self._seconds_per_draft = each if last is None else last + COST_WEIGHT * (each - last)
+    def _tokens(self, plan: Int64Array, expected: Float64Array, rows: int) -> float:
+        """Expected tokens of a step: one for each request of the batch, and the accepted drafts."""
+        used = np.arange(self._most) < plan[:, None]
+        return rows + float(expected[used].sum())
 
-    @property
-    def slope(self) -> float:
-        """Seconds per additional token of a step, >= 0; 0 while all steps have the same size."""
-        variance = self._tokens_squared - self._tokens**2
-        if variance < 1e-6 * max(self._tokens_squared, 1.0):
-            return 0.0
-        # Against noise: a token costs at most its share of a whole step.
-        mean_per_token = self._seconds / max(self._tokens, 1.0)
-        return min(max((self._product - self._tokens * self._seconds) / variance, 0.0), mean_per_token)
-
-    def per_draft(self, rows: int) -> float:
-        """c: the cost of one more draft for each of `rows` requests, in plain steps of this batch; 0 until measured."""
-        if not self._steps or self._seconds_per_draft is None:
-            return 0.0
-        slope = self.slope
-        plain = max(self._seconds + slope * (rows - self._tokens), 1e-6)
-        return (self._seconds_per_draft + slope * rows) / plain
-
-
-@dataclass(slots=True)
-class DraftCount:
-    """The draft count of one request in each step. If drafting does not pay, it probes with one draft at intervals.
-
-    most: the highest K. adaptive: False means K is always `most`. acceptance: the initial average.
-    """
-
-    most: int
-    adaptive: bool = True
-    acceptance: AcceptanceAverage = field(default_factory=AcceptanceAverage)
-    _idle: int = 0
-    _probe_after: int = FIRST_PROBE_AFTER
-
-    def observe(self, drafts: int, accepted: int) -> None:
-        self.acceptance.observe(drafts, accepted)
-
-    def next(self, cost: float) -> int:
-        """K for the next step. cost: cost of one draft in plain steps."""
-        if not self.adaptive:
-            return self.most
-        best = best_draft_count(self.acceptance.rate, cost, self.most)
-        if best:
-            self._idle, self._probe_after = 0, FIRST_PROBE_AFTER
-            return best
-        self._idle += 1
-        if self._idle < self._probe_after:
-            return 0
-        self._idle, self._probe_after = 0, min(2 * self._probe_after, LAST_PROBE_AFTER)
-        return min(1, self.most)
+    def _seconds(self, plan: Int64Array, rows: int) -> float:
+        return self.costs.seconds(int(plan.sum()), rows, int(plan.max(initial=0)))

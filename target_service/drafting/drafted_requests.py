@@ -1,14 +1,15 @@
 """The requests of a target worker that may get drafts: their draft counts, their sources of drafts, and statistics."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kv_transfer.messages import Int32Array, KeptPrompt
-from target_service.drafting.draft_count import AcceptanceAverage, DraftCount
+from target_service.drafting.acceptance import PositionAcceptance
+from target_service.drafting.draft_count import DraftCounts
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.settings import DraftSettings
 from target_service.drafting.target_session import Proposal, TargetSession, one_hot
@@ -16,13 +17,19 @@ from target_service.drafting.target_session import Proposal, TargetSession, one_
 
 @dataclass(slots=True)
 class DraftedRequest:
-    """temperature, top_m: as in DraftRow, 0 for one-hot drafts. session: None if no drafter serves this request."""
+    """most: the largest draft count. adaptive: False means that it is always used. session: None without a drafter.
 
-    count: DraftCount
+    temperature, top_m: as in DraftRow, 0 for one-hot drafts. asked: whether the last drafts came from the drafter.
+    """
+
+    most: int
+    adaptive: bool
+    acceptance: PositionAcceptance
     look_ahead: Int32Array
     session: TargetSession | None
     temperature: float
     top_m: int
+    asked: bool = False
 
     def free_drafts(self, answer: Int32Array) -> Int32Array:
         """The look-ahead tokens that continue `answer`; none after the answer has diverged from them."""
@@ -32,6 +39,14 @@ class DraftedRequest:
         return ahead[answer.size :]
 
 
+class Row(NamedTuple):
+    """A row of the batch: a request, its answer so far, and the number of drafts that may follow it."""
+
+    request_id: str
+    answer: Int32Array
+    room: int
+
+
 class DraftedRequests:
     """most: the engine's K. The n answers of a request share one session id; the first answer gets the session."""
 
@@ -39,7 +54,8 @@ class DraftedRequests:
         self._most = most
         self._requests: dict[str, DraftedRequest] = {}
         self._owned: set[tuple[str, str]] = set()
-        self._acceptance = AcceptanceAverage()
+        self._acceptance = PositionAcceptance(most)
+        self.counts = DraftCounts(most)
         self._counters: Counter[str] = Counter()
         self._chosen: Counter[int] = Counter()
         self._drafts_at, self._accepted_at = [0] * most, [0] * most
@@ -58,9 +74,15 @@ class DraftedRequests:
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
             session = TargetSession(settings.session, prompt, settings.draft_ahead, settings.cache_salt)
-        # A new request starts with the average acceptance of all requests.
-        count = DraftCount(min(settings.max_drafts, self._most), settings.adaptive, replace(self._acceptance))
-        self._requests[request_id] = DraftedRequest(count, settings.look_ahead, session, temperature, top_m)
+        self._requests[request_id] = DraftedRequest(
+            min(settings.max_drafts, self._most),
+            settings.adaptive,
+            PositionAcceptance(self._most, prior=self._acceptance),
+            settings.look_ahead,
+            session,
+            temperature,
+            top_m,
+        )
 
     def finish(self, request_id: str) -> TargetSession | None:
         """Remove a request. Returns its session, which ends too."""
@@ -73,36 +95,52 @@ class DraftedRequests:
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:
         """Record one verification of `drafts` > 0 drafts of this request; the first `accepted` were accepted."""
         request = self._requests.get(request_id)
-        if request is not None:
-            request.count.observe(drafts, accepted)
-        self._acceptance.observe(drafts, accepted)
+        # Look-ahead tokens tell nothing about the drafter's next drafts.
+        if request is not None and request.asked:
+            request.acceptance.observe(drafts, accepted)
+            self._acceptance.observe(drafts, accepted)
         self._counters.update(rounds=1, drafts=drafts, accepted=accepted)
         for k in range(drafts):
             self._drafts_at[k] += 1
             self._accepted_at[k] += k < accepted
 
-    def plan(
-        self, request: DraftedRequest, answer: Int32Array, room: int, cost: float
-    ) -> tuple[Proposal | None, ProposalRequest | None]:
-        """Decide where this step's drafts come from: look-ahead tokens (Proposal), the drafter, or nowhere.
+    def plan(self, batch: Iterable[Row], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
+        """Decide where the next drafts of a batch come from: look-ahead tokens (Proposal), the drafters, or nowhere.
 
-        room: drafts that may follow `answer`. cost: cost of one draft in plain steps.
+        rows: requests of the batch, with those that get no drafts. Returns both by request id.
         """
-        most = min(request.count.most, room)
-        if most < 1:
-            return None, None
-        free = request.free_drafts(answer)[:most]
-        if free.size:
-            self._counters["look_ahead"] += int(free.size)
-            return one_hot(free), None
-        if request.session is None:
-            self._counters["no_session"] += 1
-            return None, None
-        drafts = min(request.count.next(cost), most)
-        self._chosen[drafts] += 1
-        if drafts == 0:
-            return None, None
-        return None, ProposalRequest(request.session, answer, drafts, request.temperature, request.top_m)
+        free: dict[str, Proposal] = {}
+        fixed: list[tuple[Row, DraftedRequest]] = []
+        adaptive: list[tuple[Row, DraftedRequest]] = []
+        for row in batch:
+            request = self._requests.get(row.request_id)
+            if request is None or (most := min(request.most, row.room)) < 1:
+                continue
+            request.asked = False
+            tokens = request.free_drafts(row.answer)[:most]
+            if tokens.size:
+                self._counters["look_ahead"] += int(tokens.size)
+                free[row.request_id] = one_hot(tokens)
+            elif request.session is None:
+                self._counters["no_session"] += 1
+            else:
+                (adaptive if request.adaptive else fixed).append((row, request))
+        counts = [min(request.most, row.room) for row, request in fixed]
+        if self.counts.rest():
+            counts += [0] * len(adaptive)
+        elif adaptive:
+            expected = np.stack([request.acceptance.expected for _, request in adaptive])
+            limits = np.array([min(request.most, row.room) for row, request in adaptive])
+            counts += self.counts.choose(expected, limits, rows).tolist()
+        asked = zip([*fixed, *adaptive], counts, strict=True)
+        return free, {row.request_id: q for (row, request), count in asked if (q := self._ask(row, request, count))}
+
+    def _ask(self, row: Row, request: DraftedRequest, count: int) -> ProposalRequest | None:
+        self._chosen[count] += 1
+        if request.session is None or not count:
+            return None
+        request.asked = True
+        return ProposalRequest(request.session, row.answer, count, request.temperature, request.top_m)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start.
@@ -114,6 +152,7 @@ class DraftedRequests:
             **{name: self._counters[name] for name in ("rounds", "drafts", "accepted", "look_ahead", "no_session")},
             "drafts_per_position": list(self._drafts_at),
             "accepted_per_position": list(self._accepted_at),
-            "acceptance": self._acceptance.rate,
+            "acceptance": float(self._acceptance.rates[0]),
             "chosen": {k: self._chosen[k] for k in range(self._most + 1)},
+            **self.counts.costs.in_plain_steps(),
         }

@@ -5,6 +5,7 @@ counts. It sends the distributions of the drafts to the other ranks. The schedul
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,7 @@ from kv_transfer.channel_client import DraftClient
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import decode_positions
-from target_service.drafting.draft_count import StepCosts
-from target_service.drafting.drafted_requests import DraftedRequests
+from target_service.drafting.drafted_requests import DraftedRequests, Row
 from target_service.drafting.exchange import DraftExchange, ProposalRequest
 from target_service.drafting.settings import draft_settings
 from target_service.drafting.target_session import Proposal
@@ -25,6 +25,16 @@ from target_service.vllm_backend.draft_probs import DraftDistributions
 PROPOSER = "target_service.vllm_backend.proposer.RemoteProposer"
 CHANNEL = "skim_draft_channel"
 """Key in VllmConfig.additional_config: keyword arguments of DraftClient; `tls` is a mapping of Tls's fields."""
+
+
+@dataclass
+class _Step:
+    """A decode step without prefill. began: time.perf_counter. waited: seconds of its exchange with the drafters."""
+
+    began: float
+    rows: int
+    drafts: int
+    waited: float = 0.0
 
 
 class RemoteProposer:
@@ -39,9 +49,7 @@ class RemoteProposer:
         vocab_size = vllm_config.model_config.get_vocab_size()
         self._exchange = DraftExchange(lambda address: DraftClient(address, **channel), vocab_size)
         self._requests = DraftedRequests(self._most)
-        self._costs = StepCosts()
-        self._step_began: float | None = None
-        self._step_tokens = 0
+        self._step: _Step | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's CPU runner calls this for every drafter. The drafting model runs in another process."""
@@ -61,6 +69,11 @@ class RemoteProposer:
         self._distributions.scheduled = scheduled.scheduled_spec_decode_tokens
         if not self._leads:
             return
+        now = time.perf_counter()
+        if self._step and not scheduled.finished_req_ids and not scheduled.scheduled_new_reqs:
+            self._requests.counts.stepped(
+                self._step.drafts, self._step.rows, now - self._step.began - self._step.waited
+            )
         for id in scheduled.finished_req_ids:
             session = self._requests.finish(id)
             if session is not None:
@@ -69,11 +82,10 @@ class RemoteProposer:
             self._begin_request(new)
         if not scheduled.total_num_scheduled_tokens:
             self._exchange.flush()
-        decode_tokens = len(scheduled.num_scheduled_tokens) + sum(
-            map(len, scheduled.scheduled_spec_decode_tokens.values())
-        )
-        self._step_tokens = scheduled.total_num_scheduled_tokens
-        self._step_began = time.perf_counter() if decode_tokens == self._step_tokens else None
+        rows = len(scheduled.num_scheduled_tokens)
+        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        decodes = bool(rows) and rows + drafts == scheduled.total_num_scheduled_tokens
+        self._step = _Step(now, rows, drafts) if decodes else None
 
     def _begin_request(self, new: Any) -> None:
         params = new.sampling_params
@@ -109,8 +121,6 @@ class RemoteProposer:
         return [proposals[id].tokens.tolist() if id in proposals else [] for id in ids[: len(sampled_token_ids)]]
 
     def _observe(self, ids: list[str], sampled_token_ids: list[list[int]]) -> None:
-        if self._step_began is not None:
-            self._costs.observe_step(self._step_tokens, time.perf_counter() - self._step_began)
         for id, sampled in zip(ids, sampled_token_ids, strict=False):
             drafts = len(self._distributions.scheduled.get(id, ()))
             if drafts and sampled:
@@ -119,22 +129,16 @@ class RemoteProposer:
     def _proposals(
         self, ids: list[str], rows: list[int], sampled: list[list[int]], num_tokens: Any, token_ids: Any
     ) -> dict[str, Proposal]:
-        cost = self._costs.per_draft(max(len(rows), 1))
-        proposals: dict[str, Proposal] = {}
-        questions: dict[str, ProposalRequest] = {}
+        batch = []
         for row in rows:
-            request = self._requests.get(ids[row])
-            if request is None:
+            if self._requests.get(ids[row]) is None:
                 continue
             end, start = int(num_tokens[row]), int(self._runner.input_batch.num_prompt_tokens[row])
             answer = token_ids[row, start:end].astype(np.int32)
             room = min(self._room(ids[row], answer, sampled[row]), self._max_model_len - end - 1)
-            free, question = self._requests.plan(request, answer, room, cost)
-            if free is not None:
-                proposals[ids[row]] = free
-            elif question is not None:
-                questions[ids[row]] = question
-        return proposals | self._asked(questions)
+            batch.append(Row(ids[row], answer, room))
+        free, questions = self._requests.plan(batch, len(rows))
+        return free | self._asked(questions)
 
     def _room(self, request_id: str, answer: Int32Array, sampled: list[int]) -> int:
         """Maximum number of drafts that can still become part of the answer; 0 after its end.
@@ -153,15 +157,17 @@ class RemoteProposer:
             return {}
         began = time.perf_counter()
         by_session = self._exchange.ask(questions.values())
-        if by_session:
-            self._costs.observe_exchange(max(q.drafts for q in questions.values()), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if self._step:
+            self._step.waited += seconds
+        self._requests.counts.exchanged(max(q.drafts for q in questions.values()), seconds, drafted=bool(by_session))
         return {id: by_session[q.session] for id, q in questions.items() if q.session in by_session}
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, for metrics. Only rank 0 has them."""
         requests, exchange = self._requests.stats(), self._exchange.stats()
         exchange["fallbacks"]["no_session"] = requests.pop("no_session")
-        return {**requests, **exchange, "cost_per_draft": self._costs.per_draft(max(len(self._requests), 1))}
+        return {**requests, **exchange}
 
     def shutdown(self) -> None:
         self._exchange.shutdown()

@@ -30,7 +30,6 @@ def target_counts() -> dict[str, Any]:
         **DraftExchange(lambda address: DraftClient(address), 20).stats(),
         **DecodeCounts(config).counts(),
         **TransferCounts(config).counts(),
-        "cost_per_draft": 0.1,
     }
     counts["fallbacks"]["no_session"] = counts.pop("no_session")
     counts["channel"] = DraftClient("here:1").counters

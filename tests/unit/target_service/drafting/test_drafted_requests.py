@@ -1,12 +1,14 @@
 """The source of the next drafts: the look-ahead tokens first, then the session, and never more than requested."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, SessionHandle
-from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests
+from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests, Row
 from target_service.drafting.settings import DRAFTING, DraftSettings, draft_settings, encode_settings, max_drafts
+from target_service.drafting.step_costs import Line, StepCosts
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 
@@ -47,16 +49,19 @@ def test_no_drafts_for_method_none() -> None:
     assert encode_settings(GenerateRequest("r", PROMPT))["max_drafts"] > 0
 
 
+def planned(requests: DraftedRequests, name: str, answer: Int32Array, room: int) -> tuple[list[int], int]:
+    """The look-ahead tokens that become drafts, and the number of drafts that the drafter is asked for."""
+    free, asked = requests.plan([Row(name, answer, room)], 1)
+    return free[name].tokens.tolist() if name in free else [], asked[name].drafts if name in asked else 0
+
+
 def test_look_ahead_first_then_the_session() -> None:
     requests = DraftedRequests(4)
     request = begun(requests, look_ahead=ids(5, 6, 7, 8, 9, 10))
-    free, proposal_request = requests.plan(request, ids(5), 99, 0.0)
-    assert (free.tokens.tolist(), proposal_request) == ([6, 7, 8, 9], None)
-    free, proposal_request = requests.plan(request, ids(5, 6, 7, 8, 9), 99, 0.0)
-    assert (free.tokens.tolist(), proposal_request) == ([10], None)
-    free, proposal_request = requests.plan(request, ids(5, 6, 7, 8, 9, 10), 99, 0.0)
-    assert free is None
-    assert (proposal_request.session, proposal_request.drafts) == (request.session, 4)
+    assert planned(requests, "r", ids(5), 99) == ([6, 7, 8, 9], 0)
+    assert planned(requests, "r", ids(5, 6, 7, 8, 9), 99) == ([10], 0)
+    _, asked = requests.plan([Row("r", ids(5, 6, 7, 8, 9, 10), 99)], 1)
+    assert (asked["r"].session, asked["r"].drafts) == (request.session, 4)
     assert requests.stats()["look_ahead"] == 5
 
 
@@ -73,14 +78,35 @@ def test_once_left_look_ahead_does_not_come_back() -> None:
     assert request.free_drafts(ids(5)).size == 0
 
 
-def test_never_more_than_room_or_the_request_or_the_engine() -> None:
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_never_more_than_room_or_the_request_or_the_engine(adaptive: bool) -> None:
     requests = DraftedRequests(4)
-    ahead = ids(5, 6, 7, 8, 9, 10)
-    assert requests.plan(begun(requests, "room", look_ahead=ahead), ids(5), 2, 0.0)[0].tokens.size == 2
-    assert requests.plan(begun(requests, "full", look_ahead=ahead), ids(5), 0, 0.0) == (None, None)
-    assert requests.plan(begun(requests, "own", max_drafts=1, look_ahead=ahead), ids(5), 9, 0.0)[0].tokens.size == 1
-    assert requests.plan(begun(requests, "much", max_drafts=16, look_ahead=ahead), ids(5), 9, 0.0)[0].tokens.size == 4
-    assert requests.plan(begun(requests, "none", max_drafts=0, look_ahead=ahead), ids(5), 9, 0.0) == (None, None)
+    requests.counts.stepped(0, 1, 1.0)  # with the cost of a step but not of drafts, all drafts are tried
+    for look_ahead in (ids(5, 6, 7, 8, 9, 10), ids()):
+        for name, most, room, drafts in [
+            ("a", 4, 2, 2),
+            ("b", 4, 0, 0),
+            ("c", 1, 9, 1),
+            ("d", 16, 9, 4),
+            ("e", 0, 9, 0),
+        ]:
+            begun(requests, name, max_drafts=most, look_ahead=look_ahead, adaptive=adaptive)
+            free, asked = planned(requests, name, ids(5), room)
+            assert (len(free), asked) == ((drafts, 0) if look_ahead.size else (0, drafts))
+            requests.finish(name)
+
+
+def test_adaptive_requests_of_a_batch_are_planned_together() -> None:
+    requests = DraftedRequests(4)
+    for name in ("fixed", "good", "bad"):
+        begun(requests, name, adaptive=name != "fixed", session=SessionHandle("a:1", name))
+    for _ in range(50):
+        requests.get("good").acceptance.observe(4, 4)
+        requests.get("bad").acceptance.observe(4, 0)
+    requests.counts.costs = StepCosts(Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50))
+    _, asked = requests.plan([Row(name, ids(5), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
+    assert {name: question.drafts for name, question in asked.items()} == {"fixed": 4, "good": 4}
+    assert requests.stats()["chosen"] == {0: 1, 1: 0, 2: 0, 3: 0, 4: 2}
 
 
 def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
@@ -88,7 +114,7 @@ def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
     first, second = begun(requests, "0_r"), begun(requests, "1_r")
     assert first.session is not None
     assert second.session is None
-    assert requests.plan(second, ids(5), 9, 0.0) == (None, None)
+    assert planned(requests, "1_r", ids(5), 9) == ([], 0)
     assert requests.stats()["no_session"] == 1
     assert requests.finish("1_r") is None
     assert requests.finish("0_r") is first.session
@@ -99,6 +125,7 @@ def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
 def test_acceptance_is_counted_by_position_and_handed_on() -> None:
     requests = DraftedRequests(4)
     begun(requests, "r")
+    planned(requests, "r", ids(5), 9)
     for _ in range(200):
         requests.observe("r", 4, 1)
         requests.observe("gone", 2, 0)
@@ -106,6 +133,20 @@ def test_acceptance_is_counted_by_position_and_handed_on() -> None:
     assert (stats["rounds"], stats["drafts"], stats["accepted"]) == (400, 1200, 200)
     assert stats["drafts_per_position"] == [400, 400, 200, 200]
     assert stats["accepted_per_position"] == [200, 0, 0, 0]
-    assert stats["acceptance"] < 0.5
-    assert begun(requests, "new", session=None).count.acceptance.rate == stats["acceptance"]
-    assert requests.get("r").count.acceptance.rate != stats["acceptance"]
+    assert stats["acceptance"] > 0.9
+    new = begun(requests, "new", session=None).acceptance.rates.tolist()
+    assert new[:2] == [stats["acceptance"], pytest.approx(0, abs=0.2)]
+    requests.observe("r", 1, 0)
+    assert requests.get("r").acceptance.rates[0] != requests.get("new").acceptance.rates[0] < new[0]
+
+
+def test_look_ahead_tokens_say_nothing_about_the_drafter() -> None:
+    requests = DraftedRequests(4)
+    request = begun(requests, look_ahead=ids(5, 6, 7))
+    before = request.acceptance.rates.tolist()
+    assert planned(requests, "r", ids(5), 9) == ([6, 7], 0)
+    requests.observe("r", 2, 2)
+    assert request.acceptance.rates.tolist() == before
+    assert planned(requests, "r", ids(5, 6, 7), 9) == ([], 4)
+    requests.observe("r", 4, 0)
+    assert request.acceptance.rates[0] < before[0]
