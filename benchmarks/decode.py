@@ -14,6 +14,7 @@ were not trained to agree there, unless target and speculator are the same model
 import asyncio
 import statistics
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ MEANINGS = {
     "remote_chain": "while the target verifies, the speculator drafts the tokens after its last drafts",
     "remote_branches": "as before, and also for the case that the target rejects one of the drafts",
     "remote_kept": "as *remote*, but the speculator reads only the kept prompt",
-    "remote_adaptive": "as *remote, chain ahead*, with K chosen by the measured acceptance and cost",
+    "remote_adaptive": "as *remote, chain ahead*, K chosen by measured acceptance and costs, 0 if drafts do not pay",
     "draft_model": "the speculator runs inside the target's engine, over the kept prompt",
 }
 
@@ -90,7 +91,7 @@ async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[s
 async def _measure(engines: DecodeEngines, prompt_tokens: int, progress: Progress) -> dict[str, Any]:
     """Measure all modes in turns, with prompts of one length."""
     settings = engines.settings
-    asked = {name: mode for name, mode in modes(settings.drafts).items() if name in {"plain", *settings.modes}}
+    asked = {name: mode for name, mode in modes(settings.drafts).items() if name in settings.modes}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
     before = engines.speculator.drafts.metrics()
     for index in range(settings.rounds + 1):
@@ -125,6 +126,7 @@ def describe(result: dict[str, Any]) -> str:
         f"up to K = {settings['drafts']} drafts per verification. "
         + ("Decoding continues after an end token." if settings["ignore_eos"] else "Decoding stops at an end token.")
     )
+    what += models_and_prompts(settings)
     if settings.get("target_is_padded"):
         what += (
             f" The target is padded to {settings['target_layers']} layers ({settings['target_parameters'] / 1e6:.0f} "
@@ -143,6 +145,15 @@ def describe(result: dict[str, Any]) -> str:
     )
     names = dict.fromkeys(name for modes in by_length.values() for name in modes)
     return "\n".join([what, "", *(f"- *{TITLES[name]}*: {MEANINGS[name]}." for name in names)])
+
+
+def models_and_prompts(settings: Mapping[str, Any]) -> str:
+    """Sentences about number format and prompts where they are not those of the demo pair; they begin with a space."""
+    dtype = f" Engines in {settings['dtype']}." if settings.get("dtype", "float32") != "float32" else ""
+    code = (
+        " The prompts are Python code, with the request to explain it." if settings.get("documents") == "code" else ""
+    )
+    return dtype + code
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoConfig
 
+from benchmarks import documents
+from benchmarks.documents import Kind
 from benchmarks.progress import Progress
-from cluster.commands.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import DraftReply, DraftRequest
@@ -25,8 +27,6 @@ from kv_transfer.model_source import local_folder
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine as create_speculator
 from target_service.factory import create_engine as create_target
-
-_ENGINE = {"enforce_eager": True, "dtype": "float32"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DecodeSettings:
 
     prompt_tokens: prompt lengths, measured one after the other on the same engines. look_ahead: tokens that come with
     the selection and are the first drafts. target_layers: number of layers to pad the target to. modes: names in
-    `MODES`; `plain` is always measured.
+    `MODES`. dtype: of all engines, float32 or bfloat16. documents: `documents.messages`.
     """
 
     target: str
@@ -78,6 +78,13 @@ class DecodeSettings:
     ignore_eos: bool = False
     target_layers: int | None = None
     modes: tuple[str, ...] = MODES
+    dtype: str = "float32"
+    documents: Kind = "demo"
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """The options of all engines."""
+        return {"enforce_eager": True, "dtype": self.dtype}
 
 
 @dataclass
@@ -103,7 +110,7 @@ class DecodeEngines:
         """Start the engines. Raises SkimError if one does not start."""
         cores = sorted(os.sched_getaffinity(0))
         first, last = cores[0], cores[-1]
-        wanted = {"plain", *(modes(settings.drafts)[name].engine for name in settings.modes)}
+        wanted = {modes(settings.drafts)[name].engine for name in settings.modes}
         progress(f"starting the speculator and {len(wanted)} targets", 0)
         round_ms: list[float] = []
 
@@ -116,7 +123,8 @@ class DecodeEngines:
 
         on_first = partial(_create_on_core, first, create_speculator)
         speculator = AsyncPair(
-            speculator=EngineSettings(settings.speculator, options=_ENGINE, create=on_first), answer_drafts=timed
+            speculator=EngineSettings(settings.speculator, options=settings.engine_options, create=on_first),
+            answer_drafts=timed,
         )
         engines = cls(settings, speculator, {}, round_ms)
         try:
@@ -154,14 +162,16 @@ class DecodeEngines:
         }
 
     def _session_bytes(self, prompt: KeptPrompt, mode: Mode) -> int:
-        """Bytes of the float32 keys and values of the prompt tokens that the drafter reads."""
+        """Bytes of the keys and values of the prompt tokens that the drafter reads."""
         config = AutoConfig.from_pretrained(local_folder(self.settings.speculator, weights=False))
-        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        item = torch.finfo(getattr(torch, self.settings.dtype)).bits // 8
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size * item
         kept = mode.decode is not None and mode.decode.draft_context == "kept"
         return per_token * (int(prompt.token_ids.size) if kept else prompt.context_length)
 
     async def _compress(self, prompt_tokens: int, seed: int, mode: Mode) -> KeptPrompt:
-        messages = make_document(prompt_tokens, seed).messages
+        messages = documents.messages(self.settings.documents, prompt_tokens, seed, self.speculator.tokenizer)
         ids = self.speculator.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         options = SelectionOptions(keep_rate=self.settings.keep_rate, look_ahead=self.settings.look_ahead)
         prompt = RenderedPrompt(np.asarray(ids, np.int32), no_spans())
@@ -196,7 +206,7 @@ def _target_options(settings: DecodeSettings) -> dict[str, dict[str, Any]]:
         "remote": {"decode": {**decode, "method": "remote"}, "draft_channel": {"deadline_s": 2.0}},
         "draft_model": {"decode": {**decode, "method": "draft_model"}, "draft_model": settings.speculator},
     }
-    return {name: {**_ENGINE, **room, **options} for name, options in drafting.items()}
+    return {name: {**settings.engine_options, **room, **options} for name, options in drafting.items()}
 
 
 async def _decode_stats(target: AsyncPair) -> dict[str, Any]:

@@ -45,6 +45,7 @@ SECTIONS = (
     Section("ttft", "Time to first token", "benchmarks.ttft_results"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
+    Section("acceptance", "Acceptance of drafts by prompt length", "benchmarks.acceptance"),
     Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.overhead_results"),
     Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),

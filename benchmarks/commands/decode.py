@@ -2,15 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.commands.lists import values
+from benchmarks.commands.lists import lengths, values
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import MAX_LOOK_AHEAD
 from kv_transfer.model_source import located
+
+Dtype = Literal["float32", "bfloat16"]
+Documents = Literal["demo", "code"]
 
 
 def decode(
@@ -43,6 +46,10 @@ def decode(
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; plain is always measured.")
     ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of all engines.")] = "float32",
+    documents: Annotated[
+        Documents, typer.Option(help="Prompts: questions of the demo pair, or Python code to explain, for real models.")
+    ] = "demo",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
@@ -56,7 +63,7 @@ def decode(
         speculator=located(str(speculator), Path.cwd()),
         prompts=prompts,
         batch=batch,
-        prompt_tokens=_lengths(prompt_tokens),
+        prompt_tokens=lengths(prompt_tokens),
         answer_tokens=answer_tokens,
         keep_rate=keep_rate,
         look_ahead=look_ahead,
@@ -64,17 +71,11 @@ def decode(
         rounds=rounds,
         ignore_eos=ignore_eos,
         target_layers=target_layers,
-        modes=MODES if modes is None else _chosen(modes, MODES),
+        modes=MODES if modes is None else tuple(dict.fromkeys(("plain", *_chosen(modes, MODES)))),
+        dtype=dtype,
+        documents=documents,
     )
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    """The prompt lengths in `2048` or `2048,8192`: different numbers, each at least 256. Raises SkimError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= 256 for word in words) or len(set(words)) < len(words):
-        raise SkimError(f"--prompt-tokens: {text} must be different whole numbers of at least 256, such as 2048,8192")
-    return tuple(map(int, words))
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,3 +22,11 @@ def numbers(text: str, option: str, lowest: float, highest: float) -> list[float
     if not found or not lowest <= found[0] or not found[-1] <= highest:
         raise SkimError(f"{option} takes numbers from {lowest:g} to {highest:g}, not {text!r}")
     return found
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """The prompt lengths in `2048` or `2048,8192`: different numbers, each at least 256. Raises SkimError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= 256 for word in words) or len(set(words)) < len(words):
+        raise SkimError(f"--prompt-tokens: {text} must be different whole numbers of at least 256, such as 2048,8192")
+    return tuple(map(int, words))

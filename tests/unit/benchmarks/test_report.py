@@ -140,3 +140,20 @@ def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
     (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
     assert "padded to 48 layers (56 million parameters)" in report(results)
     assert "| 9.00 |" in report(results)
+
+
+def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, tmp_path: Path) -> None:
+    row = {"tokens_per_step": 1.6, "acceptance_per_position": [0.25, 1.0], "verifications": 7}
+    rows = [
+        {"prompt_tokens": length, "drafter": drafter, **row}
+        for length in (1024, 2048)
+        for drafter in ("remote", "remote_kept", "draft_model")
+    ]
+    result = {**decode_result(answer_tokens=64, dtype="bfloat16", documents="code"), "rows": rows}
+    (results / "acceptance.json").write_text(json.dumps(result))
+    page = report(results)
+    assert "| session over the whole prompt | 1,024 | 1.60 | .25 1.00 | 7 |" in page
+    assert page.count("| vLLM's draft_model, kept prompt |") == 2
+    assert "Engines in bfloat16. The prompts are Python code" in page
+    draw(tmp_path / "plots", results)
+    assert (tmp_path / "plots" / "acceptance.png").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.commands.lists import numbers, values
+from benchmarks.commands.lists import lengths, numbers, values
 from kv_transfer.errors import SkimError
 
 
@@ -26,3 +26,10 @@ def test_what_is_no_list_of_numbers(text):
 def test_numbers_out_of_range(text):
     with pytest.raises(SkimError, match=r"--rates takes numbers from 0\.1 to 1, not"):
         numbers(text, "--rates", 0.1, 1)
+
+
+def test_prompt_lengths():
+    assert lengths("8192, 2048") == (8192, 2048)
+    for text in ("", "2048,", "255", "2k", "2048,2048"):
+        with pytest.raises(SkimError, match="must be different whole numbers of at least 256"):
+            lengths(text)
