@@ -81,20 +81,50 @@ def _table_length(rope: dict[str, Any], positions: int) -> int:
     return int(positions * factor) if kind == "linear" else positions
 
 
-def check_speculator(path: str) -> None:
-    """Raise ModelError if the model's attention cannot be scored: MLA, sliding windows, or layers without attention."""
-    folder = Path(local_folder(path, weights=False))
-    _read_config_file(folder)
-    text = _load_config(folder).get_text_config()
-    if getattr(text, "kv_lora_rank", None):
-        _refuse_speculator(path, "latent attention (MLA, kv_lora_rank)")
+def window_of_all_layers(text: Any) -> int | None:
+    """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
+    window = getattr(text, "sliding_window", None)
     layer_types = getattr(text, "layer_types", None)
     # Without layer_types (Mistral) the window holds for all layers; with layer_types (Qwen2) for those listed.
-    if layer_types is None and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
-        _refuse_speculator(path, f"sliding-window attention (sliding_window {text.sliding_window})")
-    unsupported = sorted(set(layer_types or ()) - {"full_attention"})
-    if unsupported:
-        _refuse_speculator(path, f"layers of type {', '.join(unsupported)}")
+    listed = set(layer_types) == {"sliding_attention"} if layer_types else getattr(text, "use_sliding_window", True)
+    return window if window and listed else None
+
+
+def speculator_window(path: str) -> int | None:
+    """`window_of_all_layers` of the model `path`: up to this length its attention is full. Raises ModelError."""
+    return window_of_all_layers(_text_config(path))
+
+
+def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | None = None) -> None:
+    """Raise ModelError if the model's attention cannot be scored.
+
+    A layer can be scored if it attends to the whole prompt. vLLM's speculator scores these layers of a model that has
+    others too; the transformers engine needs them everywhere. max_model_len: limit for prompt plus answer; the default
+    is the model's number of positions.
+    """
+    text = _text_config(path)
+    if getattr(text, "kv_lora_rank", None):
+        _refuse_speculator(path, "latent attention (MLA, kv_lora_rank)")
+    window = window_of_all_layers(text)
+    if window is not None and (max_model_len or position_count(text)) > window:
+        _refuse_speculator(
+            path,
+            f"sliding-window attention in every layer; set max_model_len to at most {window}, where its window covers"
+            " the whole prompt",
+        )
+    layer_types = set() if window else set(getattr(text, "layer_types", None) or ())
+    if layer_types and not layer_types & {"full_attention", "hybrid"}:
+        _refuse_speculator(path, f"only layers of type {', '.join(sorted(layer_types))}")
+    if engine == "transformers":
+        _check_transformers_speculator(path, text, layer_types)
+
+
+def _check_transformers_speculator(path: str, text: Any, layer_types: set[str]) -> None:
+    """Refuse what SDPA attention leaves out or what `TransformersSpeculator` does not read, although vLLM can."""
+    kinds = [f"layers of type {kind}" for kind in sorted(layer_types - {"full_attention"})]
+    kinds += ["soft-capped attention"] if getattr(text, "attn_logit_softcapping", None) else []
+    if kinds:
+        _refuse_speculator(path, f"{', '.join(kinds)}, for the engine transformers; choose the engine vllm")
 
 
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
@@ -125,6 +155,13 @@ def same_tokens(speculator: ModelInfo, target: ModelInfo) -> bool:
 
 def _refuse_speculator(path: str, reason: str) -> None:
     raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
+
+
+def _text_config(path: str) -> Any:
+    """The transformers config of the model's text part."""
+    folder = Path(local_folder(path, weights=False))
+    _read_config_file(folder)
+    return _load_config(folder).get_text_config()
 
 
 def _read_config_file(folder: Path) -> dict[str, Any]:

@@ -50,11 +50,13 @@ class Drafted:
 class SpeculatorEngine(Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
+    supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
     info: ModelInfo
     supports_branches: bool
+    supports_drafts: bool = True
 
     async def score(
         self,

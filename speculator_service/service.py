@@ -16,9 +16,12 @@ class SpeculatorService:
     """Makes selections with any speculator engine. Calls may run concurrently; the engine batches them."""
 
     def __init__(self, engine: SpeculatorEngine, address: str | None = None) -> None:
-        """address: host:port of this replica's draft channel. With it, requests with decode options keep a session."""
+        """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
+
+        An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
+        """
         self.engine = engine
-        self.address = address
+        self.address = address if engine.supports_drafts else None
 
     @property
     def info(self) -> ModelInfo:

@@ -13,8 +13,6 @@ class KnownPair(NamedTuple):
     about: str
 
 
-_WINDOWS = "a speculator with sliding windows is refused"
-
 KNOWN = (
     KnownPair(
         "demo pair", "demo_models/speculator", "demo_models/target", "tested", "trained for one kind of question"
@@ -27,11 +25,15 @@ KNOWN = (
     KnownPair(
         "Qwen 3", "Qwen3-0.6B", "Qwen3-30B-A3B", "by reading", "larger ones gain little: 3B parameters are active"
     ),
-    KnownPair("Qwen 3", "Qwen3-0.6B", "Qwen3-Next-80B-A3B", "by reading", "linear attention reads the kept text only"),
+    KnownPair(
+        "Qwen 3", "Qwen3-0.6B", "Qwen3-Next-80B-A3B", "by reading", "the target needs `approximate_positions: true`"
+    ),
     KnownPair("Qwen 3", "Qwen2.5 models", "Qwen3 models", "by reading", "two tokenizers"),
     KnownPair("Mistral", "Mistral-7B-v0.3", "Mistral-Large-2407", "by reading", "32768 tokens"),
-    KnownPair("Gemma 3", "gemma-3-4b", "gemma-3-12b, 27b", "refused", _WINDOWS),
-    KnownPair("Gemma 3", "gemma-3-1b", "gemma-3-4b, 12b, 27b", "refused", _WINDOWS),
+    KnownPair("Gemma 3", "gemma-3-4b", "gemma-3-12b, 27b", "by reading", "every sixth layer is scored"),
+    KnownPair(
+        "Gemma 3", "gemma-3-1b", "gemma-3-4b, 12b, 27b", "by reading", "every sixth layer is scored; 32768 tokens"
+    ),
     KnownPair("DeepSeek", "R1-Distill-Qwen-1.5B", "R1-Distill-Qwen-14B, 32B", "by reading", "131072 tokens"),
     KnownPair("DeepSeek", "R1-Distill-Llama-8B", "R1-Distill-Llama-70B", "by reading", "131072 tokens"),
     KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V2", "refused", "a speculator with MLA is refused"),
@@ -39,5 +41,7 @@ KNOWN = (
     KnownPair(
         "two families", "SmolLM2-135M", "Qwen2.5-Coder-0.5B, 1.5B", "tested", "two tokenizers; on CPU; 8192 tokens"
     ),
-    KnownPair("gpt-oss", "gpt-oss-20b", "gpt-oss-120b", "refused", _WINDOWS),
+    KnownPair(
+        "gpt-oss", "gpt-oss-20b", "gpt-oss-120b", "by reading", "gains little: 3.6B and 5.1B parameters are active"
+    ),
 )

@@ -37,7 +37,8 @@ def check_models(config: DeploymentConfig) -> str | None:
         name: inspect_model(pool.model, engine=pool.engine, max_model_len=pool.engine_options.get("max_model_len"))
         for name, pool in pools.items()
     }
-    check_speculator(config.speculator.model)
+    speculator = config.speculator
+    check_speculator(speculator.model, engine=speculator.engine, max_model_len=infos["speculator"].max_model_len)
     if same_tokens(infos["speculator"], infos["target"]):
         return None
     translation_for(config.speculator.model, config.target.model)

@@ -13,7 +13,7 @@ Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D hea
 """
 
 from collections.abc import Collection, Iterator
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import pad
@@ -35,19 +35,40 @@ class Keys(Protocol):
         """The keys of one head as tensors [m, D], in the order of the prompt, M keys in total."""
 
 
+class AttentionFormula(NamedTuple):
+    """How a layer makes attention weights from q·k.
+
+    The logits are q·k * scale; with a soft cap, soft_cap * tanh(logits / soft_cap) (Gemma 2). The weights are their
+    softmax; with sinks, each head's denominator has the additional term exp(sinks[head]) (gpt-oss). sinks: [H].
+    """
+
+    scale: float
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
 def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> range:
-    """Indices of the scored layers. For a model with fewer than four layers, `last4` means all layers."""
+    """Indices among the layers that attend to the whole prompt. With fewer than four, `last4` means all of them."""
     last = {"all": num_layers, "last4": 4, "last1": 1}[layers]
     return range(max(0, num_layers - last), num_layers)
 
 
-def layer_scores(queries: torch.Tensor, keys: torch.Tensor | Keys, scale: float, pool_kernel: int) -> torch.Tensor:
+def layer_scores(
+    queries: torch.Tensor,
+    keys: torch.Tensor | Keys,
+    scale: float,
+    pool_kernel: int,
+    *,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
     queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, of any float type and with any strides (for
     example a transposed view of a cache [G, D, M]). Query head h uses KV head h // (H / G): G == H is MHA, G == 1
-    is MQA. scale: the layer's factor on q·k, 1 / √D in most models. The softmax runs in float32 over the M prompt
-    positions only, although later steps also attend to decoded tokens.
+    is MQA. scale: the layer's factor on q·k, 1 / √D in most models. soft_cap, sinks: see `AttentionFormula`.
+    The softmax runs in float32 over the M prompt positions (and the sink) only, although later steps also attend to
+    decoded tokens.
     pool_kernel: odd width of the average along the prompt. Positions outside the prompt count as zeros (torch's
     avg_pool1d with padding kernel // 2), so both ends score slightly lower. It may exceed M.
     Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
@@ -63,9 +84,14 @@ def layer_scores(queries: torch.Tensor, keys: torch.Tensor | Keys, scale: float,
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
         group_queries = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
-        for some_queries in group_queries.split(at_once):
+        for first in range(0, group, at_once):
+            some_queries = group_queries[first : first + at_once]
             pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
-            weights = torch.softmax(_products(some_queries, pieces, prompt), dim=-1)
+            logits = _products(some_queries, pieces, prompt)
+            if soft_cap:
+                logits.div_(soft_cap).tanh_().mul_(soft_cap)
+            head = kv_head * group + first
+            weights = _softmax(logits, None if sinks is None else sinks[head : head + len(some_queries)])
             _maximum_with_pooled(best, weights, pool_kernel)
     return best.div_(pool_kernel)  # divide once, at the end: the largest sum is the largest average
 
@@ -79,6 +105,14 @@ def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int
         torch.mm(rows, piece.float().T, out=products[:, begin : begin + len(piece)])
         begin += len(piece)
     return products.view(*queries.shape[:2], prompt)
+
+
+def _softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The weights [heads, S, M] of logits [heads, S, M]. sinks: [heads], one more logit in each head's denominator."""
+    if sinks is None:
+        return torch.softmax(logits, dim=-1)
+    total = torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks.float()[:, None, None])
+    return logits.sub_(total).exp_()
 
 
 def _maximum_with_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int) -> None:

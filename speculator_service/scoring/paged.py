@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from speculator_service.scoring.importance import Aggregate, Keys, layer_scores
+from speculator_service.scoring.importance import Aggregate, AttentionFormula, Keys, layer_scores
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
     """The functions `supports`, `fill_table` and `step_counts` of `triton_kernels`."""
 
     supports: Callable[[Sequence[torch.Tensor], int], bool]
-    fill_table: Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor, float, int], None]
+    fill_table: Callable[..., None]
     step_counts: Callable[[int], list[int]]
 
 
@@ -67,31 +67,43 @@ class PagedScoring:
         aggregate: Aggregate,
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
-        scales: Sequence[float],
+        formulas: Sequence[AttentionFormula],
         pool_kernel: int,
     ) -> None:
-        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, scales (the factor on q·k): one per layer."""
-        if self._fill_by_kernels(aggregate, queries, keys, scales, pool_kernel):
+        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer."""
+        if self._fill_by_kernels(aggregate, queries, keys, formulas, pool_kernel):
             return
-        for of_layer, layer, scale in zip(queries, keys, scales, strict=True):
-            aggregate.add(layer_scores(of_layer, layer, scale, pool_kernel))
+        for of_layer, layer, (scale, soft_cap, sinks) in zip(queries, keys, formulas, strict=True):
+            aggregate.add(layer_scores(of_layer, layer, scale, pool_kernel, soft_cap=soft_cap, sinks=sinks))
 
     def _fill_by_kernels(
         self,
         aggregate: Aggregate,
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
-        scales: Sequence[float],
+        formulas: Sequence[AttentionFormula],
         pool_kernel: int,
     ) -> bool:
         pages = [page for layer in keys if (page := layer.pages) is not None]
         caches = [page.cache for page in pages]
-        if self.kernels is None or pool_kernel != self._pool_kernel or len(pages) < len(keys) or len(set(scales)) > 1:
+        with_sinks = [formula.sinks for formula in formulas if formula.sinks is not None]
+        if self.kernels is None or pool_kernel != self._pool_kernel or len(pages) < len(keys):
+            return False
+        if 0 < len(with_sinks) < len(formulas) or len({formula[:2] for formula in formulas}) > 1:
             return False
         if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, pool_kernel):
             return False
         try:
-            self.kernels.fill_table(aggregate.table, queries, caches, pages[0].blocks.int(), scales[0], pool_kernel)
+            self.kernels.fill_table(
+                aggregate.table,
+                queries,
+                caches,
+                pages[0].blocks.int(),
+                formulas[0].scale,
+                pool_kernel,
+                soft_cap=formulas[0].soft_cap,
+                sinks=torch.stack(with_sinks) if with_sinks else None,
+            )
         except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
             self.kernels = None
             _warn(error)

@@ -65,13 +65,17 @@ def fill_table(
     scale: float,
     pool_kernel: int,
     tiling: Tiling = TILING,
+    *,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Fill `table` with the result of `layer_scores` and `Aggregate.add` (in `importance.py`) for all layers.
 
     table: float32 [R, S, M], R = 1 for the maximum over layers, R = L for a row per layer. queries: [L, S, H, D], after
     rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but
     packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
-    factor on q·k of all layers. pool_kernel: odd, at most `tiling.largest_pool`. All on one device.
+    factor on q·k of all layers. soft_cap: of all layers. sinks: [L, H] (`importance.AttentionFormula`). pool_kernel:
+    odd, at most `tiling.largest_pool`. All on one device.
     A step whose query contains a NaN gets NaN everywhere, as in the reference.
     """
     layers, steps, heads, size = queries.shape
@@ -85,23 +89,29 @@ def fill_table(
     paged = (caches[0], host.to(queries.device, non_blocking=True), blocks)
     sizes = (prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token)
     shape = {"ROWS": at_once * wide, "TILE": tiling.tile, "DIM": rows.shape[-1], "num_warps": tiling.warps}
-    scale2 = scale / _LN2
+    shape["CAPPED"] = bool(soft_cap)
+    scale2, cap2 = scale / _LN2, soft_cap / _LN2
 
     tiles = triton.cdiv(prompt, tiling.tile)
     spans = max(1, min(tiles, tiling.spread // (layers * kv_heads * step_blocks)))
     span = triton.cdiv(tiles, spans) * tiling.tile
     spans = triton.cdiv(prompt, span)
     partial = torch.empty((*rows.shape[:3], spans), dtype=torch.float32, device=queries.device)
-    _row_sums[(layers * kv_heads, spans, step_blocks)](rows, *paged, partial, scale2, span, spans, *sizes, **shape)
+    _row_sums[(layers * kv_heads, spans, step_blocks)](
+        rows, *paged, partial, scale2, cap2, span, spans, *sizes, **shape
+    )
 
     sums = partial.logsumexp(-1).view(layers, kv_heads, -1, wide)
+    if sinks is not None:
+        of_heads = sums[..., :group]
+        of_heads.copy_(torch.logaddexp(of_heads, sinks.float().view(layers, kv_heads, 1, group)))
     nans = (sums[:, :, :steps, :group] * 0).sum((0, 1, 3))  # NaN for steps that contain a NaN, else 0
     sums[:, :, steps:] = torch.inf  # gives padding rows the weight 0
     sums[..., group:] = torch.inf
     outputs = tiling.tile - pool_kernel + 1
     grid = (triton.cdiv(prompt, outputs), len(table), step_blocks)
     _pooled_maxima[grid](
-        rows, *paged, sums, table, scale2, steps, layers // len(table) * kv_heads, *sizes,
+        rows, *paged, sums, table, scale2, cap2, steps, layers // len(table) * kv_heads, *sizes,
         POOL=pool_kernel, STEPS=at_once, **shape,
     )  # fmt: skip
     table += nans[:, None]
@@ -149,11 +159,21 @@ def _tile_keys(
     return tl.load(cache + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < size)[None, :], other=0.0)
 
 
+@triton.jit
+def _logits(query, keys, scale2, cap2, CAPPED: tl.constexpr):
+    """The attention logits [rows, tile] of queries and keys, for exp2: times 1 / ln 2."""
+    logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
+    if CAPPED:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), with the factor 2 / ln 2 of exp2
+        logits = cap2 * (1.0 - 2.0 / (tl.exp2(logits / cap2 * 2.8853900817779268) + 1.0))
+    return logits
+
+
 @triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _row_sums(
-    rows, cache, offsets, blocks, partial, scale2, span, spans,
+    rows, cache, offsets, blocks, partial, scale2, cap2, span, spans,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
-    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans]."""
     layer_head, part = tl.program_id(0), tl.program_id(1)
@@ -169,7 +189,7 @@ def _row_sums(
             cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
             stride_block, stride_head, stride_token, DIM,
         )  # fmt: skip
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
+        scores = _logits(query, keys, scale2, cap2, CAPPED)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores - higher[:, None]), 1)
@@ -179,9 +199,10 @@ def _row_sums(
 
 @triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _pooled_maxima(
-    rows, cache, offsets, blocks, sums, table, scale2, steps, layer_heads,
+    rows, cache, offsets, blocks, sums, table, scale2, cap2, steps, layer_heads,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
-    POOL: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    POOL: tl.constexpr, STEPS: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Maximum of the pooled weights over `layer_heads` layers x KV heads, for one tile and one table row."""
     outputs: tl.constexpr = TILE - POOL + 1
@@ -200,7 +221,7 @@ def _pooled_maxima(
             cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
             stride_block, stride_head, stride_token, DIM,
         )  # fmt: skip
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
+        scores = _logits(query, keys, scale2, cap2, CAPPED)
         scores -= tl.load(sums + lines)[:, None] * 1.4426950408889634
         weights = tl.where(inside[None, :], tl.exp2(scores), 0.0)
         if POOL > 1:

@@ -65,7 +65,7 @@ class TransformersSpeculator(BranchingEngine):
         Raises ModelError if the folder cannot be loaded or the model's attention cannot be scored.
         """
         self.info = inspect_model(model, engine="transformers", max_model_len=max_model_len)
-        check_speculator(model)
+        check_speculator(model, engine="transformers", max_model_len=max_model_len)
         folder = local_folder(model, weights=True)
         try:
             loaded = AutoModelForCausalLM.from_pretrained(

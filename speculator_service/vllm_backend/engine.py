@@ -40,7 +40,9 @@ class VllmSpeculator(BranchingEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
     `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
-    the query of the last look-ahead token. So a model that uses all its positions accepts one token less.
+    the query of the last look-ahead token. So a model that uses all its positions, or all of its window, accepts one
+    token less. A model with linear attention or a state space (`ModelConfig.is_hybrid`) scores prompts, but does not
+    draft.
     """
 
     info: ModelInfo
@@ -52,7 +54,7 @@ class VllmSpeculator(BranchingEngine):
         engine does not start.
         """
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
-        check_speculator(model)
+        check_speculator(model, max_model_len=info.max_model_len)
         self._engine = start_engine(
             local_folder(model, weights=True),
             min(info.max_model_len + 1, info.max_position),
@@ -61,6 +63,8 @@ class VllmSpeculator(BranchingEngine):
         )
         config = self._engine.model_config
         self.info = replace(info, max_model_len=config.max_model_len - 1)
+        # The prefix cache is off for these models (`start`), so each round would read the whole prompt again.
+        self.supports_drafts = not config.is_hybrid
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)

@@ -9,55 +9,86 @@ Python. A query that was not captured is NaN, never an old value.
 Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from kv_transfer.errors import ModelError
+from speculator_service.scoring.importance import AttentionFormula
 from vllm_hooks.symbols import check_symbols
+
+_log = logging.getLogger(__name__)
 
 
 def scorable_layers(config: VllmConfig) -> list[Attention]:
-    """The model's attention layers in order. Raises ModelError if a layer is not plain softmax(q·k) over one cache."""
+    """The layers that attend to the whole prompt, in order. The log names them if there are others.
+
+    Raises ModelError if there is none, or if one of the layers cannot be scored.
+    """
     layers = {
         name: layer
         for name, layer in config.compilation_config.static_forward_context.items()
         if isinstance(layer, AttentionLayerBase)
     }
-    reasons = {reason for layer in layers.values() if (reason := _why_not(layer))}
-    shapes = {(layer.num_heads, layer.head_size) for layer in layers.values() if isinstance(layer, Attention)}
+    partial = {reason for layer in layers.values() if (reason := _why_partial(layer))}
+    whole = {name: layer for name, layer in layers.items() if not _why_partial(layer)}
+    reasons = {reason for layer in whole.values() if (reason := _why_not(layer))}
+    shapes = {(layer.num_heads, layer.head_size) for layer in whole.values() if isinstance(layer, Attention)}
     if len(shapes) > 1:
         reasons.add("layers of different shapes")
-    if not layers:
-        reasons.add("no attention")
+    if not whole:
+        reasons = {f"only {reason}" for reason in partial} or {"no attention"}
+    model = config.model_config.model
     if reasons:
         raise ModelError(
-            f"model {config.model_config.model} is not supported yet as a speculator: it has "
-            f"{', '.join(sorted(reasons))}; choose one with full attention in every layer"
+            f"model {model} is not supported yet as a speculator: it has {', '.join(sorted(reasons))}; choose one with"
+            " full attention"
         )
-    return [layers[name] for name in sorted(layers, key=extract_layer_index)]
+    names = sorted(whole, key=extract_layer_index)
+    if partial:
+        indices = ", ".join(str(extract_layer_index(name)) for name in names)
+        _log.warning(
+            "speculator %s scores prompts by its layers %s (counted from 0); the others have %s",
+            model,
+            indices,
+            ", ".join(sorted(partial)),
+        )
+    return [whole[name] for name in names]
+
+
+def attention_formula(layer: Attention) -> AttentionFormula:
+    """How this layer makes weights from q·k. Its sinks are those of this rank's heads."""
+    soft_cap = getattr(layer.impl, "logits_soft_cap", None) or 0.0
+    return AttentionFormula(layer.impl.scale, soft_cap, getattr(layer.impl, "sinks", None))
+
+
+def _why_partial(layer: AttentionLayerBase) -> str | None:
+    """Why the layer's queries do not attend to all keys of the prompt; None if they do."""
+    if isinstance(layer, MambaBase):
+        return "linear attention or a state space"
+    if isinstance(layer, ChunkedLocalAttention):
+        return f"chunked attention ({layer.attention_chunk_size} tokens)"
+    if isinstance(layer, Attention) and layer.sliding_window is not None:
+        return f"sliding-window attention ({layer.sliding_window} tokens)"
+    return None
 
 
 def _why_not(layer: AttentionLayerBase) -> str | None:
-    if not isinstance(layer, Attention):
+    if type(layer) is not Attention:
         return f"layers of type {type(layer).__name__}"
-    if layer.sliding_window is not None:
-        return f"sliding-window attention ({layer.sliding_window} tokens)"
     if is_quantized_kv_cache(layer.kv_cache_dtype):
         return f"a quantised KV cache ({layer.kv_cache_dtype})"
-    if layer.has_sink:
-        return "attention sinks"
     if getattr(layer.impl, "alibi_slopes", None) is not None:
         return "ALiBi"
-    if getattr(layer.impl, "logits_soft_cap", None):
-        return "soft-capped attention"
     if layer.head_size_v != layer.head_size:
         return f"keys of size {layer.head_size} with values of size {layer.head_size_v}"
     if layer.kv_sharing_target_layer_name:
@@ -110,7 +141,7 @@ class QueryCapture:
 
     def _take(self, index: int, name: str, query: torch.Tensor) -> None:
         if self._rows is None:
-            # There is one KV cache group, so all layers have the same slots and the rows are looked up once.
+            # All scored layers are in one KV cache group, so they have the same slots and the rows are looked up once.
             found = get_forward_context().slot_mapping[name][None, :] == self._slots[:, None]
             self._rows, self._missing = found.int().argmax(1), ~found.any(1)
         torch.index_select(query, 0, self._rows, out=self._buffer[index, : self._slots.numel()])

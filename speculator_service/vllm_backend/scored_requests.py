@@ -58,12 +58,13 @@ class RequestLedger:
     resumed: number of resumes after preemption. cached_tokens: prompt tokens that came from the prefix cache.
     """
 
-    def __init__(self, block_size: int) -> None:
-        """block_size: tokens per block of the scheduler, for the single KV cache group."""
+    def __init__(self, block_size: int, group: int = 0) -> None:
+        """block_size: tokens per block of the scheduler. group: index of the scored layers' KV cache group."""
         self.requests: dict[str, ScoredRequest] = {}
         self.resumed = 0
         self.cached_tokens = 0
         self._block_size = block_size
+        self._group = group
 
     def update(self, output: SchedulerOutput) -> list[Wanted]:
         """Process one scheduling step; returns the queries to capture in it. Removes finished and aborted requests."""
@@ -81,7 +82,7 @@ class RequestLedger:
                 if request_id in cached.resumed_req_ids:
                     self.resumed += 1
                     request.blocks = []
-                request.blocks += blocks[0] if blocks else []
+                request.blocks += blocks[self._group] if blocks else []
                 computed[request_id] = start
         found = (
             self._want(self.requests[request_id], start + output.num_scheduled_tokens[request_id] - 1)
@@ -93,13 +94,13 @@ class RequestLedger:
         """Add a request that needs scores. For the V2 runner, a resumed request is a new one with known tokens."""
         if known := self.requests.get(new.req_id):
             self.resumed += 1
-            known.blocks = list(new.block_ids[0])
+            known.blocks = list(new.block_ids[self._group])
             return True
         options = ((new.sampling_params and new.sampling_params.extra_args) or {}).get(SCORE_ARG)
         if options is None:
             return False
         self.cached_tokens += new.num_computed_tokens
-        self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, options, list(new.block_ids[0]))
+        self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, options, list(new.block_ids[self._group]))
         return True
 
     def _want(self, request: ScoredRequest, position: int) -> Wanted | None:

@@ -1,5 +1,6 @@
 """Starts vLLM's AsyncLLM as a speculator engine: its options, and the options that it refuses."""
 
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import ModelError
+from kv_transfer.model_info import speculator_window
 from speculator_service.vllm_backend.hooked_symbols import HOOKED, HOOKED_V2
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
@@ -26,6 +28,10 @@ OWN_SETTINGS = {
     # Multi-step scheduling leaves little to gain.
     "async_scheduling": False,
 }
+CHOSEN_SETTINGS = ("disable_sliding_window", "disable_hybrid_kv_cache_manager")
+"""Options that depend on the model, so that users cannot set them."""
+
+_log = logging.getLogger(__name__)
 
 FULL_GRAPH_PASSES = ("fuse_attn_quant", "enable_sp", "fuse_gemm_comms")
 """Passes of vLLM's PassConfig that change the CUDA graph mode to FULL."""
@@ -37,8 +43,13 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     options: fields of vLLM's AsyncEngineArgs. Prefix caching and chunked prefill are on by default.
     Raises ModelError for options and models that a speculator does not support, SkimError for what vLLM refuses.
     """
-    check_options("speculator", options, OWN_SETTINGS)
+    check_options("speculator", options, (*OWN_SETTINGS, *CHOSEN_SETTINGS))
     config = _engine_config(model, max_model_len, tensor_parallel, options)
+    if config.model_config.is_hybrid:
+        config = _without_prefix_cache(model, max_model_len, tensor_parallel, options)
+    # Windowed layers then keep the KV of the whole prompt, in one group with the others. Drafting sessions, partial
+    # blocks and multi-step scheduling need this. vLLM cannot unite state-space layers with others.
+    config.scheduler_config.disable_hybrid_kv_cache_manager = not config.model_config.is_hybrid
     _refuse_unsupported(model, config)
     _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)
     hooked = HOOKED + HOOKED_V2 if config.use_v2_model_runner else HOOKED
@@ -51,6 +62,10 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         "enable_chunked_prefill": True,
         **options,
     }
+    window = speculator_window(model)
+    if window is not None:
+        # Within its window, a model whose layers all have one is a model with full attention.
+        settings["disable_sliding_window"], max_model_len = True, min(max_model_len, window)
     # With vLLM's default seed, the target would draw the same random numbers as its drafter.
     settings.setdefault("seed", secrets.randbits(31))
     if current_platform.is_cpu():
@@ -74,6 +89,23 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
     if not config.use_v2_model_runner and compilation.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
         compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
     return config
+
+
+def _without_prefix_cache(
+    model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]
+) -> VllmConfig:
+    """The configuration of a model with linear attention or a state space.
+
+    vLLM's prefix cache needs its scheduler to end steps at the ends of blocks, where it copies the states ("align" in
+    vllm.config.cache). Multi-step scheduling and partial blocks know nothing of this.
+    """
+    if options.get("enable_prefix_caching"):
+        raise ModelError(
+            f"speculator {model} cannot run with enable_prefix_caching yet, because it has linear attention or a state"
+            " space; leave it out"
+        )
+    _log.warning("speculator %s scores prompts, but does not draft: it has linear attention or a state space", model)
+    return _engine_config(model, max_model_len, tensor_parallel, {**options, "enable_prefix_caching": False})
 
 
 def _failure(model: str) -> str:

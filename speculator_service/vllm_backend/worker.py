@@ -28,7 +28,7 @@ from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
 from speculator_service.vllm_backend.full_graphs import piecewise_while
 from speculator_service.vllm_backend.key_reader import KeyReader
-from speculator_service.vllm_backend.query_capture import QueryCapture, scorable_layers
+from speculator_service.vllm_backend.query_capture import QueryCapture, attention_formula, scorable_layers
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SCORES
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest, Wanted
@@ -53,19 +53,27 @@ class SpeculatorWorker(RestoringWorker):
         super().initialize_from_config(kv_cache_config)
         if self.use_v2_model_runner:
             piecewise_while(self.model_runner.cudagraph_manager, lambda: bool(self._wanted))
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-            raise ModelError(
-                f"model {self.model_config.model} is not supported yet as a speculator: it needs {len(groups)} KV cache"
-                " groups; choose one with full attention in every layer"
-            )
-        block_size = groups[0].kv_cache_spec.block_size
-        self._ledger = RequestLedger(block_size)
+        group, spec = self._group(kv_cache_config)
+        block_size = spec.block_size
+        self._ledger = RequestLedger(block_size, group)
         self._keys = KeyReader(self._layers[0], block_size)
         self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
         if kernels := self._scoring.kernels:
             layer = self._layers[0]
             self._compile_kernels(kernels.step_counts(layer.num_heads // layer.num_kv_heads))
+
+    def _group(self, config: KVCacheConfig) -> tuple[int, FullAttentionSpec]:
+        """Index and spec of the KV cache group of the scored layers. Raises ModelError unless there is one group."""
+        scored = {layer.layer_name for layer in self._layers}
+        groups = [
+            (i, g.kv_cache_spec) for i, g in enumerate(config.kv_cache_groups) if scored.intersection(g.layer_names)
+        ]
+        if len(groups) != 1 or not isinstance(groups[0][1], FullAttentionSpec):
+            raise ModelError(
+                f"model {self.model_config.model} is not supported yet as a speculator: vLLM puts its full-attention"
+                f" layers into {len(groups)} KV cache groups or an unusual one; choose another model"
+            )
+        return groups[0]
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
@@ -167,7 +175,7 @@ class SpeculatorWorker(RestoringWorker):
             aggregate,
             queries[indices.start : indices.stop],
             self._keys.read(layers, request.blocks, request.prompt),
-            [layer.impl.scale for layer in layers],
+            [attention_formula(layer) for layer in layers],
             request.options["pool_kernel"],
         )
         return aggregate

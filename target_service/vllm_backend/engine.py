@@ -43,11 +43,12 @@ class VllmTarget(TargetEngine):
     draft_channel: keyword arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
     kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks.
+    approximate_positions: accept a model with linear-attention or state-space layers. They read the kept tokens as one
+    compact text, so only the attention layers see the original positions.
     stat_loggers: dotted names of classes that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase).
     engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
-    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt. Linear-attention
-    layers of hybrid models read the kept tokens as one compact text.
+    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
     """
 
@@ -65,6 +66,7 @@ class VllmTarget(TargetEngine):
         draft_channel: Mapping[str, Any] | None = None,
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
+        approximate_positions: bool = False,
         stat_loggers: Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
@@ -84,6 +86,7 @@ class VllmTarget(TargetEngine):
                 worker_cls=self.worker_cls,
                 scheduler_cls=self.scheduler_cls,
                 async_scheduler_cls=self.async_scheduler_cls,
+                approximate_positions=approximate_positions,
                 stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
             )
         self.info = info

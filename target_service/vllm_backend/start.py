@@ -39,10 +39,12 @@ def start_engine(
     worker_cls: str,
     scheduler_cls: str,
     async_scheduler_cls: str,
+    approximate_positions: bool = False,
     stat_loggers: Sequence[StatLogger] = (),
 ) -> AsyncLLM:
     """An engine for the model in folder `model`. options: fields of AsyncEngineArgs. Classes are dotted names.
 
+    approximate_positions: accept a model with layers that cannot see restored positions.
     stat_loggers: factories of loggers that receive the engine's statistics, in addition to vLLM's own.
     Raises ModelError for a model whose positions cannot be restored, SkimError for every other failure.
     """
@@ -56,7 +58,7 @@ def start_engine(
             f" {config.speculative_config.method} here; set decode.method to none"
         )
     _check_model(model, config.model_config)
-    _warn_of_compact_layers(model, config.model_config)
+    _check_compact_layers(model, config.model_config, approximate_positions)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
@@ -107,9 +109,18 @@ def _check_model(model: str, config: ModelConfig) -> None:
         )
 
 
-def _warn_of_compact_layers(model: str, config: ModelConfig) -> None:
-    """Log which layers of the model do not see the original positions of a kept prompt."""
-    if config.is_hybrid:
+def _check_compact_layers(model: str, config: ModelConfig, approximate_positions: bool) -> None:
+    """Refuse layers that do not see the original positions of a kept prompt, unless the user accepts them.
+
+    Windows are accepted, because their layers see the positions. The log says what a window counts.
+    """
+    if config.is_hybrid or config.is_attention_free:
+        if not approximate_positions:
+            raise ModelError(
+                f"model {model} has linear-attention or state-space layers, which read the kept tokens as one compact"
+                " text without original positions; set target.engine_options.approximate_positions to true to accept"
+                " this, and measure the quality with skim eval"
+            )
         _log.warning(
             "target %s has linear-attention or state-space layers: they read the kept tokens as one compact text,"
             " without original positions",

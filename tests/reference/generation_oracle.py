@@ -5,6 +5,7 @@ before it, greedy decoding would have chosen the same tokens.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,9 +14,14 @@ from kv_transfer.messages import GenerateOutput, KeptPrompt, TokenLogprob
 
 
 class GenerationOracle:
-    """The model of folder `path`, read independently of any engine."""
+    """The model of folder `path`, read independently of any engine.
 
-    def __init__(self, path: str) -> None:
+    window_counts: what the windows of sliding-window layers count, the kept tokens or the original positions. It may
+    be left out for other models.
+    """
+
+    def __init__(self, path: str, *, window_counts: Literal["tokens", "positions"] | None = None) -> None:
+        self._window_counts = window_counts
         self._model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -25,14 +31,23 @@ class GenerationOracle:
         """float32 [len(answer), vocabulary]: log probabilities before each token of `answer`."""
         after = range(prompt.context_length, prompt.context_length + len(answer) - 1)
         ids = torch.tensor([[*prompt.token_ids.tolist(), *answer[:-1]]])
-        # Without this mask, transformers treats gaps in the positions as boundaries of packed sequences.
-        out = self._model(
-            input_ids=ids,
-            position_ids=torch.tensor([[*prompt.positions.tolist(), *after]]),
-            attention_mask=torch.ones_like(ids),
-            use_cache=False,
-        )
+        positions = torch.tensor([[*prompt.positions.tolist(), *after]])
+        mask = self._mask(positions)
+        out = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
         return out.logits[0, prompt.token_ids.size - 1 :].log_softmax(-1)
+
+    def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Without a mask, transformers treats gaps in the positions as boundaries of packed sequences."""
+        if self._window_counts is None:
+            return torch.ones_like(positions)
+        order = positions[0] if self._window_counts == "positions" else torch.arange(positions.numel())
+        distance = order[:, None] - order[None, :]
+        seen = {
+            "full_attention": distance >= 0,
+            "sliding_attention": (distance >= 0) & (distance < self._model.config.sliding_window),
+        }
+        lowest = torch.finfo(torch.float32).min
+        return {kind: torch.zeros(s.shape).masked_fill(~s, lowest)[None, None] for kind, s in seen.items()}
 
     def wrong_tokens(self, prompt: KeptPrompt, answer: Sequence[int]) -> int:
         """The number of tokens of `answer` that greedy decoding would not choose."""

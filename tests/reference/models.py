@@ -6,22 +6,62 @@ transformers initialises to 0 and 1, are random too. An engine that omits one of
 
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
 
-Family = Literal["llama", "qwen2", "qwen3", "mistral"]
+Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_next"]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "mistral")
+"""The families whose layers are all alike. Of the others, every second layer has full attention."""
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "speculator"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+WINDOW = 64
+"""Tokens in the windows of the families with windowed layers."""
 
 _CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),  # QKV bias
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),  # QK norm
     "mistral": ("MistralConfig", "MistralForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),  # soft cap
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),  # QK norm, other RoPE in windowed layers
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),  # sinks, QKV bias, experts
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),  # linear attention, experts
+}
+
+_GEMMA = {"tie_word_embeddings": True, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}
+_ITS_OWN: dict[str, dict[str, Any]] = {
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 20.0},
+    "gemma3": {**_GEMMA, "sliding_window_pattern": 2},
+    "gpt_oss": {
+        "sliding_window": WINDOW,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "qwen3_next": {
+        # All of a head rotates, so that wrong positions show although half of the layers have none.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        # All experts: bfloat16 would choose others than float32.
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+    },
 }
 
 
@@ -43,8 +83,8 @@ def build_model(
     """Write a float32 checkpoint with the demo pair's tokenizer into folder `path` and return `path`.
 
     hidden: heads * head_dim by default, because not every engine reads Qwen2's head_dim. eos_token_id: the weights do
-    not depend on it, so a test can name a token that it has seen the model decode. sliding_window: Mistral only, for
-    the folder that a speculator must refuse.
+    not depend on it, so a test can name a token that it has seen the model decode. sliding_window: of all layers,
+    Mistral only.
     """
     hidden = hidden or heads * head_dim
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
@@ -59,11 +99,11 @@ def build_model(
         max_position_embeddings=max_position,
         # Scores q·k/√D of unit-variance inputs then have a deviation of about 2: neither flat nor one-hot.
         initializer_range=(2 / hidden) ** 0.5,
-        tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=eos_token_id,
         pad_token_id=0,
         dtype="float32",
+        **{"tie_word_embeddings": False, **_ITS_OWN.get(family, {})},
         **({"sliding_window": sliding_window} if family == "mistral" else {}),
     )
     with torch.random.fork_rng(devices=[]):
@@ -71,12 +111,18 @@ def build_model(
         model = model_class(config)
         with torch.no_grad():
             for name, weight in model.named_parameters():
+                # The norms of these families add 1 to their weight, except those of linear attention.
+                start = 1 if family in ("gemma2", "gemma3", "qwen3_next") and "linear_attn" not in name else 0
                 if name.endswith(".bias"):
                     weight.normal_(0, 0.5)
+                elif "embed_tokens" in name and config.tie_word_embeddings:
+                    weight.mul_(0.25)  # else the most probable next token would always be the last one
+                elif name.endswith("sinks"):
+                    weight.copy_(torch.empty_like(weight).uniform_(4, 8).bfloat16())  # exact in any engine's dtype
                 elif "q_norm" in name or "k_norm" in name:
-                    weight.uniform_(1, 2)  # after a norm, only these weights set how peaked attention is
+                    weight.uniform_(1 - start, 2 - start)  # only these weights set how peaked attention is
                 elif "norm" in name:
-                    weight.uniform_(0.6, 1.4)
+                    weight.uniform_(0.6 - start, 1.4 - start)
     model.save_pretrained(path)
     for name in TOKENIZER_FILES:
         shutil.copy(TOKENIZER / name, path)

@@ -34,6 +34,7 @@ def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOption
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
     transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
     """
+    whole, has_sinks = _whole_layers(model), any(name.endswith("sinks") for name, _ in model.named_parameters())
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
     prompt = len(token_ids)
@@ -45,7 +46,9 @@ def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOption
     for _ in range(options.look_ahead + 1):
         out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True, output_attentions=True)
         past = out.past_key_values
-        steps.append([layer[0, :, 0, :prompt].double() for layer in out.attentions])
+        weights = [out.attentions[layer][0, :, 0].double() for layer in whole]
+        # transformers leaves out the sink's weight, which is the rest to 1.
+        steps.append([(w[:, :prompt], 1 - w.sum(-1) if has_sinks else 0 * w[:, 0]) for w in weights])
         token = int(out.logits[0, -1].argmax())
         if len(tokens) == options.look_ahead:
             break
@@ -56,13 +59,20 @@ def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOption
     return OracleScores((total / len(steps)).float(), tokens)
 
 
-def _step_importance(layers: list[torch.Tensor], options: SelectionOptions) -> torch.Tensor:
-    """One step's [M] from its attention weights, a tensor [heads, M] per layer."""
+def _whole_layers(model: PreTrainedModel) -> list[int]:
+    """Which of the attentions that the model returns cover the whole prompt. Linear attention returns none."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
+    returned = [kind for kind in kinds if kind != "linear_attention"]
+    return [i for i, kind in enumerate(returned) if kind == "full_attention"]
+
+
+def _step_importance(layers: list[tuple[torch.Tensor, torch.Tensor]], options: SelectionOptions) -> torch.Tensor:
+    """One step's [M] from its attention weights, a tensor [heads, M] and the sinks' weights [heads] per layer."""
     layers = layers[{"all": 0, "last4": -4, "last1": -1}[options.layers] :]
     per_layer = []
-    for heads in layers:
-        # The weights of the prompt tokens, rescaled to sum 1, equal a softmax over the prompt only.
-        pooled = [_pool(weights / weights.sum(), options.pool_kernel) for weights in heads]
+    for heads, sinks in layers:
+        # The weights of prompt and sink, rescaled to sum 1, equal a softmax over the prompt (and the sink) only.
+        pooled = [_pool(w / (w.sum() + sink), options.pool_kernel) for w, sink in zip(heads, sinks, strict=True)]
         per_layer.append(torch.stack(pooled).amax(0))
     stacked = torch.stack(per_layer)
     return stacked.amax(0) if options.aggregation == "max" else stacked.mean(0)

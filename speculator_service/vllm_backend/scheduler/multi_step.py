@@ -92,7 +92,7 @@ def following_steps(output: SchedulerOutput) -> Iterator[SchedulerOutput]:
             ),
             num_scheduled_tokens=dict.fromkeys(there, 1),
             total_num_scheduled_tokens=len(there),
-            num_common_prefix_blocks=[0],
+            num_common_prefix_blocks=[0] * len(output.num_common_prefix_blocks),
         )
 
 

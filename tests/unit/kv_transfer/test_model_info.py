@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.errors import ModelError
-from kv_transfer.model_info import check_pair, check_speculator, inspect_model
+from kv_transfer.model_info import check_pair, check_speculator, inspect_model, speculator_window
 
 DEMO = Path(__file__).parents[3] / "demo_models"
 LLAMA = {
@@ -186,14 +186,17 @@ def test_broken_tokenizer(folder):
     assert "tokenizer cannot be loaded" in refusal(inspect_model, str(folder), engine="vllm")
 
 
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+QWEN2 = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}, "sliding-window"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_"),
-        ({"model_type": "gemma3_text"}, "sliding_attention"),
+        (MISTRAL, "sliding-window attention in every layer; set max_model_len to at most 128"),
+        (QWEN2, "sliding-window attention in every layer; set max_model_len to at most 8"),
         ({"model_type": "deepseek_v2", "kv_lora_rank": 16}, "MLA"),
-        ({"model_type": "qwen3_next", "num_hidden_layers": 4}, "linear_attention"),
+        ({"model_type": "qwen3_next", "num_hidden_layers": 3}, "only layers of type linear_attention"),
     ],
 )
 def test_speculators_that_cannot_be_scored(folder, config, reason):
@@ -216,3 +219,35 @@ def test_speculators_that_cannot_be_scored(folder, config, reason):
 def test_speculators_with_full_attention(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
     check_speculator(str(folder))
+    check_speculator(str(folder), engine="transformers")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "gemma2"}, "layers of type sliding_attention, soft-capped attention"),
+        ({"model_type": "gemma3_text"}, "layers of type sliding_attention"),
+        ({"model_type": "gpt_oss"}, "layers of type sliding_attention"),
+        ({"model_type": "qwen3_next", "num_hidden_layers": 4}, "layers of type linear_attention"),
+    ],
+)
+def test_speculators_with_full_attention_in_some_layers_need_vllm(folder, config, reason):
+    (folder / "config.json").write_text(json.dumps(config))
+    check_speculator(str(folder))
+    assert f"{reason}, for the engine transformers" in refusal(check_speculator, str(folder), engine="transformers")
+
+
+@pytest.mark.parametrize("config", [MISTRAL, QWEN2])
+def test_within_its_window_a_speculator_has_full_attention(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    window = config["sliding_window"]
+    assert speculator_window(str(folder)) == window
+    for engine in ("vllm", "transformers"):
+        check_speculator(str(folder), engine=engine, max_model_len=window)
+        assert "in every layer" in refusal(check_speculator, str(folder), engine=engine, max_model_len=window + 1)
+
+
+def test_a_window_of_some_layers_does_not_limit_the_length(folder):
+    for model_type in ("gemma2", "gemma3_text", "gpt_oss", "llama"):
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert speculator_window(str(folder)) is None

@@ -19,6 +19,7 @@ class ScriptedEngine:
     """Returns fixed scores."""
 
     info = INFO
+    supports_drafts = True
 
     def __init__(self, importance, look_ahead_tokens=()):
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
@@ -95,6 +96,14 @@ async def test_a_session_is_kept_if_the_request_asks_for_drafts(make_request, ad
     assert [(name, p.positions.tolist()) for name, p in engine.opened] == (
         [("r", [0, 2])] * (kept_by == "open_session")
     )
+
+
+async def test_an_engine_that_does_not_draft_keeps_no_session(make_request):
+    engine = ScriptedEngine([1.0, 0, 0.5])
+    engine.supports_drafts = False
+    selection = await SpeculatorService(engine, "h:1").select(replace(make_request([7, 8, 9]), decode=DecodeOptions()))
+    assert selection.kept.session is None
+    assert not engine.asked["keep_session"]
 
 
 async def test_the_cache_salt_reaches_the_engine(make_request):

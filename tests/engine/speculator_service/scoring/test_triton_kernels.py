@@ -31,7 +31,7 @@ def told():
 
 
 def test_equals_the_reference(told):
-    assert len(told["differences"]) == 13
+    assert len(told["differences"]) == 16
     assert {name: d for name, d in told["differences"].items() if not d <= 1e-5} == {}
 
 
@@ -49,6 +49,10 @@ def test_wrong_blocks_and_a_forgotten_pool_would_be_seen(told):
     assert told["pool left out"] > 0.1
 
 
+def test_a_forgotten_soft_cap_or_sink_would_be_seen(told):
+    assert min(told["plain"]) > 0.1
+
+
 def test_a_query_that_was_not_captured_is_never_a_score(told):
     assert told["missing"] == [[False, True, False]] * 2
     assert told["rest of missing"] <= 1e-5
@@ -62,7 +66,8 @@ def _compiled(kernel, arch, **constants):
     pointers |= dict.fromkeys(("partial", "sums", "table"), "*fp32")
     names = kernel.arg_names
     signature = {
-        name: "constexpr" if name in constants else {**pointers, "scale2": "fp32"}.get(name, "i32") for name in names
+        name: "constexpr" if name in constants else {**pointers, "scale2": "fp32", "cap2": "fp32"}.get(name, "i32")
+        for name in names
     }
     # As a launch would find them: every pointer, stride and size a multiple of 16.
     aligned = {*pointers, "block_tokens", "size", "stride_block", "stride_head", "stride_token"}
@@ -76,7 +81,7 @@ def _compiled(kernel, arch, **constants):
 def test_compiles_for_gpus(arch, size, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    shape = {"ROWS": TILING.rows, "TILE": TILING.tile, "DIM": size}
+    shape = {"ROWS": TILING.rows, "TILE": TILING.tile, "DIM": size, "CAPPED": size == 64}
     for kernel, more in ((_row_sums, {}), (_pooled_maxima, {"POOL": 13, "STEPS": 16})):
         built = _compiled(kernel, arch, **shape, **more)
         ptx = built.asm["ptx"]

@@ -1,15 +1,18 @@
 """What a speculator refuses on CUDA, tested without a GPU: layers, and CUDA graphs that run no Python."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.config.compilation import PassConfig
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, StaticSinkAttention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from kv_transfer.errors import ModelError
-from speculator_service.vllm_backend.query_capture import scorable_layers
+from speculator_service.vllm_backend.query_capture import attention_formula, scorable_layers
 from speculator_service.vllm_backend.start import FULL_GRAPH_PASSES, _refuse_full_graphs, _refuse_unsupported
 
 MODES = {True: CUDAGraphMode.FULL_AND_PIECEWISE, False: CUDAGraphMode.PIECEWISE}
@@ -65,16 +68,22 @@ def test_prefill_context_parallel_is_refused() -> None:
     _refuse_unsupported("m", config)
 
 
-def layer(size: int, size_v: int) -> Attention:
+def layer(size: int = 64, size_v: int = 64, kind: type[Attention] = Attention, **changes: object) -> Attention:
     """An attention layer with the attributes that the check reads."""
-    made = Attention.__new__(Attention)
+    made = kind.__new__(kind)
     torch.nn.Module.__init__(made)
     vars(made).update(num_heads=2, head_size=size, head_size_v=size_v, sliding_window=None, kv_cache_dtype="auto")
-    vars(made).update(has_sink=False, impl=SimpleNamespace(), kv_sharing_target_layer_name=None)
+    vars(made).update({"impl": SimpleNamespace(), "kv_sharing_target_layer_name": None, **changes})
     return made
 
 
-def config(*layers: Attention) -> SimpleNamespace:
+class StateSpace(MambaBase):
+    """A layer without attention."""
+
+    mamba_type = get_state_dtype = get_state_shape = None  # type: ignore[assignment]
+
+
+def config(*layers: AttentionLayerBase) -> SimpleNamespace:
     named = {f"model.layers.{i}.attn": each for i, each in enumerate(layers)}
     return SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context=named), model_config=SimpleNamespace(model="m")
@@ -82,7 +91,52 @@ def config(*layers: Attention) -> SimpleNamespace:
 
 
 def test_values_of_another_size_than_the_keys_are_refused() -> None:
-    plain = layer(64, 64)
+    plain = layer()
     assert scorable_layers(config(plain)) == [plain]
     with pytest.raises(ModelError, match="keys of size 64 with values of size 32"):
         scorable_layers(config(plain, layer(64, 32)))
+
+
+def test_only_layers_that_attend_to_the_whole_prompt_are_scored(caplog: pytest.LogCaptureFixture) -> None:
+    """The others may differ from them, because nothing of them is read."""
+    whole = layer(), layer()
+    others = (
+        layer(32, 16, sliding_window=128),
+        layer(kind=ChunkedLocalAttention, attention_chunk_size=64),
+        StateSpace.__new__(StateSpace),
+    )
+    assert scorable_layers(config(others[0], whole[0], *others[1:], whole[1])) == list(whole)
+    [message] = caplog.messages
+    assert message == (
+        "speculator m scores prompts by its layers 1, 4 (counted from 0); the others have chunked attention (64"
+        " tokens), linear attention or a state space, sliding-window attention (128 tokens)"
+    )
+
+
+def test_a_model_whose_layers_are_all_scored_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    scorable_layers(config(layer(), layer()))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ([layer(sliding_window=128)], "only sliding-window attention (128 tokens)"),
+        ([StateSpace.__new__(StateSpace)], "only linear attention or a state space"),
+        ([layer(), layer(kind=StaticSinkAttention)], "layers of type StaticSinkAttention"),
+        ([layer(), layer(128, 128)], "layers of different shapes"),
+        ([], "no attention"),
+    ],
+)
+def test_models_without_layers_to_score_are_refused(layers: list[AttentionLayerBase], reason: str) -> None:
+    with pytest.raises(ModelError, match=f"it has {re.escape(reason)}; choose one with full attention"):
+        scorable_layers(config(*layers))
+
+
+def test_the_formula_of_a_layer() -> None:
+    """Backends store "no soft cap" as 0 or None, and those without sinks have no such attribute."""
+    sinks = torch.zeros(2)
+    capped = layer(impl=SimpleNamespace(scale=0.5, logits_soft_cap=30.0, sinks=sinks))
+    assert attention_formula(capped) == (0.5, 30.0, sinks)
+    for none in (0, None):
+        assert attention_formula(layer(impl=SimpleNamespace(scale=0.5, logits_soft_cap=none))) == (0.5, 0.0, None)

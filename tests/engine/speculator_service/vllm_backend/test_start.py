@@ -35,7 +35,7 @@ def no_process(monkeypatch):
 def test_a_bad_folder_never_starts_an_engine(speculator, tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         speculator(str(tmp_path / "nowhere"))
-    with pytest.raises(ModelError, match=r"sliding-window attention \(sliding_window 256\)"):
+    with pytest.raises(ModelError, match="sliding-window attention in every layer; set max_model_len to at most 256"):
         speculator(build_model(tmp_path, "mistral", sliding_window=256))
 
 
@@ -44,6 +44,7 @@ def test_a_bad_folder_never_starts_an_engine(speculator, tmp_path):
     ("options", "message"),
     [
         ({"look_aheads": 3}, "unknown speculator engine option 'look_aheads'"),
+        ({"disable_sliding_window": True}, "unknown speculator engine option 'disable_sliding_window'"),
         ({"worker_cls": "x.Y"}, "unknown speculator engine option 'worker_cls'"),
         ({"max_model_len": 10**6}, "max_model_len .*8192.*1000000"),
         ({"pipeline_parallel_size": 2}, "cannot run with pipeline parallel 2 yet"),
@@ -56,6 +57,13 @@ def test_bad_options_never_start_an_engine(speculator, llama, options, message):
     with pytest.raises(SkimError, match=message) as caught:
         speculator(llama, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_process")
+def test_a_prefix_cache_of_states_is_refused(speculator, tmp_path):
+    model = build_model(tmp_path, "qwen3_next", head_dim=32)
+    with pytest.raises(ModelError, match="cannot run with enable_prefix_caching yet, because it has linear attention"):
+        speculator(model, enable_prefix_caching=True)
 
 
 @pytest.mark.usefixtures("no_process")
@@ -103,25 +111,22 @@ def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
 
 @pytest.mark.slow
 def test_a_refusal_of_the_layers_is_a_model_error(speculator, tmp_path):
-    """Gemma2 without windows looks like a plain model until its layers are built: they soft-cap their scores."""
+    """Falcon looks like a plain model until its layers are built: these have ALiBi."""
     import json
 
     import transformers
 
     path = build_model(tmp_path, "llama")
-    config = transformers.Gemma2Config(
+    config = transformers.FalconConfig(
         vocab_size=1024,
         hidden_size=128,
-        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
         max_position_embeddings=1024,
-        layer_types=["full_attention"] * 2,
+        alibi=True,
         dtype="float32",
     )
-    transformers.Gemma2ForCausalLM(config).save_pretrained(path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gemma2"
-    with pytest.raises(ModelError, match="it has soft-capped attention"):
+    transformers.FalconForCausalLM(config).save_pretrained(path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "falcon"
+    with pytest.raises(ModelError, match="it has ALiBi"):
         speculator(path, enforce_eager=True)

@@ -21,8 +21,8 @@ def aggregate_of(per_layer, aggregation):
     return aggregate
 
 
-def naive_importance(queries, keys, scale, kernel, aggregation, valid):
-    """The paper's scoring in plain loops. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S]."""
+def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_cap=0.0, sinks=None):
+    """The paper's scoring in plain loops. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S], sinks: [H]."""
     layers, steps, heads, _ = queries.shape
     _, kv_heads, prompt, _ = keys.shape
     importance = [0.0] * prompt
@@ -34,9 +34,12 @@ def naive_importance(queries, keys, scale, kernel, aggregation, valid):
             for h in range(heads):
                 group = h // (heads // kv_heads)
                 dots = [float(queries[layer, s, h] @ keys[layer, group, m]) * scale for m in range(prompt)]
-                top = max(dots)
+                if soft_cap:
+                    dots = [soft_cap * math.tanh(d / soft_cap) for d in dots]
+                others = [] if sinks is None else [float(sinks[h])]
+                top = max(dots + others)
                 exp = [math.exp(d - top) for d in dots]
-                weights = [e / sum(exp) for e in exp]
+                weights = [e / (sum(exp) + sum(math.exp(o - top) for o in others)) for e in exp]
                 for m in range(prompt):
                     window = range(max(0, m - kernel // 2), min(prompt, m + kernel // 2 + 1))
                     head_max[m] = max(head_max[m], sum(weights[w] for w in window) / kernel)
@@ -68,6 +71,25 @@ def test_equals_the_naive_loops(problem, kernel, aggregation):
     importance = aggregate_of(scores, aggregation).importance(valid)
     expected = naive_importance(queries, keys, scale, kernel, aggregation, valid)
     torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(attention(), st.sampled_from([0.0, 0.5, 30.0]), st.booleans())
+def test_soft_cap_and_sinks_equal_the_naive_loops(problem, soft_cap, has_sinks):
+    queries, keys, valid = problem
+    sinks = torch.linspace(-3, 3, queries.shape[2]) if has_sinks else None
+    scores = [layer_scores(q, k, 0.5, 3, soft_cap=soft_cap, sinks=sinks) for q, k in zip(queries, keys, strict=True)]
+    importance = aggregate_of(scores, "max").importance(valid)
+    expected = naive_importance(queries, keys, 0.5, 3, "max", valid, soft_cap=soft_cap, sinks=sinks)
+    torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_sinks_belong_to_their_heads_in_small_blocks_too(monkeypatch):
+    queries, keys, sinks = torch.randn(3, 8, 16), torch.randn(2, 40, 16), torch.linspace(-4, 4, 8)
+    expected = layer_scores(queries, keys, 0.25, 1, sinks=sinks)
+    assert (layer_scores(queries, keys, 0.25, 1, sinks=sinks.flip(0)) - expected).abs().max() > 0.01
+    monkeypatch.setattr(importance, "BLOCK_ELEMENTS", 1)
+    torch.testing.assert_close(layer_scores(queries, keys, 0.25, 1, sinks=sinks), expected)
 
 
 def test_worked_example_head_max():

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from speculator_service.scoring import importance
-from speculator_service.scoring.importance import Aggregate, layer_scores
+from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
 from speculator_service.scoring.paged import Kernels, PagedScoring, kernels_for
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
 
 PROMPT, STEPS, HEADS, SIZE, LAYERS = 100, 3, 4, 16, 2
-SCALES = [0.25] * LAYERS
+FORMULAS = [AttentionFormula(0.25)] * LAYERS
+SINKS = torch.tensor([-1.0, 0.0, 1.0, 2.0])
 
 
 @pytest.fixture
@@ -29,26 +30,29 @@ def aggregate():
     return Aggregate("max", num_layers=LAYERS, steps=STEPS, prompt=PROMPT)
 
 
-def by_torch(queries, keys, scales=SCALES):
+def by_torch(queries, keys, formulas=FORMULAS):
     """The table from each layer's whole keys."""
-    scores = [layer_scores(q, k.whole(), s, 13) for q, k, s in zip(queries, keys, scales, strict=True)]
+    scores = [
+        layer_scores(q, k.whole(), f.scale, 13, soft_cap=f.soft_cap, sinks=f.sinks)
+        for q, k, f in zip(queries, keys, formulas, strict=True)
+    ]
     return torch.stack(scores).amax(0, keepdim=True)
 
 
-def filled(scoring_, queries, keys, scales=SCALES):
+def filled(scoring_, queries, keys, formulas=FORMULAS):
     """The table of a complete aggregate."""
     full = aggregate()
-    scoring_.fill(full, queries, keys, scales, 13)
+    scoring_.fill(full, queries, keys, formulas, 13)
     full.importance(torch.ones(STEPS, dtype=torch.bool))
     return full.table
 
 
-def ones(table, *arguments):
+def ones(table, *arguments, **formula):
     """A kernel whose result differs from torch's."""
     table.fill_(1.0)
 
 
-def breaks_halfway(table, *arguments):
+def breaks_halfway(table, *arguments, **formula):
     table[..., : PROMPT // 2] = 1.0
     raise RuntimeError("out of resource: shared memory\nRequired: 300000")
 
@@ -72,16 +76,19 @@ def test_pieces_and_tiles_change_nothing(queries, keys, tile, step, kernel, monk
 def test_kernels_do_all_layers_at_once(queries, keys):
     calls = []
 
-    def fill_table(table, *arguments):
+    def fill_table(table, *arguments, **formula):
         table.fill_(1.0)
-        calls.append(arguments)
+        calls.append((*arguments, formula))
 
-    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS), 13), queries, keys) == 1).all()
-    [(given, caches, blocks, scale, pool)] = calls
+    formulas = [AttentionFormula(0.25, 3.0, SINKS), AttentionFormula(0.25, 3.0, 2 * SINKS)]
+    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS), 13), queries, keys, formulas) == 1).all()
+    [(given, caches, blocks, scale, pool, formula)] = calls
     assert given is queries
     assert [cache.data_ptr() for cache in caches] == [layer.memory.data_ptr() for layer in keys]
     assert blocks.dtype == torch.int32
     assert (blocks.tolist(), scale, pool) == (keys[0].blocks.tolist(), 0.25, 13)
+    assert formula["soft_cap"] == 3.0
+    assert torch.equal(formula["sinks"], torch.stack([SINKS, 2 * SINKS]))
 
 
 def test_without_kernels_torch_scores(queries, keys):
@@ -104,8 +111,14 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
 
     packed = [Packed(k.memory, k.blocks, k.length) for k in keys]
     chosen = PagedScoring(Kernels(YES, ones, NO_STEPS), 13)
-    for given, scales in ((packed, SCALES), (keys, [0.25, 0.5])):
-        torch.testing.assert_close(filled(chosen, queries, given, scales), by_torch(queries, keys, scales))
+    plain = AttentionFormula(0.25)
+    others = [
+        [plain, AttentionFormula(0.5)],
+        [AttentionFormula(0.25, 3.0), plain],
+        [plain._replace(sinks=SINKS), plain],
+    ]
+    for given, formulas in ((packed, FORMULAS), *((keys, other) for other in others)):
+        torch.testing.assert_close(filled(chosen, queries, given, formulas), by_torch(queries, keys, formulas))
     half = queries.half()
     torch.testing.assert_close(filled(chosen, half, keys), by_torch(half, keys))
     torch.testing.assert_close(

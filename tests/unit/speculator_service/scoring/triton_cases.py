@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
-from speculator_service.scoring.importance import Aggregate, layer_scores
+from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
 from speculator_service.scoring.paged import Kernels, PagedScoring
 from speculator_service.scoring.triton_kernels import Tiling, fill_table, step_counts, supports
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
@@ -45,6 +45,13 @@ class Case:
     aggregation: str = "max"
     dtype: str = "float32"
     tiling: Tiling = SMALL
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+    def sinks(self) -> torch.Tensor | None:
+        """Random sinks [layers, heads], if there are any."""
+        shape, generator = (self.layers, self.heads), torch.Generator().manual_seed(7)
+        return 2 + 2 * torch.randn(shape, generator=generator) if self.has_sinks else None
 
 
 CASES = {
@@ -61,11 +68,19 @@ CASES = {
     "default tiling": Case(size=64, steps=9, heads=8, prompt=300, tiling=Tiling()),
     "float16": Case(dtype="float16"),
     "bfloat16": Case(dtype="bfloat16"),
+    "soft cap": Case(soft_cap=2.0),
+    "sinks": Case(heads=6, has_sinks=True, steps=9, prompt=70),
+    "soft cap, sinks, a row per layer": Case(soft_cap=1.0, has_sinks=True, aggregation="head_max_layer_mean"),
 }
 
 
-def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The table of the reference and of the kernels. swapped: exchange two blocks. missing: step 1's query is NaN."""
+def tables(
+    case: Case, *, swapped: bool = False, missing: bool = False, plain: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The table of the reference and of the kernels.
+
+    swapped: exchange two blocks. missing: step 1's query is NaN. plain: the kernels get neither soft cap nor sinks.
+    """
     dtype, generator = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt)
     queries = 2 * torch.randn(case.layers, case.steps, case.heads, case.size, generator=generator)
     queries = queries.to(dtype)
@@ -75,16 +90,18 @@ def tables(case: Case, *, swapped: bool = False, missing: bool = False) -> tuple
         case.layers, prompt=case.prompt, kv_heads=case.kv_heads, block=case.block, size=case.size, dtype=dtype
     )
     caches, blocks = [layer.pages.cache for layer in keys], keys[0].blocks.int()
-    scale = case.size**-0.5
+    scale, sinks = case.size**-0.5, case.sinks()
     expected, fused = (
         Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
     )
     for layer, of_layer in enumerate(keys):
-        expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool))
+        own = {"soft_cap": case.soft_cap, "sinks": None if sinks is None else sinks[layer]}
+        expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool, **own))
     if swapped:
         blocks[[0, 1]] = blocks[[1, 0]]
     assert supports(caches, case.pool, case.tiling)
-    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling)
+    formula = {} if plain else {"soft_cap": case.soft_cap, "sinks": sinks}
+    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling, **formula)
     return expected.table, fused.table
 
 
@@ -98,7 +115,7 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     found = []
     for scoring in scorings:
         full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
-        scoring.fill(full, queries, keys, [case.size**-0.5] * case.layers, case.pool)
+        scoring.fill(full, queries, keys, [AttentionFormula(case.size**-0.5)] * case.layers, case.pool)
         found.append(full.table)
     return found[0], found[1], scorings[1].kernels is not None
 
@@ -133,6 +150,7 @@ def main() -> None:
     told["swapped"] = difference(*tables(CASES["odd length"], swapped=True))
     narrow, wide = (tables(replace(CASES["odd length"], pool=pool)) for pool in (1, 13))
     told["pool left out"] = difference(wide[0], narrow[1])
+    told["plain"] = [difference(*tables(CASES[name], plain=True)) for name in ("soft cap", "sinks")]
     expected, found = tables(CASES["odd length"], missing=True)
     told["missing"] = [t.isnan().all(-1).flatten().tolist() for t in (expected, found)]
     told["rest of missing"] = difference(expected[:, [0, 2]], found[:, [0, 2]])

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 from vllm.config import ModelConfig
 
+from kv_transfer.errors import ModelError
 from kv_transfer.messages import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
-from target_service.vllm_backend.start import _warn_of_compact_layers
+from target_service.vllm_backend.start import _check_compact_layers
 
 
 @pytest.mark.parametrize("ranks", [[None, {"drafts": 3}], [{"drafts": 3}], [None, None, {"drafts": 3}, {"drafts": 3}]])
@@ -24,13 +25,29 @@ def test_the_counts_are_those_of_the_last_pipeline_stage(ranks):
     assert asyncio.run(target.decode_stats()) == {"drafts": 3, "rounds": 2}
 
 
+def model_config(*, hybrid=False, attention_free=False, window=None):
+    assert all(hasattr(ModelConfig, name) for name in ("is_hybrid", "is_attention_free", "get_sliding_window"))
+    return SimpleNamespace(is_hybrid=hybrid, is_attention_free=attention_free, get_sliding_window=lambda: window)
+
+
 @pytest.mark.parametrize(
-    ("hybrid", "window", "said"),
-    [(False, None, []), (True, None, ["one compact text"]), (False, 128, ["a window counts kept tokens"])],
+    ("config", "said"),
+    [
+        (model_config(), []),
+        (model_config(hybrid=True), ["one compact text"]),
+        (model_config(attention_free=True), ["one compact text"]),
+        (model_config(window=128), ["a window counts kept tokens"]),
+    ],
 )
-def test_layers_that_see_the_compact_text_are_logged(caplog, hybrid, window, said):
-    assert all(hasattr(ModelConfig, name) for name in ("is_hybrid", "get_sliding_window"))
-    _warn_of_compact_layers("m", SimpleNamespace(is_hybrid=hybrid, get_sliding_window=lambda: window))
+def test_layers_that_see_the_compact_text_are_logged(caplog, config, said):
+    _check_compact_layers("m", config, True)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == len(said)
     assert all(part in message for part, message in zip(said, messages, strict=True))
+
+
+def test_layers_without_positions_need_the_users_consent():
+    for config in (model_config(hybrid=True), model_config(attention_free=True)):
+        with pytest.raises(ModelError, match=r"set target\.engine_options\.approximate_positions to true"):
+            _check_compact_layers("m", config, False)
+    _check_compact_layers("m", model_config(window=128), False)
