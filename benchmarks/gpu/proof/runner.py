@@ -21,6 +21,8 @@ from benchmarks.gpu.proof.checks import FAIL, PASS, SKIP, Check, Settings, read_
 from benchmarks.gpu.proof.plan import ENVIRONMENT, ROOT, Step
 
 TODO, RUNNING = "TODO", "RUNNING"
+ON_CPU = 5
+"""The limits of the steps are for a GPU. On CPU, where the proof is only tried, they are this many times longer."""
 _POLL_S = 0.1
 
 Tell = Callable[[str], None]
@@ -83,6 +85,7 @@ class Proof:
         lines.unlink(missing_ok=True)
         entry |= {"status": RUNNING, "checks": []}
         self._write()
+        limit = step.limit_s * (ON_CPU if self.settings.device == "cpu" else 1)
         began, told = time.monotonic(), 0
 
         def follow() -> list[Check]:
@@ -96,16 +99,16 @@ class Proof:
             told = len(found)
             return found
 
-        ended = self._process(step, [str(lines)], log, min(step.limit_s, left), follow)
+        ended = self._process(step, [str(lines)], log, min(limit, left), follow)
         checks, seconds = follow(), time.monotonic() - began
-        cut = ended == "" and left < step.limit_s
+        cut = ended == "" and left < limit
         if cut:
             # The run's time was over, not the step's own: the next run repeats it.
             entry |= {"status": TODO, "seconds": seconds}
             self.tell(f"  {TODO}  the {self.minutes:g} minutes are over")
         else:
             if ended is not None:
-                says = ended or f"the step was ended after its limit of {step.limit_s:g} s"
+                says = ended or f"the step was ended after its limit of {limit:g} s"
                 checks.append(Check("end", FAIL, None, says))
                 self.tell(f"  {checks[-1]}")
             elif not checks:

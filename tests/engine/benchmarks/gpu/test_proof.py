@@ -18,7 +18,7 @@ def _proof(file):
     command = [sys.executable, "-m", "benchmarks.gpu", "proof", "--device", "cpu", "--toy"]
     command += ["--only", ",".join(ONLY), "--json", str(file)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=500)
 
 
 def test_the_steps_pass_and_are_not_repeated(tmp_path, device):

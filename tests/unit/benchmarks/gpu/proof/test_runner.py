@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.gpu import __main__ as cli
 from benchmarks.gpu.proof.checks import Check, Checks, Settings, read_checks
 from benchmarks.gpu.proof.plan import ROOT, STEPS, Step
-from benchmarks.gpu.proof.runner import Proof
+from benchmarks.gpu.proof.runner import ON_CPU, Proof
 
 SETTINGS = Settings("cpu", True)
 MACHINE = {"gpu": None, "versions": {"torch": "2"}}
@@ -85,7 +85,7 @@ def test_what_fails_is_told_and_the_rest_runs(proof, result, told):
 
 
 def test_a_step_that_hangs_is_ended_with_its_processes(proof, result, runs):
-    assert not proof(_step("hangs", limit_s=3), _step("passes")).run()
+    assert not proof(_step("hangs", limit_s=3 / ON_CPU), _step("passes")).run()
     steps = result()["steps"]
     assert _checks(steps["hangs"]) == [("first", "PASS"), ("end", "FAIL")]
     assert steps["hangs"]["checks"][-1]["says"] == "the step was ended after its limit of 3 s"
@@ -148,7 +148,7 @@ import sys
 from pathlib import Path
 from benchmarks.gpu.proof.checks import Settings
 from benchmarks.gpu.proof.plan import Step
-from benchmarks.gpu.proof.runner import Proof
+from benchmarks.gpu.proof.runner import ON_CPU, Proof
 steps = [
     Step(name, name, f"tests.unit.benchmarks.gpu.proof.steps:{name}", 600, ()) for name in ("passes", "hangs", "fails")
 ]
