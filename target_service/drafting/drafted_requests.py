@@ -20,6 +20,7 @@ class DraftedRequest:
     """most: the largest draft count. adaptive: False means that it is always used. session: None without a drafter.
 
     temperature, top_m: as in DraftRow, 0 for one-hot drafts. asked: whether the last drafts came from the drafter.
+    chosen: the draft count that the last plan chose; None before the first choice.
     """
 
     most: int
@@ -30,6 +31,13 @@ class DraftedRequest:
     temperature: float
     top_m: int
     asked: bool = False
+    chosen: int | None = None
+
+    def wanted(self) -> int:
+        """How many drafts this request can use in a later step, as far as is known now."""
+        if self.look_ahead.size or (self.session is not None and self.chosen is None):
+            return self.most
+        return 0 if self.session is None else self.chosen or 0
 
     def free_drafts(self, answer: Int32Array) -> Int32Array:
         """The look-ahead tokens that continue `answer`; none after the answer has diverged from them."""
@@ -48,10 +56,14 @@ class Row(NamedTuple):
 
 
 class DraftedRequests:
-    """most: the engine's K. The n answers of a request share one session id; the first answer gets the session."""
+    """most: the engine's K. The n answers of a request share one session id; the first answer gets the session.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    ahead: the scheduler plans a step before the drafts for it are made (async scheduling). Then `plan` uses the count
+    that it chose in the step before, because the scheduler knows only that one.
+    """
+
+    def __init__(self, most: int, *, ahead: bool = False) -> None:
+        self._most, self._ahead = most, ahead
         self._requests: dict[str, DraftedRequest] = {}
         self._owned: set[tuple[str, str]] = set()
         self._acceptance = PositionAcceptance(most)
@@ -83,6 +95,12 @@ class DraftedRequests:
             temperature,
             top_m,
         )
+
+    def restart(self, request_id: str) -> None:
+        """The answer of this request has become shorter. The drafter must restore its session."""
+        request = self._requests.get(request_id)
+        if request is not None and request.session is not None:
+            request.session.mark_lost()
 
     def finish(self, request_id: str) -> TargetSession | None:
         """Remove a request. Returns its session, which ends too."""
@@ -136,6 +154,9 @@ class DraftedRequests:
         return free, {row.request_id: q for (row, request), count in asked if (q := self._ask(row, request, count))}
 
     def _ask(self, row: Row, request: DraftedRequest, count: int) -> ProposalRequest | None:
+        before, request.chosen = request.chosen, count
+        if self._ahead and before is not None:
+            count = min(before, row.room)
         self._chosen[count] += 1
         if request.session is None or not count:
             return None

@@ -62,3 +62,9 @@ def max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
     """`DraftSettings.max_drafts` only, without decoding the rest; None if there are no settings."""
     sent = extra_args.get(DRAFTING) if extra_args else None
     return None if sent is None else int(sent["max_drafts"])
+
+
+def may_draft(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request with these `extra_args` has a source of remote drafts and allows them."""
+    sent = extra_args.get(DRAFTING) if extra_args else None
+    return sent is not None and sent["max_drafts"] > 0 and bool(sent["session"] or sent["look_ahead"])

@@ -153,14 +153,15 @@ class VllmTarget(TargetEngine):
         """Counts of speculation since the start; {} with method none.
 
         rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts). Method
-        remote adds those of target_service.vllm_backend.proposer.RemoteProposer.stats.
+        remote adds those of target_service.vllm_backend.remote_drafts.RemoteDrafts.stats.
         """
         if self.decode.method == "none":
             return {}
         # With pipeline parallelism, only the ranks of the last stage have a proposer.
         ranks = await self._engine.collective_rpc("draft_stats")
         told: dict[str, Any] = next((stats for stats in ranks if stats is not None), {})
-        return {**told, **self._decode_counts.counts()}
+        # The worker's counts come last: vLLM also counts rounds in which no place of a request had a draft.
+        return {**self._decode_counts.counts(), **told}
 
     def transfer_stats(self) -> dict[str, int]:
         """`kv_connector.TransferCounts` of a decoding half; {} for any other engine."""

@@ -8,7 +8,8 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from target_service.drafting.settings import max_drafts
+from target_service.drafting.settings import max_drafts, may_draft
+from target_service.vllm_backend.draft_report import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
 
 
@@ -21,11 +22,47 @@ class TargetScheduler(PositionHashing, Scheduler):
 
 
 class AsyncTargetScheduler(PositionHashing, AsyncScheduler):
-    """The same for async scheduling, which is a separate class in vLLM."""
+    """The same for async scheduling, which is a separate class in vLLM.
+
+    With remote drafts, each request gets as many places for drafts as it asked for in its last DraftReport. A request
+    without a drafter gets none, so it costs one token per step.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        speculation = self.vllm_config.speculative_config
+        self._remote = speculation is not None and speculation.method == "custom_class"
+        self._wanted: dict[str, int] = {}
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
         _limit_drafts(self.requests, scheduler_output.num_scheduled_tokens)
+        if self._remote:
+            self._reserve(scheduler_output.num_scheduled_tokens)
+
+    def _reserve(self, ids: Any) -> None:
+        for id in ids:
+            request = self.requests[id]
+            if not request.spec_token_ids:
+                continue
+            drafts = may_draft(request.sampling_params.extra_args) if request.sampling_params else False
+            most = self._wanted.get(id, len(request.spec_token_ids)) if drafts else 0
+            request.spec_token_ids = request.spec_token_ids[:most]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        report: DraftReport | None = getattr(model_runner_output, REPORT, None)
+        if report is not None:
+            self._wanted |= report.wanted
+            reserved = scheduler_output.scheduled_spec_decode_tokens
+            # So that vLLM's statistics do not count the places without a draft.
+            empty = {id: len(reserved[id]) - drafts for id, drafts in report.verified.items() if id in reserved}
+            refused = scheduler_output.num_invalid_spec_tokens or {}
+            scheduler_output.num_invalid_spec_tokens = {
+                id: count for id, places in empty.items() if (count := max(places, refused.get(id, 0)))
+            }
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._wanted = {id: places for id, places in self._wanted.items() if id in self.requests}
+        return outputs
 
 
 def _limit_drafts(requests: Any, ids: Any) -> None:

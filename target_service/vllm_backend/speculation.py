@@ -10,7 +10,8 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import DecodeOptions
 from kv_transfer.model_source import local_folder
 from kv_transfer.validation import sentence
-from target_service.vllm_backend.proposer import CHANNEL, PROPOSER
+from target_service.vllm_backend.proposer import PROPOSER
+from target_service.vllm_backend.remote_drafts import CHANNEL
 
 WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
@@ -10,7 +11,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.errors import ModelError, SkimError
-from target_service.vllm_backend import draft_probs, logits_processors
+from target_service.vllm_backend import draft_probs, logits_processors, remote_config
+from target_service.vllm_backend.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
 from vllm_hooks.symbols import Symbol
 
@@ -19,6 +21,8 @@ HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.shutdown", "self"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_draft_token_ids", "self draft_token_ids"),
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule", "self scheduler_output"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
+    ("vllm.v1.worker.gpu_worker", "Worker.sample_tokens", "self grammar_output"),
     ("vllm.sampling_params", "SamplingParams._validate_spec_decode", "self speculative_config"),
 )
 """The methods of vLLM that only the target overrides. For `symbols.check_symbols`."""
@@ -51,7 +55,9 @@ def start_engine(
     check_options("target", options)
     refusal = f"the target engine cannot run {model} with these options"
     ours = {"model": model, "tensor_parallel_size": tensor_parallel, "worker_cls": worker_cls}
-    config = engine_config(refusal, **ours, **options)
+    remote = (options.get("speculative_config") or {}).get("method") == "custom_class"
+    with remote_drafts_config() if remote else nullcontext():
+        config = engine_config(refusal, **ours, **options)
     if config.speculative_config and not config.use_v2_model_runner and (stages := _stages(config)) > 1:
         raise SkimError(
             f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"
@@ -65,8 +71,9 @@ def start_engine(
     hooked: tuple[Symbol, ...] = HOOKED
     if config.speculative_config and not config.use_v2_model_runner:
         hooked += logits_processors.HOOKED
-    if config.speculative_config and config.speculative_config.method == "custom_class":
-        hooked += draft_probs.HOOKED
+    if remote:
+        hooked += remote_config.HOOKED
+        hooked += remote_config.HOOKED_V2 if config.use_v2_model_runner else draft_probs.HOOKED
     return start(config, failure, hooked, stat_loggers=list(stat_loggers) or None)
 
 

@@ -1,9 +1,11 @@
 """The worker class of the target engine: vLLM's worker of this platform, with the target's hooks."""
 
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from target_service.vllm_backend.cpu_workarounds import (
     repair_expand_kernel,
@@ -11,32 +13,38 @@ from target_service.vllm_backend.cpu_workarounds import (
     repair_rewinding,
     repair_stages,
 )
+from target_service.vllm_backend.draft_report import REPORT
 from target_service.vllm_backend.kv_connector import read_from_one_thread
 from target_service.vllm_backend.logits_processors import apply_to_drafts
 from target_service.vllm_backend.proposer import RemoteProposer
+from target_service.vllm_backend.remote_speculator import RemoteSpeculator, remote_speculator
 from vllm_hooks.worker import RestoringWorker
 
 
 class TargetWorker(RestoringWorker):
-    """Adds the remote proposer and the CPU workarounds to the V1 model runner, on every rank."""
+    """Adds the remote drafts to both model runners, and the CPU workarounds to V1, on every rank."""
 
-    _proposer: RemoteProposer | None = None
+    _drafter: RemoteProposer | RemoteSpeculator | None = None
 
     def init_device(self) -> None:
         read_from_one_thread(self.vllm_config.kv_transfer_config)
-        super().init_device()
-        if self.use_v2_model_runner:
-            return
+        with remote_speculator() if self.use_v2_model_runner else nullcontext():
+            super().init_device()
+        if not self.use_v2_model_runner:
+            self._repair_v1()
+        name = "speculator" if self.use_v2_model_runner else "drafter"
+        drafter = getattr(self.model_runner, name, None)
+        if isinstance(drafter, RemoteProposer | RemoteSpeculator):
+            self._drafter = drafter
+            drafter.attach(self.model_runner)
+
+    def _repair_v1(self) -> None:
         if current_platform.is_cpu():
             repair_expand_kernel(rejection_sampler)
             repair_rejection_kernel(rejection_sampler)
             repair_rewinding(self.model_runner)
         if self.vllm_config.speculative_config is not None:
             apply_to_drafts(self.model_runner)
-        drafter = getattr(self.model_runner, "drafter", None)
-        if isinstance(drafter, RemoteProposer):
-            self._proposer = drafter
-            drafter.attach(self.model_runner)
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -44,15 +52,21 @@ class TargetWorker(RestoringWorker):
             repair_stages(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        if self._proposer:
-            self._proposer.begin_step(scheduler_output)
+        if self._drafter:
+            self._drafter.begin_step(scheduler_output)
         return super().execute_model(scheduler_output)
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if isinstance(self._drafter, RemoteSpeculator) and isinstance(output, AsyncOutput):
+            setattr(output.model_runner_output, REPORT, self._drafter.report())
+        return output
+
     def draft_stats(self) -> dict[str, Any] | None:
-        """The counts of the remote proposer; None without one."""
-        return self._proposer.stats() if self._proposer else None
+        """The counts of the remote drafts; None without a drafter."""
+        return self._drafter.stats() if self._drafter else None
 
     def shutdown(self) -> None:
-        if self._proposer:
-            self._proposer.shutdown()
+        if self._drafter:
+            self._drafter.shutdown()
         super().shutdown()

@@ -39,15 +39,18 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 @pytest.fixture(scope="module")
 def table(model: str) -> np.ndarray:
-    """A drafter's table: the mean of the target's distribution after each token and another distribution."""
-    oracle = GenerationOracle(model)
+    return drafters_table(GenerationOracle(model))
+
+
+def drafters_table(oracle: GenerationOracle) -> np.ndarray:
+    """The mean of the target's distribution after each token and another distribution."""
     own = np.stack([oracle.logprobs(PROMPT, [a, 0])[1].exp().double().numpy() for a in range(VOCABULARY)])
     other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
     return (own + other) / 2
 
 
 async def sample(
-    engine: VllmTarget, speculator: FakeSpeculator, **chosen: Any
+    engine: VllmTarget, speculator: FakeSpeculator, requests: int = REQUESTS, **chosen: Any
 ) -> tuple[Counter[tuple[int, int, int]], float]:
     """Continuations of three tokens, and the accepted share of the drafts."""
     counts: Counter[tuple[int, int, int]] = Counter()
@@ -64,9 +67,9 @@ async def sample(
             counts[first, second, third] += 1
 
     before = await engine.decode_stats()
-    await asyncio.gather(*(run(seed) for seed in range(REQUESTS)))
+    await asyncio.gather(*(run(seed) for seed in range(requests)))
     rose = gained(before, await engine.decode_stats())
-    assert rose["drafts"] > REQUESTS
+    assert rose["drafts"] > requests
     return counts, rose["accepted"] / rose["drafts"]
 
 

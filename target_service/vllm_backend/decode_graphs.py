@@ -1,0 +1,45 @@
+"""FULL CUDA graphs for decode steps whose requests have different numbers of drafts (V2 model runner).
+
+vLLM captures FULL graphs for 1 + K tokens per request. With remote drafts, requests without a drafter have one token,
+and the number of drafts adapts, so most steps would get PIECEWISE graphs. Attention backends that support any mix of
+query lengths (AttentionCGSupport.ALWAYS, FlashAttention 3) get vLLM's graphs for adaptive verification, which take 1 to
+1 + K tokens per request. For other backends, graphs for one token per request are added, for steps without drafts.
+
+Tested on CPU: the choice of the graph. Not run: CUDA graphs.
+"""
+
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+
+
+def capture_decode_steps(manager: Any, *, any_lengths: bool) -> None:
+    """Choose the graphs again that `manager` (vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager) will capture.
+
+    Call it before the capture. any_lengths: the attention supports different query lengths in one FULL graph.
+    """
+    if any_lengths:
+        manager.varlen_decode = True
+        _choose(manager, manager.decode_query_len)
+        return
+    longest = manager.decode_query_len
+    _choose(manager, 1)
+    candidates, captured = manager._candidates, manager._capture_descs
+    _choose(manager, longest)
+    for key, others in candidates.items():
+        found = manager._candidates.setdefault(key, [])
+        found += [desc for desc in others if desc not in found]
+        # vLLM takes the first graph that fits.
+        found.sort(key=lambda desc: desc.cg_mode != CUDAGraphMode.FULL)
+    for mode, others in captured.items():
+        found = manager._capture_descs.setdefault(mode, [])
+        found += [desc for desc in others if desc not in found]
+        # As vLLM: large graphs first, because small ones then fit into their memory.
+        found.sort(key=lambda desc: desc.num_tokens, reverse=True)
+
+
+def _choose(manager: Any, tokens_per_request: int) -> None:
+    longest, manager.decode_query_len = manager.decode_query_len, tokens_per_request
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    manager.decode_query_len = longest
