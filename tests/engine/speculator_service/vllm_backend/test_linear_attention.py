@@ -1,0 +1,62 @@
+"""A speculator with linear attention in every second layer: the others are scored, and it does not draft.
+
+vLLM's CPU kernels of linear attention compute in bfloat16, so scores are compared by their correlation with the
+oracle's. The prompts are some whose look-ahead tokens do not depend on rounding.
+"""
+
+import asyncio
+
+import pytest
+import torch
+
+from kv_transfer.messages import SelectionOptions
+from tests.reference import scoring_oracle
+from tests.reference.models import random_prompt
+
+pytestmark = pytest.mark.slow
+
+CASES = [(31, 2), (700, 1), (300, 0)]
+"""Lengths of prompts and look-aheads."""
+
+
+@pytest.fixture(scope="module")
+def rig(start):
+    model = {"head_dim": 32, "layers": 4}
+    return start("qwen3_next", model, dtype="bfloat16", max_num_batched_tokens=256, max_num_seqs=8, max_model_len=2048)
+
+
+async def correlations(rig):
+    """Of the scores of all cases, which run at once, with the oracle's."""
+    cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=count)) for length, count in CASES]
+    answers = await asyncio.gather(*(rig.score(ids, options, f"r{i}") for i, (ids, options) in enumerate(cases)))
+    found = []
+    for (ids, options), answer in zip(cases, answers, strict=True):
+        expected = scoring_oracle.score(rig.oracle, ids, options)
+        assert answer.look_ahead_tokens == expected.look_ahead_tokens
+        found.append(torch.corrcoef(torch.stack([answer.importance, expected.importance]))[0, 1].item())
+    return found
+
+
+async def test_scores(rig):
+    assert min(await correlations(rig)) > 0.97
+
+
+async def test_it_does_not_draft(rig):
+    """Each round would read the whole prompt again, because the prefix cache is off."""
+    assert not rig.engine.supports_drafts
+    assert not rig.engine._engine.vllm_config.cache_config.enable_prefix_caching
+
+
+async def test_control_keys_of_another_layer_are_seen(rig):
+    def swap(worker):
+        read = worker._keys.read
+        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
+
+    def as_before(worker):
+        del worker._keys.read
+
+    await rig.call(swap)
+    try:
+        assert max(await correlations(rig)) < 0.9
+    finally:
+        await rig.call(as_before)
