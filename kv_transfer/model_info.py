@@ -19,6 +19,9 @@ from kv_transfer.model_source import local_folder
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose table is a multiple of the original one. vLLM's DeepSeek models rename yarn to the others."""
 
+CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
+"""Architectures of vLLM 0.29 whose compressed or convolution caches are addressed by position. By reading."""
+
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tiktoken")
 
 
@@ -31,6 +34,7 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
     """
     folder = Path(local_folder(path, weights=False))
     raw = _read_config_file(folder)
+    _refuse_caches_by_position(path, raw)
     config = _load_config(folder)
     text = config.get_text_config()
     architecture = _causal_architecture(folder, raw)
@@ -81,6 +85,24 @@ def _table_length(rope: dict[str, Any], positions: int) -> int:
     return int(positions * factor) if kind == "linear" else positions
 
 
+def longrope_original(text: Any) -> int | None:
+    """The length up to which a longrope model has its short factors; None for all other models.
+
+    transformers chooses the factors by the last position of each forward. vLLM chooses them when the model is loaded:
+    the long ones if max_model_len is above this length (Phi3LongRoPEScaledRotaryEmbedding). text: as `position_count`.
+    """
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return original if isinstance(original, int) else None
+
+
+def short_longrope_positions(path: str) -> int | None:
+    """`longrope_original` of the model `path`. Raises ModelError."""
+    return longrope_original(_text_config(path))
+
+
 def window_of_all_layers(text: Any) -> int | None:
     """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
     window = getattr(text, "sliding_window", None)
@@ -103,8 +125,8 @@ def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | No
     is the model's number of positions.
     """
     text = _text_config(path)
-    if getattr(text, "kv_lora_rank", None):
-        _refuse_speculator(path, "latent attention (MLA, kv_lora_rank)")
+    if getattr(text, "index_topk", None):
+        _refuse_speculator(path, f"sparse attention (index_topk {text.index_topk})")
     window = window_of_all_layers(text)
     if window is not None and (max_model_len or position_count(text)) > window:
         _refuse_speculator(
@@ -151,6 +173,15 @@ def same_tokens(speculator: ModelInfo, target: ModelInfo) -> bool:
             f" {target.fingerprint[:12]}); choose two models of one family"
         )
     return True
+
+
+def _refuse_caches_by_position(path: str, raw: dict[str, Any]) -> None:
+    for name in map(str, raw.get("architectures") or ()):
+        if name.startswith(CACHES_BY_POSITION):
+            raise ModelError(
+                f"model {path} is not supported: {name} finds entries of its caches by position, and restored positions"
+                " would address other entries"
+            )
 
 
 def _refuse_speculator(path: str, reason: str) -> None:

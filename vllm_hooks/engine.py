@@ -76,6 +76,9 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
     check_connector(config)
     positions = positions_v2 if config.use_v2_model_runner else positions_v1
     check_symbols((*HOOKED, *block_hash.HOOKED, *positions.HOOKED, *hooked))
+    if current_platform.is_cpu() and config.model_config.use_mla:
+        # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
+        config.compilation_config.custom_ops.append("-rotary_embedding")
     with start_up_environment(config.parallel_config.world_size if current_platform.is_cpu() else 0) as notes:
         try:
             with cpu_processes(config):

@@ -36,8 +36,9 @@ KNOWN = (
     ),
     KnownPair("DeepSeek", "R1-Distill-Qwen-1.5B", "R1-Distill-Qwen-14B, 32B", "by reading", "131072 tokens"),
     KnownPair("DeepSeek", "R1-Distill-Llama-8B", "R1-Distill-Llama-70B", "by reading", "131072 tokens"),
-    KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V2", "refused", "a speculator with MLA is refused"),
-    KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V3, R1", "refused", "a speculator with MLA is refused"),
+    KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V2", "by reading", "163840 tokens"),
+    KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V3, R1", "by reading", "two tokenizers; 163840 tokens"),
+    KnownPair("DeepSeek", "DeepSeek-V2-Lite", "DeepSeek-V4", "refused", "caches addressed by position"),
     KnownPair(
         "two families", "SmolLM2-135M", "Qwen2.5-Coder-0.5B, 1.5B", "tested", "two tokenizers; on CPU; 8192 tokens"
     ),

@@ -31,7 +31,7 @@ from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
-from speculator_service.vllm_backend.start import start_engine
+from speculator_service.vllm_backend.start import engine_length, start_engine
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class VllmSpeculator(BranchingEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
     `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
-    the query of the last look-ahead token. So a model that uses all its positions, or all of its window, accepts one
-    token less. A model with linear attention or a state space (`ModelConfig.is_hybrid`) scores prompts, but does not
-    draft.
+    the query of the last look-ahead token. So a model that uses all its positions, all of its window, or all positions
+    of longrope's short factors, accepts one token less. A model with linear attention or a state space
+    (`ModelConfig.is_hybrid`) scores prompts, but does not draft.
     """
 
     info: ModelInfo
@@ -57,7 +57,7 @@ class VllmSpeculator(BranchingEngine):
         check_speculator(model, max_model_len=info.max_model_len)
         self._engine = start_engine(
             local_folder(model, weights=True),
-            min(info.max_model_len + 1, info.max_position),
+            engine_length(model, info.max_model_len, info.max_position),
             tensor_parallel,
             engine_options,
         )

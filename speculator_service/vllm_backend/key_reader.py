@@ -6,13 +6,18 @@ through the strides, and the key is the first D elements. On CPU only the outer 
 elements of a head come first. Their order depends on the instruction set (transposed; in tiles on AMX), so it is found
 by writing known keys.
 
-Run on CPU with AVX-512 (float32, bfloat16). Not run: AMX, NEON, any GPU.
+An FP8 cache has the same shape in bytes (uint8) and one scale per layer: key = stored value * `key_scale`. This module
+returns stored values; the scale is part of the factor on q·k.
+
+The cache of an MLA layer is [B, N, L + R] in all backends: one KV head, without values (`latent_attention`).
+
+Run on CPU with AVX-512 and AMX (float32, bfloat16, FP8, MLA). Not run: NEON, any GPU.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.platforms import current_platform
 
 from speculator_service.scoring.paged import Pages
@@ -20,24 +25,44 @@ from speculator_service.scoring.paged import Pages
 PIECE_TOKENS = 4096
 """Number of keys that are copied at once on CPU."""
 
+PLAIN_CACHES = ("auto", "float16", "bfloat16")
+"""Values of `layer.kv_cache_dtype` whose cache holds the keys themselves."""
+
+STORED_FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+"""Values of `layer.kv_cache_dtype` whose cache holds the keys divided by one scale, and the type of its bytes."""
+
+
+def key_scale(layer: Attention | MLAAttention) -> float:
+    """The factor between the keys of `layer` and the stored values that `KeyReader` returns; 1 without FP8."""
+    return layer._k_scale_float if layer.kv_cache_dtype in STORED_FP8 else 1.0
+
 
 class KeyReader:
     """Reads keys of layers that share one backend and one block size."""
 
-    def __init__(self, layer: Attention, block_size: int) -> None:
-        """layer: any of the layers; its cache must exist. block_size: tokens per block of the scheduler."""
-        _, _, self._size, double = layer.kv_cache.shape
-        self._dim = double // 2
+    def __init__(self, layer: Attention | MLAAttention, block_size: int, dtype: torch.dtype) -> None:
+        """layer: any of the layers; its cache must exist. block_size: tokens per block of the scheduler.
+
+        dtype: of the model.
+        """
+        _, _, self._size, width = _cache(layer).shape
+        latent = isinstance(layer, MLAAttention)
+        self._dim = width if latent else width // 2
         # A kernel may use smaller blocks than the scheduler. Then one block of the scheduler is several of the cache.
         self._split = block_size // self._size
-        self._order = _packed_order(layer) if current_platform.is_cpu() else None
+        self._order = _packed_order(layer, dtype) if current_platform.is_cpu() and not latent else None
         transposed = torch.arange(self._size * self._dim).view(self._dim, self._size).T.flatten()
         self._is_transposed = self._order is not None and torch.equal(self._order, transposed)
 
-    def read(self, layers: Sequence[Attention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
+    @property
+    def dim(self) -> int:
+        """The size D of a key."""
+        return self._dim
+
+    def read(self, layers: Sequence[Attention | MLAAttention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
         """The keys of each layer for the first `length` tokens of the sequence in `blocks`. Copies nothing yet."""
         ids = self._cache_blocks(blocks, length).to(layers[0].kv_cache.device, non_blocking=True)
-        return [PagedKeys(self, layer.kv_cache, ids, length) for layer in layers]
+        return [PagedKeys(self, _cache(layer), ids, length) for layer in layers]
 
     @property
     def is_packed(self) -> bool:
@@ -70,7 +95,7 @@ class PagedKeys:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(G, length, D)."""
-        return self._cache.shape[1], self._length, self._cache.shape[3] // 2
+        return self._cache.shape[1], self._length, self._reader.dim
 
     @property
     def pages(self) -> Pages | None:
@@ -88,10 +113,17 @@ class PagedKeys:
             yield keys[: self._length - first * size]
 
 
-def _packed_order(layer: Attention) -> torch.Tensor:
+def _cache(layer: Attention | MLAAttention) -> torch.Tensor:
+    """The cache of `layer` as [B, G, N, 2D], of MLA as [B, 1, N, D], in the type of its elements."""
+    cache = layer.kv_cache.unsqueeze(1) if isinstance(layer, MLAAttention) else layer.kv_cache
+    return cache.view(STORED_FP8[layer.kv_cache_dtype]) if layer.kv_cache_dtype in STORED_FP8 else cache
+
+
+def _packed_order(layer: Attention, dtype: torch.dtype) -> torch.Tensor:
     """int64 [N * D], n major: the place of element (n, d) among the N * D key elements of one block and head on CPU.
 
-    Writes keys into a separate block. The keys contain the digits of n and d in base 100, exact in every float type.
+    Writes keys of type `dtype` into a separate block. They contain the digits of n and d in base 8, which every type of
+    a cache can hold (FP8 included).
     """
     _, heads, size, double = layer.kv_cache.shape
     dim = double // 2
@@ -99,11 +131,15 @@ def _packed_order(layer: Attention) -> torch.Tensor:
     d = torch.arange(dim).expand(size, dim)
     found = torch.zeros(size * dim, dtype=torch.int64)
     # found[place] = n + 10000 d of the element stored there
-    for digits, weight in ((n % 100, 1), (n // 100, 100), (d % 100, 10_000), (d // 100, 1_000_000)):
-        block = torch.zeros((1, heads, size, double), dtype=layer.kv_cache.dtype)
-        key = digits.to(block.dtype)[:, None, :].expand(size, heads, dim).contiguous()
-        layer.impl.do_kv_cache_update(layer, key, torch.zeros_like(key), block, torch.arange(size))
-        found += block[0, 0].flatten()[: size * dim].long() * weight
+    for index, weight in ((n, 1), (d, 10_000)):
+        for power in (1, 8, 64, 512):
+            block = torch.zeros((1, heads, size, double), dtype=layer.kv_cache.dtype)
+            # A little more than the digit, because vLLM's CPU kernels round to FP8 towards zero.
+            digits = (index // power % 8).to(dtype) * (1.03 * key_scale(layer))
+            key = digits[:, None, :].expand(size, heads, dim).contiguous()
+            layer.impl.do_kv_cache_update(layer, key, torch.zeros_like(key), block, torch.arange(size))
+            stored = block.view(STORED_FP8.get(layer.kv_cache_dtype, block.dtype))
+            found += stored[0, 0].flatten()[: size * dim].float().round().long() * (power * weight)
     order = torch.empty_like(found)
     order[found % 10_000 * dim + found // 10_000] = torch.arange(size * dim)
     return order

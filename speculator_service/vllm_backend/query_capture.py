@@ -2,34 +2,39 @@
 
 Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. There, every attention backend has
 the queries after QK norm and rotary embedding. The call is inside the opaque operator `unified_attention_with_output`,
-so it also runs under torch.compile. Nothing is registered, so other engines in the same process are not affected. In
-a step that captures, CUDA graphs must not contain attention (`full_graphs`), because the replay of a graph runs no
+so it also runs under torch.compile. In an MLA layer `forward_impl` is wrapped instead (inside
+`unified_mla_attention_with_output`): it has the queries of prefill and decode tokens before it treats them differently.
+Nothing is registered, so other engines in the same process are not affected. In a step that captures, CUDA graphs must
+not contain attention (`full_graphs`), because the replay of a graph runs no
 Python. A query that was not captured is NaN, never an old value.
 
-Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run.
+Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run. Queries in FP8 (FlashAttention and
+FlashInfer with an FP8 cache) exist only there.
 """
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention
+from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models.utils import extract_layer_index
-from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from kv_transfer.errors import ModelError
 from speculator_service.scoring.importance import AttentionFormula
+from speculator_service.vllm_backend.key_reader import PLAIN_CACHES, STORED_FP8, key_scale
 from vllm_hooks.symbols import check_symbols
+
+ScoredLayer: TypeAlias = Attention | MLAAttention
 
 _log = logging.getLogger(__name__)
 
 
-def scorable_layers(config: VllmConfig) -> list[Attention]:
+def scorable_layers(config: VllmConfig) -> list[ScoredLayer]:
     """The layers that attend to the whole prompt, in order. The log names them if there are others.
 
     Raises ModelError if there is none, or if one of the layers cannot be scored.
@@ -42,7 +47,7 @@ def scorable_layers(config: VllmConfig) -> list[Attention]:
     partial = {reason for layer in layers.values() if (reason := _why_partial(layer))}
     whole = {name: layer for name, layer in layers.items() if not _why_partial(layer)}
     reasons = {reason for layer in whole.values() if (reason := _why_not(layer))}
-    shapes = {(layer.num_heads, layer.head_size) for layer in whole.values() if isinstance(layer, Attention)}
+    shapes = {(layer.num_heads, layer.head_size) for layer in whole.values() if isinstance(layer, ScoredLayer)}
     if len(shapes) > 1:
         reasons.add("layers of different shapes")
     if not whole:
@@ -65,10 +70,10 @@ def scorable_layers(config: VllmConfig) -> list[Attention]:
     return [whole[name] for name in names]
 
 
-def attention_formula(layer: Attention) -> AttentionFormula:
-    """How this layer makes weights from q·k. Its sinks are those of this rank's heads."""
+def attention_formula(layer: ScoredLayer) -> AttentionFormula:
+    """How this layer makes weights from q and the stored keys. Its sinks are those of this rank's heads."""
     soft_cap = getattr(layer.impl, "logits_soft_cap", None) or 0.0
-    return AttentionFormula(layer.impl.scale, soft_cap, getattr(layer.impl, "sinks", None))
+    return AttentionFormula(layer.impl.scale * key_scale(layer), soft_cap, getattr(layer.impl, "sinks", None))
 
 
 def _why_partial(layer: AttentionLayerBase) -> str | None:
@@ -77,16 +82,20 @@ def _why_partial(layer: AttentionLayerBase) -> str | None:
         return "linear attention or a state space"
     if isinstance(layer, ChunkedLocalAttention):
         return f"chunked attention ({layer.attention_chunk_size} tokens)"
-    if isinstance(layer, Attention) and layer.sliding_window is not None:
+    if isinstance(layer, ScoredLayer) and layer.sliding_window is not None:
         return f"sliding-window attention ({layer.sliding_window} tokens)"
     return None
 
 
 def _why_not(layer: AttentionLayerBase) -> str | None:
-    if type(layer) is not Attention:
+    if type(layer) not in (Attention, MLAAttention):
         return f"layers of type {type(layer).__name__}"
-    if is_quantized_kv_cache(layer.kv_cache_dtype):
+    if layer.kv_cache_dtype not in (*PLAIN_CACHES, *STORED_FP8):
         return f"a quantised KV cache ({layer.kv_cache_dtype})"
+    if layer._k_scale.numel() != 1:
+        return "an FP8 KV cache with a scale per head"
+    if isinstance(layer, MLAAttention):
+        return "sparse attention" if layer.use_sparse else None
     if getattr(layer.impl, "alibi_slopes", None) is not None:
         return "ALiBi"
     if layer.head_size_v != layer.head_size:
@@ -102,8 +111,8 @@ class QueryCapture:
     R is the maximum number of requests in one step. Call `expect` before the model runs and `collect` after it.
     """
 
-    def __init__(self, layers: Sequence[Attention], rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (len(layers), rows, layers[0].num_heads, layers[0].head_size)
+    def __init__(self, layers: Sequence[ScoredLayer], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (len(layers), rows, layers[0].num_heads, query_size(layers[0]))
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
         self._rows: torch.Tensor | None = None
@@ -127,21 +136,48 @@ class QueryCapture:
         self.expect(())
         return taken
 
-    def _wrap(self, index: int, layer: Attention) -> None:
+    def _wrap(self, index: int, layer: ScoredLayer) -> None:
+        if isinstance(layer, MLAAttention):
+            check_symbols([(MLAAttention.__module__, "MLAAttention.forward_impl", "self q")])
+            forward_impl = layer.forward_impl
+
+            def capture_mla(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+                if self._slots.numel():
+                    self._take(index, layer, q)
+                return forward_impl(q, *args, **kwargs)
+
+            layer.forward_impl = capture_mla
+            return
+
         implementation = type(layer.impl)
         check_symbols([(implementation.__module__, f"{implementation.__qualname__}.forward", "self layer query")])
         forward = layer.impl.forward
 
         def capture(attention: Attention, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if self._slots.numel():
-                self._take(index, attention.layer_name, query)
+                self._take(index, attention, query)
             return forward(attention, query, *args, **kwargs)
 
         layer.impl.forward = capture
 
-    def _take(self, index: int, name: str, query: torch.Tensor) -> None:
+    def _take(self, index: int, layer: ScoredLayer, query: torch.Tensor) -> None:
         if self._rows is None:
             # All scored layers are in one KV cache group, so they have the same slots and the rows are looked up once.
-            found = get_forward_context().slot_mapping[name][None, :] == self._slots[:, None]
+            found = get_forward_context().slot_mapping[layer.layer_name][None, :] == self._slots[:, None]
             self._rows, self._missing = found.int().argmax(1), ~found.any(1)
-        torch.index_select(query, 0, self._rows, out=self._buffer[index, : self._slots.numel()])
+        taken = self._buffer[index, : self._slots.numel()]
+        if query.dtype == taken.dtype:
+            torch.index_select(query, 0, self._rows, out=taken)
+        else:
+            taken.copy_(_dequantised(layer, query, self._rows))
+
+
+def query_size(layer: ScoredLayer) -> int:
+    """The size of a captured query of one head."""
+    return layer.qk_head_dim if isinstance(layer, MLAAttention) else layer.head_size
+
+
+def _dequantised(layer: Attention, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of a query that vLLM has quantised to FP8 (`Attention.query_quant`), float32."""
+    values = query.view(torch.uint8).index_select(0, rows).view(query.dtype)
+    return values.float() * layer._q_scale

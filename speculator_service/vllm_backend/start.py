@@ -9,12 +9,12 @@ import vllm.envs as envs
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import ModelError
-from kv_transfer.model_info import speculator_window
+from kv_transfer.model_info import short_longrope_positions, speculator_window
 from speculator_service.vllm_backend.hooked_symbols import HOOKED, HOOKED_V2
+from speculator_service.vllm_backend.key_reader import PLAIN_CACHES, STORED_FP8
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
 
@@ -54,6 +54,18 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)
     hooked = HOOKED + HOOKED_V2 if config.use_v2_model_runner else HOOKED
     return start(config, _failure(model), hooked, disable_log_stats=True)
+
+
+def engine_length(model: str, max_model_len: int, max_position: int) -> int:
+    """vLLM's max_model_len for a speculator with this limit: one more, for the query of the last look-ahead token.
+
+    It stays at the end of the model's positions, and at that of longrope's short factors, which vLLM chooses by it.
+    """
+    last = max_position
+    original = short_longrope_positions(model)
+    if original is not None and max_model_len <= original:
+        last = original
+    return min(max_model_len + 1, last)
 
 
 def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
@@ -122,7 +134,7 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
         f"data parallel {parallel.data_parallel_size}": parallel.data_parallel_size > 1,
         f"context parallel {parallel.decode_context_parallel_size}": parallel.decode_context_parallel_size > 1,
         f"prefill context parallel {prefill}": prefill > 1,
-        f"a quantised KV cache ({cache})": is_quantized_kv_cache(cache),
+        f"a KV cache of type {cache}": cache not in (*PLAIN_CACHES, *STORED_FP8),
         "speculative decoding": config.speculative_config is not None,
     }.items():
         if unsupported:

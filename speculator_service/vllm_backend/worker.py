@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.attention import MLAAttention
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -28,7 +29,8 @@ from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
 from speculator_service.vllm_backend.full_graphs import piecewise_while
 from speculator_service.vllm_backend.key_reader import KeyReader
-from speculator_service.vllm_backend.query_capture import QueryCapture, attention_formula, scorable_layers
+from speculator_service.vllm_backend.latent_attention import absorbed
+from speculator_service.vllm_backend.query_capture import QueryCapture, attention_formula, query_size, scorable_layers
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SCORES
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest, Wanted
@@ -56,7 +58,7 @@ class SpeculatorWorker(RestoringWorker):
         group, spec = self._group(kv_cache_config)
         block_size = spec.block_size
         self._ledger = RequestLedger(block_size, group)
-        self._keys = KeyReader(self._layers[0], block_size)
+        self._keys = KeyReader(self._layers[0], block_size, self.model_config.dtype)
         self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
         if kernels := self._scoring.kernels:
             layer = self._layers[0]
@@ -170,10 +172,12 @@ class SpeculatorWorker(RestoringWorker):
             prompt=request.prompt,
             device=self.device,
         )
-        queries = torch.stack([request.queries[step] for step in range(steps)], dim=1)
+        queries = torch.stack([request.queries[step] for step in range(steps)], dim=1)[indices.start : indices.stop]
+        if isinstance(layers[0], MLAAttention):
+            queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
         self._scoring.fill(
             aggregate,
-            queries[indices.start : indices.stop],
+            queries,
             self._keys.read(layers, request.blocks, request.prompt),
             [attention_formula(layer) for layer in layers],
             request.options["pool_kernel"],
@@ -186,7 +190,7 @@ class SpeculatorWorker(RestoringWorker):
         step_counts: numbers of steps, in addition to that of the default options.
         """
         options = SelectionOptions()
-        shape = (len(self._layers), self._layers[0].num_heads, self._layers[0].head_size)
+        shape = (len(self._layers), self._layers[0].num_heads, query_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
         for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
             chosen = options.model_copy(update={"look_ahead": look_ahead})

@@ -11,6 +11,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.errors import ModelError, SkimError
+from kv_transfer.model_info import longrope_original
 from target_service.vllm_backend import draft_probs, logits_processors, remote_config
 from target_service.vllm_backend.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
@@ -26,9 +27,6 @@ HOOKED = (
     ("vllm.sampling_params", "SamplingParams._validate_spec_decode", "self speculative_config"),
 )
 """The methods of vLLM that only the target overrides. For `symbols.check_symbols`."""
-
-CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
-"""Architectures of vLLM 0.29 whose compressed or convolution caches are addressed by position. By reading."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,13 +100,7 @@ def _check_model(model: str, config: ModelConfig) -> None:
     for reason, found in reasons.items():
         if found:
             raise ModelError(f"model {model} is not supported as a target: it has {reason}")
-    for architecture in config.architectures:
-        if architecture.startswith(CACHES_BY_POSITION):
-            raise ModelError(
-                f"model {model} is not supported as a target: {architecture} finds entries of its caches by position,"
-                " and restored positions would address other entries"
-            )
-    original = _longrope_original(config)
+    original = longrope_original(config.hf_text_config)
     if original is not None and config.max_model_len <= original:
         raise ModelError(
             f"model {model} chooses its longrope factors by max_model_len, and {config.max_model_len} would choose the"
@@ -139,13 +131,3 @@ def _check_compact_layers(model: str, config: ModelConfig, approximate_positions
             " whole prompt",
             model,
         )
-
-
-def _longrope_original(config: ModelConfig) -> int | None:
-    """The original training context length of a longrope model; None for all other models."""
-    text = config.hf_text_config
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return None
-    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-    return original if isinstance(original, int) else None

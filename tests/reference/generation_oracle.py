@@ -4,11 +4,11 @@ It reads the prompt and the engine's tokens in one forward. If each token is the
 before it, greedy decoding would have chosen the same tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Cache
 
 from kv_transfer.messages import GenerateOutput, KeptPrompt, TokenLogprob
 
@@ -17,11 +17,17 @@ class GenerationOracle:
     """The model of folder `path`, read independently of any engine.
 
     window_counts: what the windows of sliding-window layers count, the kept tokens or the original positions. It may
-    be left out for other models.
+    be left out for other models. new_cache: makes a cache that is not exact.
     """
 
-    def __init__(self, path: str, *, window_counts: Literal["tokens", "positions"] | None = None) -> None:
-        self._window_counts = window_counts
+    def __init__(
+        self,
+        path: str,
+        *,
+        window_counts: Literal["tokens", "positions"] | None = None,
+        new_cache: Callable[[], Cache] | None = None,
+    ) -> None:
+        self._window_counts, self._new_cache = window_counts, new_cache
         self._model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -32,8 +38,14 @@ class GenerationOracle:
         after = range(prompt.context_length, prompt.context_length + len(answer) - 1)
         ids = torch.tensor([[*prompt.token_ids.tolist(), *answer[:-1]]])
         positions = torch.tensor([[*prompt.positions.tolist(), *after]])
-        mask = self._mask(positions)
-        out = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+        cache = self._new_cache() if self._new_cache else None
+        out = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=self._mask(positions),
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
         return out.logits[0, prompt.token_ids.size - 1 :].log_softmax(-1)
 
     def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import torch
 import transformers
 
-Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_next"]
+Family = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v2", "deepseek_v3"
+]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "mistral")
-"""The families whose layers are all alike. Of the others, every second layer has full attention."""
+"""The families whose layers are all alike. Of the others but DeepSeek, every second layer has full attention."""
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "speculator"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -30,9 +32,19 @@ _CLASSES = {
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),  # QK norm, other RoPE in windowed layers
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),  # sinks, QKV bias, experts
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),  # linear attention, experts
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),  # MLA
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),  # MLA with low-rank queries
 }
 
 _GEMMA = {"tie_word_embeddings": True, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}
+# The only sizes of the latent vector and of its rotary part for which vLLM's CPU build has kernels.
+_MLA = {
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 99,
+}
 _ITS_OWN: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 20.0},
     "gemma3": {**_GEMMA, "sliding_window_pattern": 2},
@@ -62,6 +74,8 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "num_experts_per_tok": 4,
     },
+    "deepseek_v2": {**_MLA, "q_lora_rank": None},
+    "deepseek_v3": {**_MLA, "q_lora_rank": 96},
 }
 
 
@@ -79,12 +93,13 @@ def build_model(
     max_position: int = 8192,
     eos_token_id: int = 5,
     sliding_window: int | None = None,
+    rope: dict[str, Any] | None = None,
 ) -> str:
     """Write a float32 checkpoint with the demo pair's tokenizer into folder `path` and return `path`.
 
     hidden: heads * head_dim by default, because not every engine reads Qwen2's head_dim. eos_token_id: the weights do
     not depend on it, so a test can name a token that it has seen the model decode. sliding_window: of all layers,
-    Mistral only.
+    Mistral only. rope: rope_parameters of config.json. Models with MLA have no experts.
     """
     hidden = hidden or heads * head_dim
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
@@ -94,7 +109,7 @@ def build_model(
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=heads if family.startswith("deepseek") else kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_position,
         # Scores q·k/√D of unit-variance inputs then have a deviation of about 2: neither flat nor one-hot.
@@ -105,6 +120,7 @@ def build_model(
         dtype="float32",
         **{"tie_word_embeddings": False, **_ITS_OWN.get(family, {})},
         **({"sliding_window": sliding_window} if family == "mistral" else {}),
+        **({"rope_parameters": {"rope_theta": 10000.0, **rope}} if rope else {}),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
 from kv_transfer.messages import SelectionOptions
 
@@ -28,8 +28,10 @@ def load(path: str | Path) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOptions) -> OracleScores:
-    """Importance of each of the M prompt tokens and the tokens decoded ahead.
+def score(
+    model: PreTrainedModel, token_ids: list[int], options: SelectionOptions, past: Cache | None = None
+) -> OracleScores:
+    """Importance of each of the M prompt tokens and the tokens decoded ahead. past: an empty cache of another kind.
 
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
     transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
@@ -38,9 +40,8 @@ def score(model: PreTrainedModel, token_ids: list[int], options: SelectionOption
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
     prompt = len(token_ids)
-    past = None
     if prompt > 1:
-        past = model(torch.tensor([token_ids[:-1]]), use_cache=True).past_key_values
+        past = model(torch.tensor([token_ids[:-1]]), past_key_values=past, use_cache=True).past_key_values
     token, tokens, steps = token_ids[-1], [], []
     # Step 0 is the last prompt token; each later step is a decoded token, until there are enough or one is an EOS.
     for _ in range(options.look_ahead + 1):

@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from kv_transfer.errors import ModelError
 from kv_transfer.model_info import inspect_model, position_count
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import encode_positions
+from speculator_service.vllm_backend.start import engine_length
 from vllm_hooks.positions_v1 import restore_positions
 from vllm_hooks.positions_v2 import _restoring
 
@@ -111,6 +115,54 @@ def test_the_table_of_dynamic_scaling_is_shorter_than_vllm_derives(tmp_path: Pat
     assert inspect_model(path, engine="vllm").max_position == 320
 
 
+DYNAMIC = {"type": "dynamic", "factor": 2.0}
+ROTATIONS = {  # model type, RoPE, max_model_len, number of positions in use
+    "YaRN": ("qwen2", YARN, 1024, 1024),
+    "llama3": ("llama", LLAMA3, 320, 320),
+    "linear": ("llama", {"type": "linear", "factor": 2.0}, 640, 640),
+    "dynamic": ("llama", DYNAMIC, 320, 320),
+    "longrope, long factors": ("llama", LONGROPE, 320, 320),
+    "longrope, short factors, as a speculator": ("llama", LONGROPE, 64, 64),
+}
+
+
+@pytest.fixture(autouse=True)
+def new_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps the tables of a process, and finds those of longrope by config.json alone, not by max_model_len."""
+    monkeypatch.setattr(rotary_embedding, "_ROPE_DICT", {})
+
+
+def rotations(path: str, max_model_len: int, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query [positions, 16] after vLLM's rotary embedding and after that of transformers, which sees all gaps."""
+    config = model_config(path, max_model_len)
+    text = config.hf_text_config
+    with set_current_vllm_config(VllmConfig(model_config=config)):
+        rope = get_rope(16, text.max_position_embeddings, True, dict(text.rope_parameters), dtype=torch.float32)
+    query = torch.randn(len(positions), 16, generator=torch.Generator().manual_seed(0))
+    rotate = getattr(rope, "forward_native", rope)
+    ours, _ = rotate(torch.tensor(positions), query.clone(), query.clone())
+    theirs = LlamaRotaryEmbedding(AutoConfig.from_pretrained(path))
+    cos, sin = theirs(query[None], torch.tensor([positions]))
+    expected, _ = apply_rotary_pos_emb(query[None, None], query[None, None], cos, sin)
+    return ours.view(len(positions), 16), expected[0, 0]
+
+
+@pytest.mark.parametrize(("model_type", "rope", "length", "count"), ROTATIONS.values(), ids=ROTATIONS)
+def test_kept_positions_are_rotated_as_by_transformers(
+    tmp_path: Path, model_type: str, rope: dict[str, Any], length: int, count: int
+) -> None:
+    """Eight tokens of a prompt that reaches the last position: far fewer than the original length of the model."""
+    positions = [0, 1, 7, 20, 33, 60, count - 2, count - 1]
+    ours, theirs = rotations(folder(tmp_path, model_type, rope), length, positions)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_long_factors_are_used_below_the_original_length_too(tmp_path: Path) -> None:
+    """Where vLLM differs from transformers, and a control: short prompts of a model whose maximum is long."""
+    ours, theirs = rotations(folder(tmp_path, "llama", LONGROPE), 320, [0, 1, 7, 20, 33, 60])
+    assert not torch.allclose(ours, theirs, atol=0.1)
+
+
 def test_layers_of_different_tables() -> None:
     """As in Gemma 3: the scaled table of some layers is longer than max_position_embeddings."""
     rope = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
@@ -161,3 +213,10 @@ def test_the_v2_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
         num_computed_tokens_np=np.array([3]),
     )
     assert state.prepare_inputs(batch, None)["positions"].tolist() == LIMITED
+
+
+def test_a_short_longrope_speculator_keeps_the_short_factors(tmp_path: Path) -> None:
+    """The engine has one position more than the speculator offers, except where this would change the factors."""
+    path = folder(tmp_path, "llama", LONGROPE)
+    assert [engine_length(path, limit, 320) for limit in (40, 63, 64, 65, 319, 320)] == [41, 64, 64, 66, 320, 320]
+    assert engine_length(folder(tmp_path, "llama", LLAMA3), 64, 320) == 65

@@ -170,6 +170,15 @@ def test_no_causal_language_model(folder, config):
     assert "not a causal language model" in refusal(inspect_model, str(folder), engine="vllm")
 
 
+@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLM", "Qwen4ExpForCausalLM", "InklingMTP"])
+def test_caches_that_are_addressed_by_position(folder, architecture):
+    """Both services refuse them, before anything else is read."""
+    write_config(folder, architectures=[architecture])
+    assert f"is not supported: {architecture} finds entries of its caches by position" in refusal(
+        inspect_model, str(folder), engine="vllm"
+    )
+
+
 @pytest.mark.parametrize("architectures", [None, [], ["LlamaForCausalLM"]])
 def test_architecture_from_the_kind(folder, architectures):
     write_config(folder, architectures=architectures)
@@ -195,7 +204,7 @@ QWEN2 = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8,
     [
         (MISTRAL, "sliding-window attention in every layer; set max_model_len to at most 128"),
         (QWEN2, "sliding-window attention in every layer; set max_model_len to at most 8"),
-        ({"model_type": "deepseek_v2", "kv_lora_rank": 16}, "MLA"),
+        ({"model_type": "deepseek_v32", "index_topk": 64}, "sparse attention (index_topk 64)"),
         ({"model_type": "qwen3_next", "num_hidden_layers": 3}, "only layers of type linear_attention"),
     ],
 )
@@ -214,6 +223,7 @@ def test_speculators_that_cannot_be_scored(folder, config, reason):
         {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 128},
         {"model_type": "qwen3"},
         {"model_type": "llama"},
+        {"model_type": "deepseek_v2", "kv_lora_rank": 16},
     ],
 )
 def test_speculators_with_full_attention(folder, config):

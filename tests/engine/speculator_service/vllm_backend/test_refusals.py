@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.config.compilation import PassConfig
-from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, StaticSinkAttention
+from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, MLAAttention, StaticSinkAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
@@ -74,6 +74,7 @@ def layer(size: int = 64, size_v: int = 64, kind: type[Attention] = Attention, *
     torch.nn.Module.__init__(made)
     vars(made).update(num_heads=2, head_size=size, head_size_v=size_v, sliding_window=None, kv_cache_dtype="auto")
     vars(made).update({"impl": SimpleNamespace(), "kv_sharing_target_layer_name": None, **changes})
+    made._k_scale = torch.tensor(1.0)
     return made
 
 
@@ -140,3 +141,31 @@ def test_the_formula_of_a_layer() -> None:
     assert attention_formula(capped) == (0.5, 30.0, sinks)
     for none in (0, None):
         assert attention_formula(layer(impl=SimpleNamespace(scale=0.5, logits_soft_cap=none))) == (0.5, 0.0, None)
+
+
+@pytest.mark.parametrize("cache", ["fp8_per_token_head", "fp8_ds_mla", "nvfp4", "turboquant_k8v4", "fp8_inc"])
+def test_caches_with_other_scales_than_one_a_layer_are_refused(cache: str) -> None:
+    quantised = layer(64, 64)
+    quantised.kv_cache_dtype = cache
+    with pytest.raises(ModelError, match=rf"a quantised KV cache \({cache}\)"):
+        scorable_layers(config(quantised))
+
+
+def test_one_fp8_scale_a_layer_is_accepted_and_one_a_head_is_refused() -> None:
+    quantised = layer(64, 64)
+    quantised.kv_cache_dtype = "fp8"
+    assert scorable_layers(config(quantised)) == [quantised]
+    quantised._k_scale = torch.ones(2)
+    with pytest.raises(ModelError, match="an FP8 KV cache with a scale per head"):
+        scorable_layers(config(quantised))
+
+
+def test_sparse_latent_attention_is_refused() -> None:
+    made = MLAAttention.__new__(MLAAttention)
+    torch.nn.Module.__init__(made)
+    vars(made).update(num_heads=2, head_size=576, sliding_window=None, kv_cache_dtype="auto", use_sparse=True)
+    made._k_scale = torch.tensor(1.0)
+    with pytest.raises(ModelError, match="it has sparse attention"):
+        scorable_layers(config(made))
+    made.use_sparse = False
+    assert scorable_layers(config(made)) == [made]

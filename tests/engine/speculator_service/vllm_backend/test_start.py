@@ -48,7 +48,7 @@ def test_a_bad_folder_never_starts_an_engine(speculator, tmp_path):
         ({"worker_cls": "x.Y"}, "unknown speculator engine option 'worker_cls'"),
         ({"max_model_len": 10**6}, "max_model_len .*8192.*1000000"),
         ({"pipeline_parallel_size": 2}, "cannot run with pipeline parallel 2 yet"),
-        ({"kv_cache_dtype": "fp8"}, r"cannot run with a quantised KV cache \(fp8\) yet"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "cannot run with a KV cache of type int8_per_token_head yet"),
         ({"max_num_seqs": 0}, "did not start: .*max_num_seqs"),
         ({"dtype": "float7"}, "did not start: dtype"),
     ],

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from kv_transfer.errors import ModelError, SkimError
 from target_service.factory import create_engine
 from target_service.vllm_backend.engine import VllmTarget
-from target_service.vllm_backend.start import _check_model
 from tests.engine.target_service.vllm_backend.cases import build_target, engine_options
 
 
@@ -102,19 +100,3 @@ def test_kv_connectors_that_may_ignore_positions(
         f"kv_transfer_config names the KV connector {connector}, which may ignore restored positions;"
         " choose NixlConnector or OffloadingConnector, or leave it out"
     )
-
-
-@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLM", "Qwen4ExpForCausalLM", "InklingMTP"])
-def test_caches_that_are_addressed_by_position(architecture: str) -> None:
-    config: Any = SimpleNamespace(
-        architectures=[architecture],
-        uses_mrope=False,
-        uses_xdrope_dim=0,
-        uses_alibi=False,
-        is_encoder_decoder=False,
-        hf_text_config=SimpleNamespace(),
-    )
-    with pytest.raises(ModelError, match=f"not supported as a target: {architecture} finds entries of its caches by"):
-        _check_model("/m", config)
-    config.architectures = ["DeepseekV3ForCausalLM"]
-    _check_model("/m", config)
