@@ -5,6 +5,7 @@ vLLM has no Ray executor on CPU. `tests/reference/ray_on_cpu` removes this refus
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -15,11 +16,16 @@ from ray.exceptions import ActorDiedError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.placement import fetch_on_nodes, nodes_of
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.serve.app import build_app
+from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest
+from kv_transfer.errors import ModelError
+from kv_transfer.messages import ACCEPTED, DecodeOptions, GenerateOutput, GenerateRequest, SessionHandle
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.e2e.conftest import ROOT
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,
@@ -40,11 +46,12 @@ NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5_0"}
 def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT / 'tests' / 'reference' / 'ray_on_cpu'}:{ROOT}")
+        patch.setenv("HF_HUB_OFFLINE", "1")
         cluster = Cluster()
         try:
             cluster.add_node(num_cpus=1, num_gpus=0, include_dashboard=False)
             for _ in range(2):
-                cluster.add_node(num_cpus=1, num_gpus=1, resources={"target_pool": 1})
+                cluster.add_node(num_cpus=1, num_gpus=1, resources={"target_pool": 1, "spare": 1})
             cluster.wait_for_nodes()
             ray.init(cluster.address, log_to_driver=False)
             yield cluster
@@ -66,7 +73,9 @@ def replica(request: pytest.FixtureRequest, cluster: Cluster, model: str) -> Ite
     settings = {
         "speculator": {"model": model, "engine": "mock"},
         "target": {**target, "env": env, "engine_options": engine_options("cpu")},
-        "decode": {"method": "none"},
+        "decode": {"method": "remote" if request.param == "tensor_parallel" else "none"},
+        # A long deadline for a busy machine, because this drafter is as slow as its target.
+        "channel": {"deadline_ms": 5000.0},
     }
     deployment = build_app(config_from_settings(settings))._bound_deployment.init_args[1]._bound_deployment
     group = placement_group(deployment._replica_config.placement_group_bundles, strategy="PACK")
@@ -105,6 +114,41 @@ async def test_ranks_on_two_nodes_are_the_oracles(replica: Any, model: str) -> N
         assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
 
 
+@pytest.fixture(scope="module")
+async def address(model: str) -> AsyncIterator[str]:
+    """The draft channel of a drafter that is the target itself. It restores each session from the kept tokens."""
+    service = DraftService(TransformersSpeculator(model, seed=0))
+    server = DraftServer(service.handle, "127.0.0.1")
+    yield f"127.0.0.1:{await server.start()}"
+    await server.stop()
+    await service.close()
+
+
+@pytest.mark.parametrize("replica", ["tensor_parallel"], indirect=True)
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+async def test_both_ranks_verify_remote_drafts(replica: Any, model: str, address: str, temperature: float) -> None:
+    """With a temperature, the distributions of the drafts travel from the first rank to the other node."""
+    prompt = replace(kept_prompt(300, 50), session=SessionHandle(address, f"session-{temperature}"))
+    sampling = {**GREEDY, "temperature": temperature, "seed": 0}
+    before = await replica.stats.remote()
+    request = GenerateRequest(f"drafted-{temperature}", prompt, sampling, decode=DecodeOptions(adaptive=False))
+    tokens, logprobs, _ = joined([o async for o in answers(replica, request)])
+    after = await replica.stats.remote()
+    assert len(tokens) == 64
+    assert GenerationOracle(model).largest_difference(prompt, tokens, logprobs) <= TOLERANCE
+    assert after["accepted"] - before["accepted"] > 0.8 * (after["drafts"] - before["drafts"]) > 20
+
+
+async def test_hub_names_are_fetched_on_each_node(cluster: Cluster) -> None:
+    """Here the nodes are offline. Each download is a task in a bundle of the group."""
+    group = placement_group([{"spare": 1}] * 2, strategy="PACK")
+    ray.get(group.ready(), timeout=60)
+    assert len(set(nodes_of(group).values())) == 2
+    with pytest.raises(ModelError, match="nobody/nothing"):
+        await fetch_on_nodes(group, ["nobody/nothing"])
+    remove_placement_group(group)
+
+
 def test_the_network_settings_reach_every_rank(replica: Any) -> None:
     ray.get(replica.info.remote())
     found = [process.environ() for process in ranks()]
@@ -123,7 +167,7 @@ def test_the_death_of_a_rank_ends_the_replica(replica: Any) -> None:
     ray.get(replica.info.remote())
     ranks()[-1].kill()
     with pytest.raises(ActorDiedError):
-        wait_for(lambda: ray.get(replica.stats.remote()) is None)
+        wait_for(lambda: ray.get(replica.info.remote()) is None)
     wait_for(lambda: not ranks())
 
 
