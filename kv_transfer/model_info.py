@@ -144,6 +144,8 @@ def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | No
 def _check_transformers_speculator(path: str, text: Any, layer_types: set[str]) -> None:
     """Refuse what SDPA attention leaves out or what `TransformersSpeculator` does not read, although vLLM can."""
     kinds = [f"layers of type {kind}" for kind in sorted(layer_types - {"full_attention"})]
+    # transformers caches the latent vectors, too.
+    kinds += ["latent attention (MLA)"] if getattr(text, "kv_lora_rank", None) else []
     kinds += ["soft-capped attention"] if getattr(text, "attn_logit_softcapping", None) else []
     if kinds:
         _refuse_speculator(path, f"{', '.join(kinds)}, for the engine transformers; choose the engine vllm")

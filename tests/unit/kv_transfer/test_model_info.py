@@ -223,7 +223,6 @@ def test_speculators_that_cannot_be_scored(folder, config, reason):
         {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 128},
         {"model_type": "qwen3"},
         {"model_type": "llama"},
-        {"model_type": "deepseek_v2", "kv_lora_rank": 16},
     ],
 )
 def test_speculators_with_full_attention(folder, config):
@@ -239,9 +238,10 @@ def test_speculators_with_full_attention(folder, config):
         ({"model_type": "gemma3_text"}, "layers of type sliding_attention"),
         ({"model_type": "gpt_oss"}, "layers of type sliding_attention"),
         ({"model_type": "qwen3_next", "num_hidden_layers": 4}, "layers of type linear_attention"),
+        ({"model_type": "deepseek_v2", "kv_lora_rank": 16}, "latent attention (MLA)"),
     ],
 )
-def test_speculators_with_full_attention_in_some_layers_need_vllm(folder, config, reason):
+def test_speculators_that_need_vllm(folder, config, reason):
     (folder / "config.json").write_text(json.dumps(config))
     check_speculator(str(folder))
     assert f"{reason}, for the engine transformers" in refusal(check_speculator, str(folder), engine="transformers")
