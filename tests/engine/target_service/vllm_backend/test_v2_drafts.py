@@ -28,7 +28,7 @@ def seen(script: str, *arguments: str) -> dict[str, Any]:
     """The JSON that the script prints."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests/engine/vllm_hooks/v2_on_cpu'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", f"{SCRIPTS}.{script}", *arguments]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=550)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
