@@ -32,7 +32,11 @@ KNOWN = (
     KnownPair("Mistral", "Mistral-7B-v0.3", "Mistral-Large-2407", "by reading", "32768 tokens"),
     KnownPair("Gemma 3", "gemma-3-4b", "gemma-3-12b, 27b", "by reading", "every sixth layer is scored"),
     KnownPair(
-        "Gemma 3", "gemma-3-1b", "gemma-3-4b, 12b, 27b", "by reading", "every sixth layer is scored; 32768 tokens"
+        "Gemma 3",
+        "gemma-3-1b",
+        "gemma-3-4b, 12b, 27b",
+        "by reading",
+        "32768 tokens; refused if the 1B's tokenizer lacks the image token",
     ),
     KnownPair("DeepSeek", "R1-Distill-Qwen-1.5B", "R1-Distill-Qwen-14B, 32B", "by reading", "131072 tokens"),
     KnownPair("DeepSeek", "R1-Distill-Llama-8B", "R1-Distill-Llama-70B", "by reading", "131072 tokens"),
