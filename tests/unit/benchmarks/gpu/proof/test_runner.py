@@ -144,11 +144,14 @@ def test_what_the_minutes_cut_is_left_for_the_next_run(proof, result):
 
 
 RUN = """
+import signal
 import sys
 from pathlib import Path
 from benchmarks.gpu.proof.checks import Settings
 from benchmarks.gpu.proof.plan import Step
 from benchmarks.gpu.proof.runner import ON_CPU, Proof
+# A process that a shell starts in the background inherits an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 steps = [
     Step(name, name, f"tests.unit.benchmarks.gpu.proof.steps:{name}", 600, ()) for name in ("passes", "hangs", "fails")
 ]
