@@ -1,13 +1,14 @@
 """The deadline of an exchange with a drafter. It follows what exchanges take, because a batch waits for each one."""
 
-SHORTEST_S = 0.02
+SHORTEST = 0.08
+"""The shortest deadline, as a share of the longest: 20 ms of the default 250 ms."""
 TIMES = 4
 """The deadline is this multiple of the average."""
 WEIGHT = 0.2
 
 
 class ExchangeDeadline:
-    """TIMES the moving average of the exchanges, at least SHORTEST_S and at most `longest_s` seconds.
+    """TIMES the moving average of the exchanges, from SHORTEST * `longest_s` to `longest_s` seconds.
 
     Only exchanges that waited for their drafts count. The deadline is `longest_s` until the first one. An exchange that
     missed its deadline counts as long as that deadline. So the deadline grows by 60 % with each miss, until a slower
@@ -22,7 +23,7 @@ class ExchangeDeadline:
         """For the next exchange."""
         if self._average_s is None:
             return self._longest_s
-        return min(max(TIMES * self._average_s, SHORTEST_S), self._longest_s)
+        return min(max(TIMES * self._average_s, SHORTEST * self._longest_s), self._longest_s)
 
     def observe(self, seconds: float) -> None:
         """Record an exchange that took this time, or that missed this deadline."""

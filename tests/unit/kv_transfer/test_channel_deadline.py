@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.channel_deadline import SHORTEST_S, TIMES, ExchangeDeadline
+from kv_transfer.channel_deadline import SHORTEST, TIMES, ExchangeDeadline
 
 
 def test_the_first_exchange_has_the_longest_deadline() -> None:
@@ -17,7 +17,7 @@ def test_it_follows_what_exchanges_take() -> None:
     assert abs(deadline.seconds() - TIMES * 0.01) < 1e-9
     for _ in range(50):
         deadline.observe(0.0001)
-    assert deadline.seconds() == SHORTEST_S
+    assert deadline.seconds() == SHORTEST * 0.25
 
 
 def test_misses_lengthen_it_up_to_the_longest() -> None:
@@ -35,4 +35,4 @@ def test_it_keeps_its_bounds(longest_s: float, took: list[float]) -> None:
     deadline = ExchangeDeadline(longest_s)
     for seconds in took:
         deadline.observe(seconds)
-        assert min(SHORTEST_S, longest_s) <= deadline.seconds() <= longest_s
+        assert SHORTEST * longest_s <= deadline.seconds() <= longest_s
