@@ -13,6 +13,7 @@ import pytest
 
 from kv_transfer.channel import METHOD, SERVICE
 from kv_transfer.channel_breaker import CircuitBreaker
+from kv_transfer.channel_deadline import ExchangeDeadline
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import encode
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
@@ -87,7 +88,7 @@ def test_a_late_reply_is_discarded(held):
         assert it.exchange(REQUEST) is None
         until(lambda: held.begun)
         held.let_go.set()
-        it._deadline_s = 60
+        it._deadline = ExchangeDeadline(60)
         assert it.exchange(REQUEST).sequence == 70
         assert (it.counters["timeouts"], it.counters["stale"], it.counters["exchanges"]) == (2, 2, 1)
         assert (it.counters["breaker_opened"], it.counters["reconnects"]) == (0, 0)
@@ -118,7 +119,7 @@ def test_the_breaker_opens_and_closes(held, caplog):
         assert warnings == [f"No drafts from {address}, next try in 1.0 s: no answer within 0.01 s"]
         held.let_go.set()
         now[0] = 3.0
-        it._deadline_s = 60
+        it._deadline = ExchangeDeadline(60)
         assert it.exchange(REQUEST)
         assert it.exchange(REQUEST)
         assert (it.counters["exchanges"], it.counters["breaker_opened"]) == (2, 2)
@@ -129,14 +130,14 @@ def test_a_silent_stream_is_given_up_and_its_handler_cancelled(held):
         held.let_go.set()
         assert it.exchange(REQUEST)
         held.let_go.clear()
-        it._deadline_s = 0.05
+        it._deadline = ExchangeDeadline(0.05)
         assert it.exchange(REQUEST) is None
         until(lambda: held.begun == 2)
         assert it.exchange(REQUEST) is None
         assert it.exchange(REQUEST) is None
         until(lambda: held.cancelled == 1)
         held.let_go.set()
-        it._deadline_s = 60
+        it._deadline = ExchangeDeadline(60)
         until(lambda: it.exchange(REQUEST))
         assert it.counters["reconnects"] == 1
 

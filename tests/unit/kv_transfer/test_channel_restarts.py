@@ -2,6 +2,7 @@
 
 import signal
 
+from kv_transfer.channel_deadline import ExchangeDeadline
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, process, until
 
 
@@ -35,13 +36,13 @@ def test_a_stopped_server_that_goes_on():
         assert it.exchange(REQUEST)
         peer.send_signal(signal.SIGSTOP)
         try:
-            it._deadline_s = 0.05
+            it._deadline = ExchangeDeadline(0.05)
             until(lambda: it.exchange(REQUEST) or it.counters["timeouts"] == 5)
             assert it.counters["exchanges"] == 1
             assert it.counters["breaker_opened"] >= 1
         finally:
             peer.send_signal(signal.SIGCONT)
-        it._deadline_s = 60
+        it._deadline = ExchangeDeadline(60)
         until(lambda: it.exchange(REQUEST))
         assert it.exchange(REQUEST)
         assert it.counters["reconnects"] == 1
