@@ -2,32 +2,35 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from benchmarks.commands.lists import lengths, values
+from benchmarks.commands.pair_options import (
+    AnswerTokens,
+    Documents,
+    Drafts,
+    Dtype,
+    IgnoreEos,
+    KeepRate,
+    Speculator,
+    Target,
+)
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import MAX_LOOK_AHEAD
 from kv_transfer.model_source import located
 
-Dtype = Literal["float32", "bfloat16"]
-Documents = Literal["demo", "code"]
-
 
 def decode(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")] = Path(
-        "demo_models/target"
-    ),
-    speculator: Annotated[
-        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
-    ] = Path("demo_models/speculator"),
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per round and mode.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Number of requests that run at the same time.")] = 1,
     prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "2048",
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")] = 64,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    answer_tokens: AnswerTokens = 64,
+    keep_rate: KeepRate = 0.2,
     look_ahead: Annotated[
         int,
         typer.Option(
@@ -36,9 +39,9 @@ def decode(
             help="Number of drafts that come with the selection. With 0, every draft needs a drafting round.",
         ),
     ] = 8,
-    drafts: Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")] = 4,
+    drafts: Drafts = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
-    ignore_eos: Annotated[bool, typer.Option(help="Continue decoding after an end token.")] = False,
+    ignore_eos: IgnoreEos = False,
     target_layers: Annotated[
         int | None,
         typer.Option(help="Pad the target to this number of layers. Its answers stay the same, its steps cost more."),
@@ -46,10 +49,8 @@ def decode(
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; plain is always measured.")
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Number format of all engines.")] = "float32",
-    documents: Annotated[
-        Documents, typer.Option(help="Prompts: questions of the demo pair, or Python code to explain, for real models.")
-    ] = "demo",
+    dtype: Dtype = "float32",
+    documents: Documents = "demo",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:

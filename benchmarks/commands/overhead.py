@@ -5,17 +5,14 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands.pair_options import Speculator, Target
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.model_source import located
 
 
 def overhead(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")] = Path(
-        "demo_models/target"
-    ),
-    speculator: Annotated[
-        Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
-    ] = Path("demo_models/speculator"),
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 2048,
     answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,

@@ -7,7 +7,7 @@ with the drafters, and for a longer verification. So the counts of a step are ch
    worth more than its share of the verification. This gives the tokens and the seconds of such a step.
 2. The K with the most tokens per second is used. K = 0, no drafts, is used unless drafts are faster by MARGIN.
 3. Some steps use another K, to measure costs and acceptance again (probes). The time that they lose is estimated before
-   and measured afterwards. Probes lose at most PROBE_SHARE of the decoding time.
+   and measured afterwards. By these estimates, probes lose at most PROBE_SHARE of the decoding time.
 
 All costs and rates are measured in the running system (`step_costs`, `acceptance`).
 """

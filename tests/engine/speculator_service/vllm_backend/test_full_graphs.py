@@ -1,13 +1,12 @@
 """The choice of a CUDA graph, with vLLM's own manager of the V2 runner. No graph is captured."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import CUDAGraphMode
-from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
 from speculator_service.vllm_backend.full_graphs import piecewise_while
+from tests.reference.cuda_graphs import graph_manager
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
@@ -15,24 +14,7 @@ FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMo
 
 def manager(mode: CUDAGraphMode) -> Any:
     """vLLM's manager of a model without speculation, as after the capture of its graphs."""
-    found = object.__new__(CudaGraphManager)
-    sizes = SimpleNamespace(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1])
-    fields = {
-        "vllm_config": SimpleNamespace(speculative_config=None),
-        "compilation_config": sizes,
-        "cudagraph_mode": mode,
-        "max_num_reqs": 32,
-        "decode_query_len": 1,
-        "varlen_decode": False,
-        "lora_capture_cases": [0],
-        "_lora_dispatch_map": {},
-        "_candidates": {},
-        "_capture_descs": {},
-        "_graphs_captured": True,
-    }
-    vars(found).update(fields)
-    found._init_candidates()
-    return found
+    return graph_manager(mode, sizes=SIZES, requests=32, decode_tokens=1)
 
 
 def chosen(manager: Any, requests: int, tokens: int) -> CUDAGraphMode:

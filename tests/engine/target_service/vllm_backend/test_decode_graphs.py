@@ -1,13 +1,12 @@
 """The choice of a CUDA graph for steps with remote drafts, with vLLM's own manager. No graph is captured."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import CUDAGraphMode
-from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
 from target_service.vllm_backend.decode_graphs import capture_decode_steps
+from tests.reference.cuda_graphs import graph_manager
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128]
 MOST = 4
@@ -17,23 +16,7 @@ RAGGED, UNDRAFTED, UNIFORM, PROMPT = [1, 3, 5, 1], [1, 1, 1], [5, 5, 5], [1, 5, 
 
 def manager(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE) -> Any:
     """vLLM's manager of a target with K = 4, as after the capture of its graphs."""
-    found = object.__new__(CudaGraphManager)
-    fields = {
-        "vllm_config": SimpleNamespace(speculative_config=None),
-        "compilation_config": SimpleNamespace(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1]),
-        "cudagraph_mode": mode,
-        "max_num_reqs": 16,
-        "decode_query_len": 1 + MOST,
-        "varlen_decode": False,
-        "lora_capture_cases": [0],
-        "_lora_dispatch_map": {},
-        "_candidates": {},
-        "_capture_descs": {},
-        "_graphs_captured": True,
-    }
-    vars(found).update(fields)
-    found._init_candidates()
-    return found
+    return graph_manager(mode, sizes=SIZES, requests=16, decode_tokens=1 + MOST)
 
 
 def chosen(manager: Any, lengths: list[int]) -> Any:

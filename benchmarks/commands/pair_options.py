@@ -1,0 +1,18 @@
+"""Options of the commands that start a target and a speculator: their types, texts and limits."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Target = Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")]
+Speculator = Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")]
+AnswerTokens = Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")]
+KeepRate = Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")]
+Drafts = Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")]
+IgnoreEos = Annotated[bool, typer.Option(help="Continue decoding after an end token.")]
+Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Number format of all engines.")]
+Documents = Annotated[
+    Literal["demo", "code"],
+    typer.Option(help="Prompts: questions of the demo pair, or Python code to explain, for real models."),
+]
