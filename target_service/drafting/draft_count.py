@@ -5,7 +5,7 @@ with the drafters, and for a longer verification. So the counts of a step are ch
 
 1. For each largest count K from 0 to the maximum: a request gets a draft, up to K, if the draft's expected tokens are
    worth more than its share of the verification. This gives the tokens and the seconds of such a step.
-2. The K with the most tokens per second is used. K = 0, no drafts, is used unless drafts are faster by MARGIN.
+2. The K with the most tokens per second is used. K = 0 means no drafts; it is used if several are equal.
 3. Some steps use another K, to measure costs and acceptance again (probes). The time that they lose is estimated before
    and measured afterwards. By these estimates, probes lose at most PROBE_SHARE of the decoding time.
 
@@ -17,9 +17,6 @@ import numpy.typing as npt
 
 from target_service.drafting.acceptance import Float64Array
 from target_service.drafting.step_costs import StepCosts
-
-MARGIN = 1.03
-"""Drafts must make a step at least this much faster. It covers the errors of the measurements."""
 
 PROBE_SHARE = 0.005
 """The share of the decoding time that probes may lose."""
@@ -62,8 +59,6 @@ class DraftCounts:
         plans: list[Int64Array] = [np.minimum(np.minimum(allowed, worth), k) for k in range(self._most + 1)]
         rates = [self._tokens(plan, expected, rows) / self._seconds(plan, rows) for plan in plans]
         best = int(np.argmax(rates))
-        if rates[best] < MARGIN * rates[0]:
-            best = 0
         probe = self._next_probe(best)
         plan = np.minimum(allowed, probe)
         lost = self._seconds(plan, rows) - self._tokens(plan, expected, rows) / rates[best]
