@@ -133,6 +133,8 @@ class SelectRequest:
     cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
     decode: options of the session to keep for drafting; None keeps no session.
     trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
+    question: half-open token span of the question of the last user turn (all of the turn's text if it is short). None:
+    unknown; the last `options.protect_last` tokens then count as the question.
     """
 
     request_id: str
@@ -143,10 +145,13 @@ class SelectRequest:
     cache_salt: str | None = None
     decode: DecodeOptions | None = None
     trace: Mapping[str, str] | None = None
+    question: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
             raise ValueError(f"token_ids must be [M], not {list(self.token_ids.shape)}")
+        if self.question is not None and not 0 <= self.question[0] < self.question[1] <= self.token_ids.size:
+            raise ValueError(f"question must be a range inside the {self.token_ids.size} tokens, not {self.question}")
         if self.protected_spans.ndim != 2 or self.protected_spans.shape[1] != 2:
             raise ValueError(f"protected_spans must be [P, 2], not {list(self.protected_spans.shape)}")
 

@@ -18,7 +18,6 @@ from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
-    Int32Array,
     KeptPrompt,
     Selection,
     SelectRequest,
@@ -30,7 +29,7 @@ from router.explain import SelectionLog, explanation
 from router.metrics import record_decision, record_first_token
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
-from router.protection import protected_spans
+from router.protection import PromptSpans, prompt_spans
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 from speculator_service.limits import check_length as check_speculator_length
 from target_service.limits import check_length as check_target_length
@@ -122,7 +121,7 @@ class Dispatcher:
     async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         options = context.options
-        spans = protected_spans(
+        spans = prompt_spans(
             len(prompt.token_ids), options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
         )
         traits = RequestTraits(
@@ -131,7 +130,7 @@ class Dispatcher:
             echo=context.echo,
             beam_search=context.beam_search,
             multimodal=prompt.multimodal,
-            compressible_tokens=len(prompt.token_ids) - int((spans[:, 1] - spans[:, 0]).sum()),
+            compressible_tokens=len(prompt.token_ids) - int((spans.protected[:, 1] - spans.protected[:, 0]).sum()),
         )
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
@@ -140,18 +139,24 @@ class Dispatcher:
         if decision.speculative:
             check_speculator_length(traits.prompt_tokens, options.look_ahead, self.pools.speculator, _OR_DENSE)
             if selection := await self._select(request_id, prompt, context, spans, outcome):
-                self.selections.add(request_id, explanation(selection, options, spans, outcome.timings))
+                self.selections.add(request_id, explanation(selection, options, spans.protected, outcome.timings))
                 return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 
     async def _select(
-        self, request_id: str, prompt: Prompt, context: RequestContext, spans: Int32Array, outcome: Outcome
+        self, request_id: str, prompt: Prompt, context: RequestContext, spans: PromptSpans, outcome: Outcome
     ) -> Selection | None:
         """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""
         ids = np.asarray(prompt.token_ids, np.int32)
         session = context.decode if context.decode.method == "remote" else None
         request = SelectRequest(
-            request_id, ids, context.options.selection, spans, cache_salt=prompt.cache_salt, decode=session
+            request_id,
+            ids,
+            context.options.selection,
+            spans.protected,
+            cache_salt=prompt.cache_salt,
+            decode=session,
+            question=spans.question,
         )
         sent = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Which tokens of a chat prompt are never dropped.
+"""Which tokens of a chat prompt are never dropped, and which are its question.
 
 Selection may drop tokens only from the contents of user, assistant and tool messages; of the last user turn, only from
 the long part before its question. The chat template, the system prompt, the tool definitions and the question are
@@ -8,7 +8,7 @@ or that could be in two places, is kept.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,40 @@ LONG_TURN_CHARS = 2048
 CharSpan = tuple[int, int]
 
 
-def protected_spans(
+class PromptSpans(NamedTuple):
+    """protected: int32 [P, 2], half-open token spans that are never dropped.
+
+    question: half-open token span of the question of the last user turn (the whole turn if it is short). None if it is
+    unknown: raw text, a turn that is not found, a question without a visible beginning, or a last user turn that an
+    assistant or tool message follows.
+    """
+
+    protected: Int32Array
+    question: tuple[int, int] | None = None
+
+
+class ChatChars(NamedTuple):
+    """Character ranges of a rendered chat. compressible: selection may drop their tokens. question: as in PromptSpans.
+
+    A question is never compressible.
+    """
+
+    compressible: list[CharSpan]
+    question: CharSpan | None = None
+
+
+def prompt_spans(
     size: int,
     asked: Collection[Sequence[int]],
     conversation: Sequence[Mapping[str, Any]] | None,
     text: str | None,
     offsets: Sequence[tuple[int, int]] | None,
-) -> Int32Array:
-    """The protected token spans of a prompt of `size` tokens, int32 [P, 2], half-open.
+) -> PromptSpans:
+    """The spans of a prompt of `size` tokens.
 
-    asked: the client's spans. conversation, text, offsets: as in `droppable_tokens`. A prompt without a conversation is
-    raw text: every token but the first may be dropped.
+    asked: the client's protected spans. conversation: the messages that the template rendered (role, content). text:
+    the rendered prompt. offsets: each token's character range in `text`. A prompt without a conversation is raw text:
+    every token but the first may be dropped.
     Raises InvalidRequestError for a span that is not inside the prompt.
     """
     keep = np.zeros(size, bool)
@@ -40,42 +63,58 @@ def protected_spans(
     check_spans(asked, size)
     for start, end in asked:
         keep[start:end] = True
+    question = None
     if conversation is not None:
         # Only the text shows where the turns are: without it, nothing may be dropped.
         if text is None or offsets is None or len(offsets) != size:
             keep[:] = True
         else:
-            keep |= ~droppable_tokens(text, conversation, offsets)
-    return spans_of(keep)
+            chars = chat_chars(text, conversation)
+            # np.asarray would convert each tuple to an array first, which is slow.
+            ranges = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
+            keep |= ~tokens_inside(chars.compressible, ranges)
+            question = tokens_touched(chars.question, ranges)
+    return PromptSpans(spans_of(keep), question)
 
 
-def droppable_tokens(
-    text: str, messages: Sequence[Mapping[str, Any]], offsets: Sequence[tuple[int, int]]
-) -> npt.NDArray[np.bool_]:
-    """Which tokens of a chat prompt selection may drop, bool [M].
+def tokens_inside(chars: Iterable[CharSpan], ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which tokens lie inside one of the character ranges `chars`, bool [M].
 
-    text: the rendered prompt. messages: the conversation that the template rendered (role, content). offsets: each
-    token's character range in `text`; tokens without characters (some special tokens) are not droppable.
+    ranges: each token's character range, [M, 2]. A token without characters (some special tokens) is never inside.
     """
-    # np.asarray would convert each tuple to an array first, which is slow.
-    start, end = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2).T
-    droppable = np.zeros(start.size, bool)
-    for first, last in compressible_chars(text, messages):
-        droppable |= (start >= first) & (end <= last) & (end > start)
-    return droppable
+    start, end = ranges.T
+    inside = np.zeros(start.size, bool)
+    for first, last in chars:
+        inside |= (start >= first) & (end <= last) & (end > start)
+    return inside
 
 
-def compressible_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> list[CharSpan]:
-    """The character ranges of `text` from which selection may drop tokens."""
+def tokens_touched(chars: CharSpan | None, ranges: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    """The half-open token span from the first to the last token that has a character in `chars`; None without one.
+
+    ranges: as in `tokens_inside`.
+    """
+    if chars is None:
+        return None
+    start, end = ranges.T
+    touched = np.flatnonzero((start < chars[1]) & (end > chars[0]) & (end > start))
+    return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
+
+
+def chat_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> ChatChars:
+    """The ranges of `text`, the rendered chat of `messages`."""
     last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
     parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
     found: dict[int, list[CharSpan]] = {}
     for (i, _), span in zip(parts, _places(text, [part for _, part in parts]), strict=True):
         if span is not None and messages[i].get("role") not in SYSTEM_ROLES:
             found.setdefault(i, []).append(span)
+    question = None
     if last_user in found:
-        found[last_user] = _before_question(text, found[last_user])
-    return [span for spans in found.values() for span in spans]
+        found[last_user], question = _split_turn(text, found[last_user])
+    if any(message.get("role") not in SYSTEM_ROLES for message in messages[last_user + 1 :]):
+        question = None  # the prompt goes on from a tool result or from the beginning of an answer
+    return ChatChars([span for spans in found.values() for span in spans], question)
 
 
 def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
@@ -97,23 +136,22 @@ def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
     return [(left, left + len(part)) if left == right >= 0 else None for left, right, part in places]
 
 
-def _before_question(text: str, parts: list[CharSpan]) -> list[CharSpan]:
-    """The last user turn without its question.
+def _split_turn(text: str, parts: list[CharSpan]) -> tuple[list[CharSpan], CharSpan | None]:
+    """The last user turn as (the ranges before its question, the question).
 
     A short turn is the question as a whole. In a long turn, the question is the last part if the client sent several,
     else the last line. In a last line that is itself long, the question cannot be found: all of it may be dropped, but
     for the tokens that every prompt keeps at its end (`protect_last`).
     """
-    if not parts:
-        return []
     *earlier, (first, last) = parts
     if sum(end - start for start, end in parts) <= LONG_TURN_CHARS:
-        return []
+        return [], (parts[0][0], last)
     if last - first <= LONG_TURN_CHARS and earlier:
-        return earlier
+        return earlier, (first, last)
     line = text.rfind("\n", first, last) + 1 or first
-    question = line if last - line <= LONG_TURN_CHARS else last
-    return [*earlier, (first, question)]
+    if last - line <= LONG_TURN_CHARS:
+        return [*earlier, (first, line)], (line, last)
+    return parts, None
 
 
 def _texts(content: Any) -> Iterable[str]:

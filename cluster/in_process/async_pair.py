@@ -167,7 +167,14 @@ class AsyncPair:
         service = SpeculatorService(self.speculator, None if remote is None else await self.draft_address())
         selection = await service.select(
             SelectRequest(
-                self.name("select"), prompt.token_ids, options, prompt.protected, return_importance, cache_salt, remote
+                self.name("select"),
+                prompt.token_ids,
+                options,
+                prompt.protected,
+                return_importance,
+                cache_salt,
+                remote,
+                question=prompt.question,
             )
         )
         session = selection.kept.session

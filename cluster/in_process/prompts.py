@@ -17,7 +17,7 @@ from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
 from router.decision import Decision, RequestTraits, decide
 from router.options import PrefillOptions
-from router.protection import protected_spans
+from router.protection import prompt_spans
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""
@@ -30,10 +30,14 @@ def no_spans() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedPrompt:
-    """A prompt as the models see it. token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped."""
+    """A prompt as the models see it.
+
+    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question: as in SelectRequest.
+    """
 
     token_ids: Int32Array
     protected: Int32Array
+    question: tuple[int, int] | None = None
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
@@ -64,8 +68,8 @@ def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] =
     Raises InvalidRequestError for a prompt that is empty, is none of `PromptInput` or that the chat template refuses.
     """
     if isinstance(prompt, RenderedPrompt):
-        more = protected_spans(prompt.token_ids.size, asked, None, None, None) if asked else no_spans()
-        return RenderedPrompt(prompt.token_ids, np.concatenate([prompt.protected, more]))
+        more = prompt_spans(prompt.token_ids.size, asked, None, None, None).protected if asked else no_spans()
+        return RenderedPrompt(prompt.token_ids, np.concatenate([prompt.protected, more]), prompt.question)
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
@@ -78,7 +82,7 @@ def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] =
 def _raw(token_ids: Int32Array, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
-    return RenderedPrompt(token_ids, protected_spans(token_ids.size, asked, None, None, None))
+    return RenderedPrompt(token_ids, *prompt_spans(token_ids.size, asked, None, None, None))
 
 
 def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
@@ -90,7 +94,7 @@ def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) ->
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
-    return RenderedPrompt(token_ids, protected_spans(token_ids.size, asked, messages, text, encoded.offset_mapping))
+    return RenderedPrompt(token_ids, *prompt_spans(token_ids.size, asked, messages, text, encoded.offset_mapping))
 
 
 def as_token_ids(prompt: Any) -> Int32Array:

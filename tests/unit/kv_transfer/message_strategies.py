@@ -66,16 +66,24 @@ options = st.builds(
     layers=st.sampled_from(["all", "last4", "last1"]),
     granularity=st.sampled_from(["chunk", "token"]),
 )
-select_requests = st.builds(
-    SelectRequest,
-    names,
-    id_arrays(),
-    options,
-    arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids),
-    st.booleans(),
-    st.none() | names,
-    trace=traces,
-)
+
+
+@st.composite
+def select_requests(draw):
+    token_ids = draw(id_arrays())
+    span = st.tuples(st.integers(0, token_ids.size - 1), st.integers(1, token_ids.size)).filter(lambda s: s[0] < s[1])
+    return SelectRequest(
+        draw(names),
+        token_ids,
+        draw(options),
+        draw(arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids)),
+        draw(st.booleans()),
+        draw(st.none() | names),
+        trace=draw(traces),
+        question=draw(st.none() | span) if token_ids.size else None,
+    )
+
+
 decode_options = st.builds(
     DecodeOptions,
     method=st.sampled_from(["remote", "ngram", "none"]),
@@ -165,7 +173,7 @@ messages = st.one_of(
     draft_replies,
     kept_prompts(),
     selections(),
-    select_requests,
+    select_requests(),
     generate_requests,
     generate_outputs,
     model_infos,

@@ -119,6 +119,7 @@ async def test_of_a_chat_only_contents_are_dropped():
     pools = LocalPools()
     await run(pools, chat, keep_rate=0.01, protect_last=1)
     assert pools.selects[0].protected_spans.tolist() == [[0, 6], [406, len(text)]]
+    assert pools.selects[0].question == (416, 420)
     dropped = set(range(len(text))) - set(pools.generates[0].prompt.positions.tolist())
     assert dropped
     assert dropped <= set(range(6, 406))

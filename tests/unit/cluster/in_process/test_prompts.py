@@ -28,6 +28,7 @@ def test_messages_are_rendered_by_the_chat_template(tokenizer):
     kept = tokenizer.decode(prompt.token_ids[sorted(protected(prompt))])
     assert document.question in kept
     assert document.record_sentence not in kept
+    assert document.question in tokenizer.decode(prompt.token_ids[slice(*prompt.question)])
 
 
 def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
@@ -36,12 +37,14 @@ def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
     from_ids = render(from_text.token_ids.tolist(), tokenizer)
     assert from_text.token_ids.tolist() == from_ids.token_ids.tolist() == tokenizer(text).input_ids
     assert protected(from_text) == protected(from_ids) == {0}
+    assert from_text.question is from_ids.question is None
 
 
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):
     prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32), no_spans())
     assert protected(render(prompt, tokenizer)) == set()
     assert {3, 4} <= protected(render(prompt, tokenizer, [[3, 5]]))
+    assert render(RenderedPrompt(prompt.token_ids, no_spans(), (3, 5)), tokenizer, [[3, 5]]).question == (3, 5)
 
 
 def test_a_tokenizer_without_a_chat_template(tokenizer, monkeypatch):
