@@ -1,13 +1,13 @@
 """A speculator without a model: deterministic scores and configurable latencies, to test the code around an engine."""
 
 import asyncio
-from time import perf_counter
 
 import numpy as np
 import torch
 
 from kv_transfer.errors import EngineUnavailableError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
+from kv_transfer.mock_compute import MockCompute
 from kv_transfer.model_info import inspect_model
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_length
@@ -28,19 +28,26 @@ class MockSpeculator(BranchingEngine):
         *,
         latency_ms: float = 0.0,
         ms_per_token: float = 0.0,
+        ms_per_look_ahead: float = 0.0,
         ms_per_draft: float = 0.0,
+        cache_tokens: int = 0,
+        block_size: int = 32,
+        one_at_a_time: bool = False,
         fail_every: int = 0,
         max_model_len: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Scoring takes latency_ms + ms_per_token * M, drafting ms_per_draft * count.
+        """Scoring takes latency_ms, ms_per_token for each computed prompt token and ms_per_look_ahead for each
+        look-ahead token; drafting takes ms_per_draft * count.
 
+        cache_tokens: capacity of the prefix cache, in blocks of block_size tokens; 0 caches nothing. It holds prompts
+        and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
         fail_every n: every nth call of `score` raises EngineUnavailableError. seed: for sampled drafts.
         """
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.started = self.aborted = self.running = 0
-        self._latency_ms = latency_ms
-        self._ms_per_token = ms_per_token
+        self.compute = MockCompute(latency_ms, ms_per_token, cache_tokens, block_size, one_at_a_time)
+        self._ms_per_look_ahead = ms_per_look_ahead
         self._fail_every = fail_every
         self._ms_per_draft = ms_per_draft
         self._closed = False
@@ -62,10 +69,10 @@ class MockSpeculator(BranchingEngine):
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
             raise EngineUnavailableError(f"the mock speculator fails every {self._fail_every} calls, as it was told to")
-        start = perf_counter()
         self.running += 1
         try:
-            await asyncio.sleep((self._latency_ms + self._ms_per_token * token_ids.size) / 1e3)
+            look_ahead_ms = self._ms_per_look_ahead * options.look_ahead
+            done = await self.compute.prefill(token_ids, _in_order(token_ids), cache_salt, look_ahead_ms)
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -74,9 +81,11 @@ class MockSpeculator(BranchingEngine):
         tokens = [int(token_ids[-1])]
         for _ in range(options.look_ahead):
             tokens.append(self.likeliest(tokens[-1]))
+        read = np.append(token_ids, np.array(tokens[1:-1], np.int32))  # the last token's KV is not computed
+        self.compute.cache.store(read, _in_order(read), cache_salt)
         if keep_session:
             self.sessions[request_id] = (int(token_ids.size), int(token_ids[-1]))
-        timings = {"queue": 0.0, "speculate": (perf_counter() - start) * 1e3}
+        timings = {"queue": done.queue_ms, "speculate": done.ms}
         return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings)
 
     def likeliest(self, token: int) -> int:
@@ -86,7 +95,7 @@ class MockSpeculator(BranchingEngine):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)
-        await asyncio.sleep((self._latency_ms + self._ms_per_token * prompt.token_ids.size) / 1e3)
+        await self.compute.prefill(prompt.token_ids, prompt.positions, cache_salt)
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
 
     async def draft_many(
@@ -139,6 +148,10 @@ class MockSpeculator(BranchingEngine):
 
     def close(self) -> None:
         self._closed = True
+
+
+def _in_order(token_ids: Int32Array) -> Int32Array:
+    return np.arange(token_ids.size, dtype=np.int32)
 
 
 def _hash(ids: np.ndarray) -> np.ndarray:

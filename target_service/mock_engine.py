@@ -11,6 +11,7 @@ import numpy as np
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
+from kv_transfer.mock_compute import MockCompute, Prefill
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
 from target_service.answer import Answers, NewToken
@@ -23,9 +24,10 @@ class MockTarget(TargetEngine):
     """TargetEngine whose answers are a hash of the kept prompt. Each decoded token has probability 1 (logprob 0).
 
     model: a folder or a hub name; its config and tokenizer are read. The first token takes prefill_ms plus
-    prefill_ms_per_token for each kept token; each further token takes decode_ms. fail_before_first: the number of
-    requests that fail with EngineUnavailableError before their first token. Sampling fields that choose tokens have no
-    effect.
+    prefill_ms_per_token for each computed token; each further token takes decode_ms. cache_tokens: capacity of the
+    prefix cache, in blocks of block_size tokens; 0 caches nothing. one_at_a_time: prefills wait for each other.
+    fail_before_first: the number of requests that fail with EngineUnavailableError before their first token. Sampling
+    fields that choose tokens have no effect.
     kv_role, kv_host: as in VllmTarget; a request that brings KV blocks needs no prefill.
     started, running, aborted: counts of requests.
     """
@@ -37,6 +39,9 @@ class MockTarget(TargetEngine):
         prefill_ms: float = 0.0,
         prefill_ms_per_token: float = 0.0,
         decode_ms: float = 0.0,
+        cache_tokens: int = 0,
+        block_size: int = 16,
+        one_at_a_time: bool = False,
         fail_before_first: int = 0,
         max_model_len: int | None = None,
         kv_role: KvRole | None = None,
@@ -44,7 +49,8 @@ class MockTarget(TargetEngine):
     ) -> None:
         self._kv_role, self._kv_host = kv_role, kv_host
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
-        self._prefill_ms, self._prefill_ms_per_token, self._decode_ms = prefill_ms, prefill_ms_per_token, decode_ms
+        self.compute = MockCompute(prefill_ms, prefill_ms_per_token, cache_tokens, block_size, one_at_a_time)
+        self._decode_ms = decode_ms
         self._failures_left = fail_before_first
         self.started = self.running = self.aborted = 0
 
@@ -74,24 +80,36 @@ class MockTarget(TargetEngine):
         self, request: GenerateRequest, sampling: Sampling, max_tokens: int
     ) -> AsyncGenerator[GenerateOutput, None]:
         prompt, arrived = request.prompt, request.kv_blocks is not None
-        prefill_ms = 0.0 if arrived else self._prefill_ms + self._prefill_ms_per_token * prompt.token_ids.size
-        await asyncio.sleep(prefill_ms / 1e3)
+        if arrived:
+            done = Prefill(cached_tokens=int(prompt.token_ids.size), queue_ms=0.0, ms=0.0)
+        else:
+            done = await self.compute.prefill(prompt.token_ids, prompt.positions, request.cache_salt)
         answers = Answers(sampling, max_tokens, self._tokenizer, set())
-        cached = int(prompt.token_ids.size) if arrived else 0
-        answers.on_first_output = {"timings": {"queue": 0.0, "prefill": prefill_ms}, "cached_tokens": cached}
+        timings = {"queue": done.queue_ms, "prefill": done.ms}
+        answers.on_first_output = {"timings": timings, "cached_tokens": done.cached_tokens}
         if sampling.prompt_logprobs is not None:
             certain = [None, *([TokenLogprob(id, 0.0, 1)] for id in prompt.token_ids[1:].tolist())]
             answers.on_first_output["prompt_logprobs"] = certain
         tokens = [mock_tokens(prompt, max_tokens, self.info.vocab_size, index).tolist() for index in range(sampling.n)]
-        for step in zip(*tokens, strict=True):
+        for count, step in enumerate(zip(*tokens, strict=True)):
             if answers.begun:
                 await asyncio.sleep(self._decode_ms / 1e3)
             answers.add([NewToken(id, 0.0, [TokenLogprob(id, 0.0, 1)]) for id in step])
+            if answers.finished:
+                self._store(request, [answer[:count] for answer in tokens])
             output = answers.output()
             if output is not None:
                 yield output
             if answers.finished:
                 return
+
+    def _store(self, request: GenerateRequest, answers: list[list[int]]) -> None:
+        """Hold prompt and answers in the prefix cache. answers: without the last token, whose KV is not computed."""
+        prompt = request.prompt
+        for answer in answers:
+            ids = np.append(prompt.token_ids, np.array(answer, np.int32))
+            following = prompt.context_length + np.arange(len(answer), dtype=np.int32)
+            self.compute.cache.store(ids, np.append(prompt.positions, following), request.cache_salt)
 
     @cached_property
     def _tokenizer(self) -> Any:

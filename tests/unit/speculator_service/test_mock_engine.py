@@ -107,3 +107,22 @@ async def test_only_kept_sessions_exist(demo_speculator):
 def test_no_model(tmp_path):
     with pytest.raises(ModelError):
         mock(str(tmp_path / "missing"))
+
+
+async def test_a_cached_prompt_takes_the_time_of_its_look_ahead_alone(demo_speculator):
+    engine = mock(demo_speculator, ms_per_token=0.01, ms_per_look_ahead=1, cache_tokens=4096, block_size=4)
+    prompt, options = np.arange(400, dtype=np.int32), SelectionOptions(look_ahead=2)
+    times = []
+    for salt in (None, None, "other"):
+        times.append((await engine.score("a", prompt, options, cache_salt=salt)).timings["speculate"])
+    assert times == pytest.approx([6.0, 2.04, 6.0])  # the last block holds the last token, which is always computed
+    assert (engine.compute.cached_tokens, engine.compute.computed_tokens) == (396, 804)
+
+
+async def test_the_next_turn_finds_prompt_and_look_ahead(demo_speculator):
+    engine = mock(demo_speculator, cache_tokens=4096, block_size=1)
+    prompt = np.arange(100, dtype=np.int32)
+    tokens = (await engine.score("a", prompt, OPTIONS)).look_ahead_tokens
+    before = engine.compute.cached_tokens
+    await engine.score("b", np.array([*prompt, *tokens, 7, 8], np.int32), OPTIONS)
+    assert engine.compute.cached_tokens - before == 100 + len(tokens) - 1

@@ -128,3 +128,19 @@ async def test_create_engine_knows_the_mock() -> None:
     assert (engine.info.engine, engine.info.max_model_len) == ("mock", 64)
     await engine.check_health()
     engine.close()
+
+
+async def test_the_next_turn_finds_prompt_and_answer_at_their_positions() -> None:
+    target = MockTarget(MODEL, prefill_ms_per_token=0.01, cache_tokens=4096, block_size=1)
+    answer = tokens_of(await collect(target, {"max_tokens": 5}))
+    ids = np.array([*PROMPT.token_ids, *answer, 30, 31], np.int32)
+    following = np.arange(10, 17, dtype=np.int32)
+    [first, *_] = await collect(
+        target, {"max_tokens": 1}, KeptPrompt(ids, np.append(PROMPT.positions, following).astype(np.int32), 17)
+    )
+    assert first.cached_tokens == 3 + 4  # the KV of the answer's last token is not computed
+    assert first.timings["prefill"] == pytest.approx(0.03)
+    [moved, *_] = await collect(
+        target, {"max_tokens": 1}, KeptPrompt(ids, np.append(PROMPT.positions, following + 1).astype(np.int32), 18)
+    )
+    assert moved.cached_tokens == 3, "the same tokens at other positions are other KV"
