@@ -1,7 +1,7 @@
 """Numpy arrays as msgpack extension values; the extension code gives the dtype and the number of dimensions.
 
-Token ids are int32 and importance is float32, both little-endian. A strictly increasing int32 array, such as kept
-positions, travels as a bitmap or as spans if that is shorter.
+Token ids are int32 and importance is float32, both little-endian. An int32 array of distinct numbers, such as kept
+positions, travels as a bitmap, spans or segments (`kv_transfer.positions`) if that is shorter.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from kv_transfer.errors import WireError
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.messages import Float32Array, Int32Array, is_ascending
 from kv_transfer.positions import MAX_CONTEXT_LENGTH, decode_positions, encode_positions
 
 _INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
@@ -18,15 +18,17 @@ _INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
 ELEMENT_TYPES: dict[Any, type] = {Int32Array: np.int32, Float32Array: np.float32}
 
 
-def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
-    """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array."""
+def encode_array(array: np.ndarray[Any, Any], *, segments: bool = True) -> msgspec.msgpack.Ext:
+    """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array.
+
+    segments: whether the reader knows this form.
+    """
     if array.dtype == np.float32 and array.ndim == 1:
         return msgspec.msgpack.Ext(_FLOAT32, array.astype("<f4").tobytes())
     if array.dtype == np.int32 and array.ndim == 1:
-        if array.size > 1 and _is_increasing(array):  # a single decoded token is an array of one: nothing to pack
-            packed = encode_positions(array, int(array[-1]) + 1)
-            if len(packed) < array.nbytes:
-                return msgspec.msgpack.Ext(_POSITIONS, packed)
+        packed = _packed(array, segments)
+        if packed is not None and len(packed) < array.nbytes:
+            return msgspec.msgpack.Ext(_POSITIONS, packed)
         return msgspec.msgpack.Ext(_INT32, array.astype("<i4").tobytes())
     if array.dtype == np.int32 and array.ndim == 2 and array.shape[1] == 2:
         return msgspec.msgpack.Ext(_INT32_PAIRS, array.astype("<i4").tobytes())
@@ -54,8 +56,21 @@ def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
     raise WireError(f"an unknown kind of array ({code})")
 
 
-def _is_increasing(array: Int32Array) -> bool:
-    return bool(array[0] >= 0 and array[-1] < MAX_CONTEXT_LENGTH and (np.diff(array) > 0).all())
+def _packed(array: Int32Array, segments: bool) -> bytes | None:
+    """The numbers as positions; None if they cannot be positions, or if this is surely not shorter."""
+    if array.size < 2:  # a single decoded token is an array of one: nothing to pack
+        return None
+    if not is_ascending(array):
+        runs = 1 + np.count_nonzero(array[1:] != array[:-1] + 1)
+        if not segments or 8 * runs >= array.nbytes:
+            return None
+    last = int(array.max())
+    if array.min() < 0 or last >= MAX_CONTEXT_LENGTH:
+        return None
+    try:
+        return encode_positions(array, last + 1)
+    except WireError:  # a number occurs twice
+        return None
 
 
 def _elements(data: memoryview, dtype: str, size: int) -> np.ndarray[Any, Any]:

@@ -1,10 +1,14 @@
 """Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
 
 An actor answers with a message or with an error. `decode` returns a message and raises an error. Bytes that are not a
-message of this version always raise WireError.
+message of a version that this side reads always raise WireError.
+
+During a rolling upgrade two releases exchange messages. So a message has the oldest version whose readers understand
+it, and the version before the present one is still read. Version 2: kept positions in any order.
 """
 
 import struct
+from functools import partial
 from typing import Any, TypeVar, get_origin
 
 import msgspec
@@ -28,7 +32,8 @@ from kv_transfer.messages import (
 )
 from kv_transfer.validation import sentence
 
-VERSION = 1
+VERSION = 2
+OLDEST_VERSION = 1
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 _HEADER = struct.Struct("<4sBB")
@@ -42,7 +47,7 @@ class ErrorMessage(msgspec.Struct):
     message: str
 
 
-# A number is never reused for another message. A message whose meaning changes needs a new VERSION.
+# A number is never reused for another message.
 _NUMBERS: dict[type, int] = {
     ErrorMessage: 0,
     SelectRequest: 1,
@@ -71,12 +76,13 @@ def encode(message: Any) -> bytes:
         raise WireError(f"a {type(message).__name__} is not a message")
     try:
         columns = _COLUMNS.get(type(message))
-        body = _ENCODER.encode(columns.of(message) if columns else message)
+        version = _version(message)
+        body = _ENCODERS[version].encode(columns.of(message) if columns else message)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
         raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
     if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return _HEADER.pack(_MAGIC, VERSION, number) + body
+    return _HEADER.pack(_MAGIC, version, number) + body
 
 
 def encode_error(error: SkimError) -> bytes:
@@ -114,16 +120,38 @@ def _read_header(data: bytes) -> int:
     magic, version, number = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise WireError("these bytes are not a message of Skim")
-    if version != VERSION:
-        raise WireError(f"a message has version {version}, this side reads version {VERSION}; run one version of Skim")
+    if not OLDEST_VERSION <= version <= VERSION:
+        raise WireError(
+            f"a message has version {version}, this side reads versions {OLDEST_VERSION} to {VERSION}; "
+            "run one version of Skim, or update by one version at a time"
+        )
     return int(number)
 
 
-def _encode_hook(value: Any) -> Any:
+def _version(message: Any) -> int:
+    """The oldest version whose readers understand the message."""
+    return VERSION if any(not prompt.is_ascending for prompt in _prompts(message)) else OLDEST_VERSION
+
+
+def _prompts(message: Any) -> list[KeptPrompt]:
+    match message:
+        case KeptPrompt():
+            return [message]
+        case Selection():
+            return [message.kept]
+        case GenerateRequest():
+            return [message.prompt]
+        case DraftRequest():
+            return [state.prompt for state in message.restored]
+    return []
+
+
+def _encode_hook(value: Any, *, segments: bool) -> Any:
     if isinstance(value, np.ndarray):
-        return encode_array(value)
+        return encode_array(value, segments=segments)
     if isinstance(value, SelectionOptions | DecodeOptions):
-        return value.model_dump()
+        # A reader refuses options that it does not know, so an option that is not used is not sent.
+        return value.model_dump(exclude_defaults=True)
     raise TypeError(f"a {type(value).__name__} has no form on the wire")
 
 
@@ -138,7 +166,10 @@ def _decode_hook(wanted: type, value: Any) -> Any:
     raise ValueError(f"an array of {ELEMENT_TYPES[wanted].__name__} was expected, {type(value).__name__} came")
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_ENCODERS = {
+    version: msgspec.msgpack.Encoder(enc_hook=partial(_encode_hook, segments=version >= 2))
+    for version in range(OLDEST_VERSION, VERSION + 1)
+}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     number: msgspec.msgpack.Decoder(_COLUMNS.get(cls, cls), dec_hook=_decode_hook, ext_hook=decode_array)
     for number, cls in _TYPES.items()

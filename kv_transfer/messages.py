@@ -23,6 +23,11 @@ ACCEPTED = b""
 """The first item of every stream of GenerateOutputs: the target replica has the request."""
 
 
+def is_ascending(positions: Int32Array) -> bool:
+    """Whether `positions` [K] increase strictly. A comparison cannot overflow, unlike a difference."""
+    return bool((positions[1:] > positions[:-1]).all())
+
+
 def _odd(value: int) -> int:
     if value % 2 == 0:
         raise ValueError("must be odd, so that the pooled score keeps its place")
@@ -89,12 +94,14 @@ class SessionHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPrompt:
-    """The kept tokens of a prompt, with their original positions.
+    """The kept tokens of a prompt, with their original positions: segments in the order in which they are prefilled.
 
-    token_ids: int32 [K]. positions: int32 [K], strictly increasing, in [0, context_length).
+    token_ids: int32 [K]. positions: int32 [K], distinct, in [0, context_length), in any order. A token attends to the
+    tokens that stand before it here, so the order decides what it can use. The positions alone carry the order of the
+    text.
     context_length: M, the number of tokens of the original prompt; the first decoded token has position M.
     look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation; the target uses it as the first drafts.
-    A dense prompt has K == M.
+    A dense prompt has the positions 0, 1, ..., M - 1 in this order.
     """
 
     token_ids: Int32Array
@@ -110,8 +117,9 @@ class KeptPrompt:
             )
         if not self.token_ids.size:
             raise ValueError("a kept prompt needs at least one token")
-        if self.positions[0] < 0 or self.positions[-1] >= self.context_length or (np.diff(self.positions) <= 0).any():
-            raise ValueError(f"kept positions must rise strictly inside [0, {self.context_length})")
+        ordered = self.positions if self.is_ascending else np.sort(self.positions)
+        if ordered[0] < 0 or ordered[-1] >= self.context_length or not is_ascending(ordered):
+            raise ValueError(f"kept positions must be distinct and inside [0, {self.context_length})")
 
     @classmethod
     def dense(cls, token_ids: npt.ArrayLike) -> "KeptPrompt":
@@ -120,8 +128,14 @@ class KeptPrompt:
         return cls(ids, np.arange(ids.size, dtype=np.int32), int(ids.size))
 
     @property
+    def is_ascending(self) -> bool:
+        """Whether the tokens stand in the order of the text."""
+        return is_ascending(self.positions)
+
+    @property
     def is_dense(self) -> bool:
-        return int(self.token_ids.size) == self.context_length
+        """Whether the positions are 0, 1, ..., M - 1. The whole prompt in another order is not dense."""
+        return int(self.token_ids.size) == self.context_length and self.is_ascending
 
 
 @dataclass(frozen=True, slots=True, eq=False)

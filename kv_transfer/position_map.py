@@ -1,11 +1,12 @@
 """The original position of each slot of a compact KV cache.
 
-An engine that prefills K of M tokens stores them in slots 0..K-1, but applies the rotary embedding of their original
-positions. A model runner needs only the offsets: `offset[i] = kept[i] - i` inside the prompt, and the constant `M - K`
-after it. The same offsets hold for decoding, for the verification of drafts, and after preemption (Speculative Prefill,
-arXiv 2502.02789, section 3.3). Imports numpy only.
+An engine that prefills K of M tokens stores them in slots 0..K-1, in the order of the prompt, but applies the rotary
+embedding of their original positions. A model runner needs only the offsets: `offset[i] = kept[i] - i` inside the
+prompt, and the constant `M - K` after it. The same offsets hold for decoding, for the verification of drafts, and after
+preemption (Speculative Prefill, arXiv 2502.02789, section 3.3). Imports numpy only.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -25,14 +26,13 @@ KEPT_POSITIONS = "skim_kept_positions"
 class PositionMap:
     """Offsets from slot to original position, for one kept prompt.
 
-    kept: int32 [K], strictly increasing in [0, context_length), as KeptPrompt checks.
+    kept: int32 [K], distinct, in [0, context_length), in any order, as KeptPrompt checks. The offset of a slot is below
+    0 where a token stands after tokens of later text.
     """
 
     def __init__(self, kept: Int32Array, context_length: int) -> None:
         self.prompt_offsets: Int32Array = kept - np.arange(kept.size, dtype=np.int32)
         self.decode_offset = context_length - kept.size
-        # Offsets never decrease, so all slots before the first non-zero offset have the positions of a dense prompt.
-        self._lead_in = int(np.searchsorted(self.prompt_offsets, 0, side="right"))
 
     def fill(self, out: Int64Array, start: int) -> None:
         """Write the offsets of slots start .. start + len(out) - 1 into `out`."""
@@ -43,13 +43,14 @@ class PositionMap:
     def block_key(self, start: int, end: int) -> bytes | None:
         """The part of the block hash of slots [start, end) that distinguishes the same tokens at other positions.
 
-        The offsets as little-endian int32; None if all are zero, so that plain requests can share the block.
+        The offsets as little-endian int32; None if all are zero, so that plain requests can share the block. A block's
+        hash includes that of the block before it, so blocks are shared only after blocks with equal positions.
         """
-        if self.decode_offset == 0 or end <= self._lead_in:
-            return None
-        offsets = np.empty(end - start, np.int64)
-        self.fill(offsets, start)
-        return offsets.astype("<i4").tobytes()
+        key = self.prompt_offsets[start:end].astype("<i4", copy=False).tobytes()
+        decoded = end - max(start, self.prompt_offsets.size)
+        if decoded > 0:
+            key += struct.pack("<i", self.decode_offset) * decoded
+        return key if key.strip(b"\0") else None
 
 
 def position_map(extra_args: Mapping[str, Any] | None) -> PositionMap | None:

@@ -18,6 +18,13 @@ def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:
             )
 
 
+def segments_of(positions: Int32Array) -> Int32Array:
+    """The runs of consecutive positions in `positions` [K], K > 0, as spans in the same order: int32 [S, 2]."""
+    breaks = np.flatnonzero(positions[1:] != positions[:-1] + 1)
+    starts, lasts = positions[np.r_[0, breaks + 1]], positions[np.r_[breaks, positions.size - 1]]
+    return np.stack([starts, lasts + 1], 1)
+
+
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
     """The runs of true values in `mask` [M], int32 [P, 2]: sorted, not empty, and never adjacent."""
     edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))

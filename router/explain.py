@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.messages import KeptPrompt, Selection
-from kv_transfer.spans import spans_of
+from kv_transfer.spans import segments_of, spans_of
 from router.options import PrefillOptions
 
 
@@ -19,6 +19,8 @@ def explanation(
 ) -> dict[str, Any]:
     """One selection as JSON values. Spans are half-open ranges of token positions in the original prompt.
 
+    kept_spans are sorted. segments are the runs of kept tokens in the order in which the target reads them; None if
+    that is the order of kept_spans.
     timings: milliseconds by part, until the selection was back at the router.
     """
     kept: KeptPrompt = selection.kept
@@ -30,6 +32,7 @@ def explanation(
         "keep_rate": kept.token_ids.size / kept.context_length,
         "coverage": selection.coverage,
         "kept_spans": spans_of(is_kept).tolist(),
+        "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
         "protected_spans": protected_spans.tolist(),
         "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
         "options": options.selection.model_dump(),

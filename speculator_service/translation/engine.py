@@ -18,6 +18,7 @@ from kv_transfer.errors import InvalidRequestError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
 from kv_transfer.model_info import inspect_model, same_tokens
 from kv_transfer.model_source import is_within_reach
+from kv_transfer.spans import segments_of
 from speculator_service.engine import Drafted, Scores, SpeculatorEngine
 from speculator_service.translation.answer import AnswerTranslation
 from speculator_service.translation.token_text import TokenText
@@ -121,18 +122,22 @@ class TranslatingSpeculator(SpeculatorEngine):
 
         The text of dropped tokens is not known here. So a gap has as many positions as tokens of the target.
         """
-        ids: list[Int32Array] = []
-        positions: list[Int32Array] = []
+        segments = segments_of(prompt.positions)
+        sizes = segments[:, 1] - segments[:, 0]
+        parts = np.split(prompt.token_ids, np.cumsum(sizes)[:-1])
+        # The speculator's BOS is the first token that it reads, wherever its segment stands in the text.
+        readings = [self._translator.read(part, start=at == 0) for at, part in enumerate(parts)]
+        starts = np.empty(len(parts), np.int32)
         begin = end = 0
-        for run in np.split(np.arange(prompt.token_ids.size), np.flatnonzero(np.diff(prompt.positions) > 1) + 1):
-            begin += int(prompt.positions[run[0]]) - end
-            reading = self._translator.read(prompt.token_ids[run], start=not ids)
-            ids.append(reading.ids)
-            positions.append(np.arange(begin, begin + reading.ids.size, dtype=np.int32))
-            begin, end = begin + reading.ids.size, int(prompt.positions[run[-1]]) + 1
-        kept = KeptPrompt(np.concatenate(ids), np.concatenate(positions), begin + prompt.context_length - end)
+        for at in np.argsort(segments[:, 0]):  # the order of the text
+            begin += int(segments[at, 0]) - end
+            starts[at] = begin
+            begin, end = begin + readings[at].ids.size, int(segments[at, 1])
+        positions = [start + np.arange(r.ids.size, dtype=np.int32) for start, r in zip(starts, readings, strict=True)]
+        ids = np.concatenate([reading.ids for reading in readings])
+        kept = KeptPrompt(ids, np.concatenate(positions), begin + prompt.context_length - end)
         await self._engine.open_session(session, kept, cache_salt=cache_salt)
-        self._answers[session] = AnswerTranslation(self._translator, reading.end)
+        self._answers[session] = AnswerTranslation(self._translator, readings[int(segments[:, 0].argmax())].end)
 
     async def draft(
         self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0

@@ -1,6 +1,7 @@
 """Hypothesis strategies for every message that crosses the wire, and equality between two messages."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,18 @@ def id_arrays(min_size: int = 0) -> st.SearchStrategy[Any]:
 
 
 @st.composite
+def _segments_in_any_order(draw: st.DrawFn, kept: list[int]) -> list[int]:
+    cuts = sorted(draw(st.sets(st.integers(0, len(kept)), max_size=6)) | {0, len(kept)})
+    parts = draw(st.permutations([kept[start:end] for start, end in itertools.pairwise(cuts)]))
+    return list(itertools.chain(*parts))
+
+
+@st.composite
 def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
     context_length = draw(st.integers(1, 400))
     kept = draw(st.sets(st.integers(0, context_length - 1), min_size=1) | st.just(set(range(context_length))))
-    positions = np.array(sorted(kept), np.int32)
+    ascending = st.just(sorted(kept))
+    positions = np.array(draw(ascending | _segments_in_any_order(sorted(kept))), np.int32)
     token_ids = draw(arrays(np.int32, positions.size, elements=ids))
     return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions))
 

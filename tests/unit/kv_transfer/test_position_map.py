@@ -1,5 +1,7 @@
 """The map from slots to original positions, compared with the definition for each slot."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from kv_transfer.positions import encode_positions
 @st.composite
 def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
     context = draw(st.integers(1, 200))
-    kept = sorted(draw(st.sets(st.integers(0, context - 1), min_size=1)))
+    kept = draw(st.lists(st.integers(0, context - 1), min_size=1, unique=True))
+    if draw(st.booleans()):
+        kept.sort()
     return KeptPrompt(np.zeros(len(kept), np.int32), np.array(kept, np.int32), context)
 
 
@@ -46,6 +50,32 @@ def test_a_block_has_a_key_unless_all_its_slots_are_where_a_plain_request_has_th
     offsets = [slow_position(prompt, s) - s for s in range(start, end)]
     key = PositionMap(prompt.positions, prompt.context_length).block_key(start, end)
     assert key == (np.array(offsets, "<i4").tobytes() if any(offsets) else None)
+
+
+@st.composite
+def permutations(draw: st.DrawFn) -> KeptPrompt:
+    """A whole prompt whose segments stand in any order, so that many blocks have plain positions."""
+    size = draw(st.integers(1, 60))
+    cuts = sorted(draw(st.sets(st.integers(1, size))) | {0, size})
+    parts = draw(st.permutations([range(start, end) for start, end in itertools.pairwise(cuts)]))
+    return KeptPrompt(np.zeros(size, np.int32), np.array([p for part in parts for p in part], np.int32), size)
+
+
+@given(permutations(), st.integers(0, 12), st.integers(1, 16))
+def test_a_block_of_a_whole_prompt_in_another_order_is_plain_only_by_its_own_positions(
+    prompt: KeptPrompt, block: int, size: int
+) -> None:
+    slots = range(block * size, (block + 1) * size)
+    key = PositionMap(prompt.positions, prompt.context_length).block_key(slots.start, slots.stop)
+    assert (key is None) == all(slow_position(prompt, s) == s for s in slots)
+
+
+def test_a_reversed_prompt_shares_no_block_with_a_plain_one() -> None:
+    """Its decode offset is 0, and its middle tokens are where a plain prompt has them."""
+    reversed_map = PositionMap(np.arange(64, dtype=np.int32)[::-1].copy(), 64)
+    assert [reversed_map.block_key(start, start + 16) is None for start in range(0, 80, 16)] == [False] * 4 + [True]
+    swapped = PositionMap(np.r_[48:64, 16:48, 0:16].astype(np.int32), 64)
+    assert [swapped.block_key(start, start + 16) is None for start in range(0, 64, 16)] == [False, True, True, False]
 
 
 @given(kept_prompts(), kept_prompts(), st.integers(0, 12), st.integers(1, 16))

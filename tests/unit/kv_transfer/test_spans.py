@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.spans import check_spans, spans_of
+from kv_transfer.spans import check_spans, segments_of, spans_of
 
 
 def test_no_tokens_no_spans():
@@ -24,6 +24,13 @@ def test_spans_are_the_runs_of_a_mask(mask):
         assert not rebuilt[max(0, start - 1) : end].any()
         rebuilt[start:end] = True
     assert rebuilt.tolist() == mask
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, unique=True))
+def test_segments_are_the_runs_in_their_order(positions):
+    segments = segments_of(np.array(positions, np.int32))
+    assert [p for start, end in segments.tolist() for p in range(start, end)] == positions
+    assert (segments[1:, 0] != segments[:-1, 1]).all()
 
 
 def test_spans_inside_the_prompt_are_accepted():

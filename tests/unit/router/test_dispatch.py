@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.messages import DecodeOptions, KeptPrompt, Selection
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
-from router.explain import SelectionLog
+from router.explain import SelectionLog, explanation
 from router.options import PrefillOptions, SpeculationOptions
 from router.server_timing import TIMING_PARTS
 from tests.unit.actors.local_meter import LocalMeter
@@ -261,8 +261,17 @@ async def test_the_explanation_adds_up():
     assert entry["protected_spans"] == [[0, 3]]
     assert entry["options"]["keep_rate"] == 0.1
     assert len(entry["look_ahead_tokens"]) == 8
+    assert entry["segments"] is None
     # Numbers only: the view must not show another client's prompt.
     assert not any(isinstance(value, str) for value in entry.values())
+
+
+def test_the_explanation_of_segments_in_another_order():
+    positions = np.r_[0:4, 8:12, 4:6, 14:16].astype(np.int32)
+    selection = Selection(KeptPrompt(positions, positions, 16), 1.0)
+    entry = explanation(selection, PrefillOptions(), np.empty((0, 2), np.int32), {})
+    assert entry["kept_spans"] == [[0, 6], [8, 12], [14, 16]]
+    assert entry["segments"] == [[0, 4], [8, 12], [4, 6], [14, 16]]
 
 
 def test_the_log_holds_the_latest_selections():

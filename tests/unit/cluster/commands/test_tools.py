@@ -86,8 +86,8 @@ GOOD = {"token_ids": [10, 11], "kept_positions": [0, 5], "context_length": 9}
     ("change", "parts"),
     [
         ({"token_ids": None}, ["is not a selection"]),
-        ({"kept_positions": [5, 0]}, ["is not a selection", "rise strictly inside [0, 9)"]),
-        ({"kept_positions": [0, 9]}, ["is not a selection", "rise strictly inside [0, 9)"]),
+        ({"kept_positions": [5, 5]}, ["is not a selection", "distinct and inside [0, 9)"]),
+        ({"kept_positions": [0, 9]}, ["is not a selection", "distinct and inside [0, 9)"]),
         ({"kept_positions": [0]}, ["is not a selection", "one position per token"]),
         ({"token_ids": [], "kept_positions": []}, ["is not a selection", "at least one token"]),
         ({"token_ids": [10, 2**40]}, ["is not a selection"]),

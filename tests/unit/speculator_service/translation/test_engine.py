@@ -193,6 +193,31 @@ async def test_a_kept_prompt_is_opened_with_its_gaps(mock, engine, prompt):
     assert tokenizer_of("demo").decode(own.token_ids) == text
 
 
+async def test_a_kept_prompt_in_another_order_is_opened_at_the_positions_of_its_text(mock, engine, prompt):
+    """A chunk that stands behind a later one. The segments are opened in the given order, each at its own place."""
+    opened = []
+
+    async def open_session(session, kept, *, cache_salt=None):
+        opened.append(kept)
+
+    mock.open_session = open_session
+    last = prompt.size - 5
+    parts = [range(10), range(50, 60), range(30, 40), range(last, prompt.size)]
+    ascending = [parts[0], parts[2], parts[1], parts[3]]
+    for order in (ascending, parts):
+        kept = np.concatenate(order).astype(np.int32)
+        await engine.open_session("s", KeptPrompt(prompt[kept], kept, prompt.size))
+    in_order, shuffled = opened
+    assert not shuffled.is_ascending
+    assert shuffled.context_length == in_order.context_length
+    assert dict(zip(shuffled.positions.tolist(), shuffled.token_ids.tolist(), strict=True)) == dict(
+        zip(in_order.positions.tolist(), in_order.token_ids.tolist(), strict=True)
+    )
+    text = tokenizer_of("byte_level").decode(prompt[np.concatenate(parts)])
+    text = text.replace("<|im_start|>", "\n").replace("<|im_end|>", "\n")
+    assert tokenizer_of("demo").decode(shuffled.token_ids) == text
+
+
 async def test_the_drafter_answers_a_target_in_its_tokens(spelling, prompt):
     """The whole draft service: the first drafts, an accepted draft, drafting ahead, and a restored session."""
     _, engine = spelling
