@@ -102,7 +102,7 @@ class SpeculatorActor:
             return reply_to_failure(error, "speculator")
 
     async def end_session(self, session: str) -> None:
-        """Close a session that needs no more drafts. The router calls every replica; an unknown session is no error."""
+        """Close a session that needs no more drafts. An unknown session is no error."""
         if self._drafts is not None:
             await self._drafts.handle(DraftRequest(0, closed=[session]))
 

@@ -149,6 +149,7 @@ class SelectRequest:
     trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
     question: half-open token span of the question of the last user turn (all of the turn's text if it is short). None:
     unknown; the last `options.protect_last` tokens then count as the question.
+    affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
     """
 
     request_id: str
@@ -160,6 +161,7 @@ class SelectRequest:
     decode: DecodeOptions | None = None
     trace: Mapping[str, str] | None = None
     question: tuple[int, int] | None = None
+    affinity: str = ""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
@@ -202,7 +204,7 @@ class GenerateRequest:
     arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
-    trace: as in SelectRequest.
+    trace, affinity: as in SelectRequest.
     """
 
     request_id: str
@@ -215,6 +217,7 @@ class GenerateRequest:
     prefill_only: bool = False
     kv_blocks: Mapping[str, Any] | None = None
     trace: Mapping[str, str] | None = None
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

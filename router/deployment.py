@@ -27,8 +27,8 @@ class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
-    deployment's PrefillOptions and SpeculationOptions, as dicts. vllm_args: options of vLLM's HTTP server. traces: the
-    argument of `create_tracer`.
+    deployment's PrefillOptions and SpeculationOptions, as dicts. affinity: as in Dispatcher. vllm_args: options of
+    vLLM's HTTP server. traces: the argument of `create_tracer`.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class RouterDeployment:
         decode: Mapping[str, Any],
         select_timeout_s: float,
         admission_timeout_s: float,
+        affinity: bool = True,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -51,7 +52,9 @@ class RouterDeployment:
         self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
-        self._dispatcher = Dispatcher(self._pools, defaults, decode_defaults, select_timeout_s, RayMeter())
+        self._dispatcher = Dispatcher(
+            self._pools, defaults, decode_defaults, select_timeout_s, RayMeter(), affinity=affinity
+        )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s = admission_timeout_s
 

@@ -23,6 +23,7 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
+from router.affinity import PrefixKeys
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
@@ -61,7 +62,10 @@ class Prompt:
 
 
 class Dispatcher:
-    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense."""
+    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense.
+
+    affinity: prompts with the same prefix prefer the same replicas.
+    """
 
     def __init__(
         self,
@@ -70,11 +74,14 @@ class Dispatcher:
         decode_defaults: SpeculationOptions,
         select_timeout_s: float,
         meter: Meter,
+        *,
+        affinity: bool = True,
     ) -> None:
         self.pools = pools
         self.meter = meter
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
+        self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s = select_timeout_s
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -84,15 +91,20 @@ class Dispatcher:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools."""
         outcome = context.begin(len(prompt.token_ids))
         note_tokenized(context.span, outcome)
-        kept = await self._read(request_id, prompt, context, outcome)
+        spans = prompt_spans(
+            len(prompt.token_ids), context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
+        )
+        affinity = self._keys.key(prompt.token_ids, spans.opening, prompt.cache_salt) if self._keys else ""
+        kept = await self._read(request_id, prompt, context, spans, affinity, outcome)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
         began = False
         with context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
             sent = time.perf_counter()
+            request = _request(request_id, prompt, kept, context, span, affinity)
             try:
-                async with aclosing(self.pools.generate(_request(request_id, prompt, kept, context, span))) as outputs:
+                async with aclosing(self.pools.generate(request)) as outputs:
                     async for output in outputs:
                         if not began:
                             began = True
@@ -118,12 +130,17 @@ class Dispatcher:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _read(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> KeptPrompt:
+    async def _read(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        context: RequestContext,
+        spans: PromptSpans,
+        affinity: str,
+        outcome: Outcome,
+    ) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         options = context.options
-        spans = prompt_spans(
-            len(prompt.token_ids), options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
-        )
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
             prompt_logprobs=prompt.prompt_logprobs,
@@ -138,13 +155,19 @@ class Dispatcher:
         outcome.reason = decision.reason
         if decision.speculative:
             check_speculator_length(traits.prompt_tokens, options.look_ahead, self.pools.speculator, _OR_DENSE)
-            if selection := await self._select(request_id, prompt, context, spans, outcome):
+            if selection := await self._select(request_id, prompt, context, spans, affinity, outcome):
                 self.selections.add(request_id, explanation(selection, options, spans.protected, outcome.timings))
                 return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 
     async def _select(
-        self, request_id: str, prompt: Prompt, context: RequestContext, spans: PromptSpans, outcome: Outcome
+        self,
+        request_id: str,
+        prompt: Prompt,
+        context: RequestContext,
+        spans: PromptSpans,
+        affinity: str,
+        outcome: Outcome,
     ) -> Selection | None:
         """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""
         ids = np.asarray(prompt.token_ids, np.int32)
@@ -157,6 +180,7 @@ class Dispatcher:
             cache_salt=prompt.cache_salt,
             decode=session,
             question=spans.question,
+            affinity=affinity,
         )
         sent = time.perf_counter()
         try:
@@ -182,7 +206,9 @@ class Dispatcher:
         return selection
 
 
-def _request(request_id: str, prompt: Prompt, kept: KeptPrompt, context: RequestContext, span: Span) -> GenerateRequest:
+def _request(
+    request_id: str, prompt: Prompt, kept: KeptPrompt, context: RequestContext, span: Span, affinity: str
+) -> GenerateRequest:
     return GenerateRequest(
         request_id,
         kept,
@@ -192,6 +218,7 @@ def _request(request_id: str, prompt: Prompt, kept: KeptPrompt, context: Request
         prompt.engine_args,
         context.decode,
         trace=span.headers,
+        affinity=affinity,
     )
 
 

@@ -3,9 +3,9 @@
 With a split target, generation has two legs: a prefill replica prefills the prompt, and a decode replica fetches the KV
 blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
 
-Serve chooses the replica: of two random ones, the one with fewer ongoing requests. Cancelling a call here cancels it in
-the replica. If a replica dies before its first output, the request goes to another one; after that the caller gets the
-error.
+Serve chooses the replica: one that the request's affinity prefers (`router.replica_choice`). Cancelling a call here
+cancels it in the replica. If a replica dies before its first output, the request goes to another one; after that the
+caller gets the error.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
+from router.replica_choice import by_prefix, where
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class ServePools:
         self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
 
     async def select(self, request: SelectRequest) -> Selection:
-        response = self._speculator.select.remote(encode(request))
+        response = _preferring(self._speculator, "select", request).remote(encode(request))
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target)
         try:
             reply = await anext(response, b"")
@@ -129,10 +130,10 @@ class ServePools:
             self._waking = asyncio.create_task(ask(), context=Context())
 
     async def end_session(self, session: SessionHandle) -> None:
-        # A handle cannot address one replica, so all get the call; those without the session ignore it.
+        replica = self._unary[0].options(method_name="end_session", session_id=where(session.id))
         try:
-            response = self._unary[0].broadcast("end_session", session.id)
-            await response.results_async(timeout_s=END_TIMEOUT_S, return_exceptions=True)
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await replica.remote(session.id)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
 
@@ -162,7 +163,7 @@ class ServePools:
         return replace(received[-1], timings=received[0].timings)
 
     async def _answer(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        payload = encode(request)
+        handle, payload = _preferring(handle, "generate", request), encode(request)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             started = False
             try:
@@ -180,7 +181,7 @@ class ServePools:
         raise EngineUnavailableError("no target replica could take this request; try again in a moment")
 
     async def _stream(self, handle: DeploymentHandle, payload: bytes) -> AsyncGenerator[GenerateOutput, None]:
-        response = handle.generate.remote(payload)
+        response = handle.remote(payload)
         try:
             await self._admitted(response)
             async for reply in response:
@@ -208,6 +209,11 @@ class ServePools:
             raise EngineUnavailableError(
                 "the target replica sent an unexpected first message; router and target run different versions"
             )
+
+
+def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:
+    """The handle of one method, for the replicas that the request prefers."""
+    return handle.options(method_name=method, session_id=by_prefix(request.affinity, request.request_id))
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:

@@ -27,21 +27,24 @@ class PromptSpans(NamedTuple):
 
     question: half-open token span of the question of the last user turn (the whole turn if it is short). None if it is
     unknown: raw text, a turn that is not found, a question without a visible beginning, or a last user turn that an
-    assistant or tool message follows.
+    assistant or tool message follows. opening: tokens before the first message that is not the system's: the template's
+    beginning, the system prompt, the tools. 0 if it is unknown, and for raw text.
     """
 
     protected: Int32Array
     question: tuple[int, int] | None = None
+    opening: int = 0
 
 
 class ChatChars(NamedTuple):
     """Character ranges of a rendered chat. compressible: selection may drop their tokens. question: as in PromptSpans.
 
-    A question is never compressible.
+    A question is never compressible. opening: characters before the first message that is not the system's.
     """
 
     compressible: list[CharSpan]
     question: CharSpan | None = None
+    opening: int = 0
 
 
 def prompt_spans(
@@ -63,7 +66,7 @@ def prompt_spans(
     check_spans(asked, size)
     for start, end in asked:
         keep[start:end] = True
-    question = None
+    question, opening = None, 0
     if conversation is not None:
         # Only the text shows where the turns are: without it, nothing may be dropped.
         if text is None or offsets is None or len(offsets) != size:
@@ -74,7 +77,8 @@ def prompt_spans(
             ranges = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
             keep |= ~tokens_inside(chars.compressible, ranges)
             question = tokens_touched(chars.question, ranges)
-    return PromptSpans(spans_of(keep), question)
+            opening = int(np.argmax(ranges[:, 1] > chars.opening))
+    return PromptSpans(spans_of(keep), question, opening)
 
 
 def tokens_inside(chars: Iterable[CharSpan], ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -109,12 +113,12 @@ def chat_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> ChatChars:
     for (i, _), span in zip(parts, _places(text, [part for _, part in parts]), strict=True):
         if span is not None and messages[i].get("role") not in SYSTEM_ROLES:
             found.setdefault(i, []).append(span)
-    question = None
+    question, opening = None, min((span[0] for spans in found.values() for span in spans), default=0)
     if last_user in found:
         found[last_user], question = _split_turn(text, found[last_user])
     if any(message.get("role") not in SYSTEM_ROLES for message in messages[last_user + 1 :]):
         question = None  # the prompt goes on from a tool result or from the beginning of an answer
-    return ChatChars([span for spans in found.values() for span in spans], question)
+    return ChatChars([span for spans in found.values() for span in spans], question, opening)
 
 
 def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:

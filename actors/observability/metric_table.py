@@ -39,6 +39,12 @@ _ALL = (
     ),
     Metric("skim_router_keep_rate", "histogram", "kept share of the tokens of each speculative prompt", (), _SHARES),
     Metric("skim_router_coverage", "histogram", "kept share of the importance of each speculative prompt", (), _SHARES),
+    Metric(
+        "skim_router_affinity_total",
+        "counter",
+        "calls that prefer the replicas of a prefix, by pool: home (the first choice took it) or spilled (another)",
+        ("pool", "outcome"),
+    ),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),

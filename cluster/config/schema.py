@@ -55,6 +55,9 @@ class RouterConfig(BaseModel):
     admission_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
     )
+    affinity: bool = Field(
+        True, description="requests with the same prefix prefer the same replicas, whose caches hold it"
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )

@@ -82,7 +82,7 @@ def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] =
 def _raw(token_ids: Int32Array, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
-    return RenderedPrompt(token_ids, *prompt_spans(token_ids.size, asked, None, None, None))
+    return RenderedPrompt(token_ids, prompt_spans(token_ids.size, asked, None, None, None).protected)
 
 
 def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
@@ -94,7 +94,8 @@ def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) ->
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
-    return RenderedPrompt(token_ids, *prompt_spans(token_ids.size, asked, messages, text, encoded.offset_mapping))
+    spans = prompt_spans(token_ids.size, asked, messages, text, encoded.offset_mapping)
+    return RenderedPrompt(token_ids, spans.protected, spans.question)
 
 
 def as_token_ids(prompt: Any) -> Int32Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from actors.speculator import SpeculatorActor
@@ -21,6 +22,7 @@ from router.deployment import router_ingress
 
 APP_NAME = "skim"
 
+REPLICA_CHOICE = "router.replica_choice:AffinityRouter"
 WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
 MAX_STARTS = 1_000_000
 """Number of failed starts in a row after which Serve gives up a pool for good. It waits up to a minute between them.
@@ -98,6 +100,7 @@ def build_app(config: DeploymentConfig) -> Application:
         decode=config.decode.model_dump(),
         select_timeout_s=config.router.select_timeout_s,
         admission_timeout_s=config.router.admission_timeout_s,
+        affinity=config.router.affinity,
         vllm_args=config.router.vllm_args,
         **traces,
     )
@@ -130,6 +133,7 @@ def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str
         max_constructor_retry_count=MAX_STARTS,
         # Serve detects a dead replica only by its health check.
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        request_router_config=RequestRouterConfig(request_router_class=REPLICA_CHOICE),
         **placement_options(name, pool),
     )
 

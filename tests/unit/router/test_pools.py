@@ -2,6 +2,7 @@
 
 import asyncio
 from contextvars import ContextVar
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from router.pools import MAX_ATTEMPTS, ServePools
+from router.replica_choice import by_prefix, where
 from tests.unit.router.conftest import until
 
 REQUEST = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]))
@@ -82,22 +84,17 @@ class Handle:
     def __init__(self, *replies):
         self.replies, self.payloads, self.streams = list(replies), [], False
         self._left = iter(self.replies)
-        self.broadcasts = []
-        self.select = self.generate = self.info = SimpleNamespace(remote=self._call)
+        self.wishes = []
+        self.info = SimpleNamespace(remote=self._call)
 
-    def options(self, *, stream, _by_reference):
+    def options(self, *, stream=None, _by_reference=False, method_name="", session_id=""):
+        """A handle of the same replicas: with other options, or of one method, whose name and wish are recorded."""
         assert not _by_reference
+        if method_name:
+            self.wishes.append((method_name, session_id))
+            return SimpleNamespace(remote=self._call)
         self.streams = stream
         return self
-
-    def broadcast(self, *call):
-        """Also stands in for DeploymentBroadcastResponse: its results take the next reply."""
-        self.broadcasts.append(call)
-
-        async def results(*, timeout_s, return_exceptions):
-            return [await next(self._left)]
-
-        return SimpleNamespace(results_async=results)
 
     def _call(self, *payload):
         self.payloads += payload
@@ -380,7 +377,19 @@ async def test_connecting_learns_what_the_pools_run():
 @pytest.mark.parametrize(
     "reply", [None, DeploymentUnavailableError(DeploymentID("speculator", "skim")), TimeoutError()]
 )
-async def test_every_speculator_is_told_that_a_session_ended_and_none_is_missed(reply):
+async def test_the_replica_of_a_session_is_told_that_it_ended_and_a_dead_one_is_not_missed(reply):
     pools, speculator, _ = serve_pools(speculator=[Reply(reply)])
     await pools.end_session(SessionHandle("here:1", "s"))
-    assert speculator.broadcasts == [("end_session", "s")]
+    assert (speculator.wishes, speculator.payloads) == ([("end_session", where("s"))], ["s"])
+
+
+async def test_every_leg_prefers_the_replicas_of_the_prefix():
+    ready = [Reply(*GOOD), Reply(*GOOD)]
+    pools, target, prefill = split_pools(prefill=[Reply(ACCEPTED, prefilled())], target=ready)
+    request = replace(REQUEST, affinity="abc")
+    assert [output async for output in pools.generate(request)]
+    assert (prefill.wishes, target.wishes) == ([("generate", by_prefix("abc", "r"))],) * 2
+    pools, speculator, _ = serve_pools(speculator=[Reply(SELECTION), Reply(SELECTION)])
+    await pools.select(replace(SELECT, affinity="abc"))
+    await pools.select(SELECT)
+    assert speculator.wishes == [("select", by_prefix("abc", "r")), ("select", by_prefix("", "r"))]
