@@ -18,7 +18,9 @@ class Timed:
     """The times of one answer, in milliseconds from just before the request is sent (or the engine is called).
 
     first_ms: when the first token came; without streaming it equals end_ms. tokens: length of the answer. parts:
-    milliseconds by part, from `Server-Timing` or from the engines. request_id: the id in the response's body.
+    milliseconds by part, from `Server-Timing` or from the engines. request_id: the id in the response's body. text: the
+    streamed answer. usage: as the server reports it (`stream_options: {"include_usage": true}`). headers: those of the
+    response, with names in lower case.
     """
 
     first_ms: float
@@ -26,29 +28,48 @@ class Timed:
     tokens: int
     parts: Mapping[str, float] = field(default_factory=dict)
     request_id: str = ""
+    text: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the target found in its prefix cache. Servers tell it if they are told to
+        (`enable_prompt_tokens_details`).
+        """
+        return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Timed:
     """POST `body` to `url`, a chat or completions endpoint. Raises SkimError if the server answers with an error."""
     payload = json.dumps(body)
-    first, chunks, request_id = 0.0, 0, ""
     began = time.perf_counter()
     async with session.post(url, data=payload, headers={"content-type": "application/json"}) as response:
         if response.status != 200:
             raise SkimError(f"{url} answered {response.status}: {(await response.text())[:300]}")
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        told: dict[str, Any] = {"parts": read_server_timing(headers.get("server-timing", "")), "headers": headers}
         if body.get("stream"):
-            async for line in response.content:
-                event = read_event(line)
-                if event is None:
-                    continue
-                request_id = event["id"]
-                # The first event of a chat carries the role and no token.
-                if event["choices"] and "role" not in event["choices"][0].get("delta", ()):
-                    first = first or time.perf_counter()
-                    chunks += 1
-        else:
-            answer = await response.json()
-            request_id, chunks = answer["id"], answer["usage"]["completion_tokens"]
-        end = time.perf_counter()
-    timing = read_server_timing(response.headers.get("server-timing", ""))
-    return Timed(1e3 * ((first or end) - began), 1e3 * (end - began), chunks, timing, request_id)
+            return await _streamed(response, began, told)
+        answer = await response.json()
+        end = 1e3 * (time.perf_counter() - began)
+        usage = answer["usage"]
+        return Timed(end, end, usage["completion_tokens"], request_id=answer["id"], usage=usage, **told)
+
+
+async def _streamed(response: aiohttp.ClientResponse, began: float, told: dict[str, Any]) -> Timed:
+    first, chunks, request_id, text, usage = 0.0, 0, "", "", dict[str, Any]()
+    async for line in response.content:
+        event = read_event(line)
+        if event is None:
+            continue
+        request_id, usage = event["id"], event.get("usage") or usage
+        for choice in event["choices"]:
+            delta = choice.get("delta", choice)
+            if "role" not in delta:  # the first event of a chat carries the role and no token
+                first = first or time.perf_counter()
+                chunks += 1
+                text += delta.get("content") or delta.get("text") or ""
+    end = time.perf_counter()
+    first_ms, end_ms = 1e3 * ((first or end) - began), 1e3 * (end - began)
+    return Timed(first_ms, end_ms, chunks, request_id=request_id, text=text, usage=usage, **told)

@@ -30,18 +30,25 @@ MODEL = "bench"
 SETTLE_S = 1.2
 """Seconds to wait after a request to a stock server, before another system is measured."""
 
+TELL_CACHED = {"enable_prompt_tokens_details": True}
+"""Option of vLLM's HTTP app: usage tells the prompt tokens that came from the prefix cache."""
+
 # Tokens per block: the defaults of vLLM on CPU and of Skim's speculator.
 BLOCK_SIZES = {"target": 128, "speculator": 32}
 
 
 def engine_options(
-    max_model_len: int, kv_tokens: int | None = None, *, block_size: int = BLOCK_SIZES["target"]
+    max_model_len: int,
+    kv_tokens: int | None = None,
+    *,
+    block_size: int = BLOCK_SIZES["target"],
+    dtype: str = "float32",
 ) -> dict[str, Any]:
     """vLLM's engine options, the same for all systems.
 
     kv_tokens: tokens that the KV cache holds; None lets it use all its memory.
     """
-    options = {"max_model_len": max_model_len, "dtype": "float32", "enforce_eager": True}
+    options = {"max_model_len": max_model_len, "dtype": dtype, "enforce_eager": True}
     options["max_num_batched_tokens"] = 2048
     if kv_tokens is None:
         return options
@@ -54,26 +61,42 @@ def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
     return {CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
 
 
-def stock_server(model: Path, max_model_len: int, kv_tokens: int) -> AbstractContextManager[str]:
+def stock_server(
+    model: Path, max_model_len: int, kv_tokens: int, *, dtype: str = "float32"
+) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
-    options = {**engine_options(max_model_len, kv_tokens), "disable_uvicorn_access_log": True}
+    options = {**engine_options(max_model_len, kv_tokens, dtype=dtype), **TELL_CACHED}
+    options["disable_uvicorn_access_log"] = True
     # Without plug-ins, so that nothing of Skim is loaded.
     return dense_server(model, MODEL, options, {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""})
 
 
-def skim_config(target: Path, speculator: Path, max_model_len: int, kv_tokens: int, **decode: Any) -> DeploymentConfig:
+def skim_config(
+    target: Path,
+    speculator: Path,
+    max_model_len: int,
+    kv_tokens: int,
+    *,
+    speculator_kv_tokens: int | None = None,
+    dtype: str = "float32",
+    **decode: Any,
+) -> DeploymentConfig:
     """The deployment of both models; all other fields have the defaults of `skim serve`.
 
+    kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
     decode: fields of the section `decode`.
     """
     pool = {"env": engine_environment(), "cpus_per_replica": 0.5}
-    of_speculator = engine_options(max_model_len, kv_tokens, block_size=BLOCK_SIZES["speculator"])
+    of_target = engine_options(max_model_len, kv_tokens, dtype=dtype)
+    of_speculator = engine_options(
+        max_model_len, speculator_kv_tokens or kv_tokens, block_size=BLOCK_SIZES["speculator"], dtype=dtype
+    )
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,
-            "target": {"model": str(target), "engine_options": engine_options(max_model_len, kv_tokens), **pool},
+            "target": {"model": str(target), "engine_options": of_target, **pool},
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pool},
-            "router": {"port": free_port(), "cpus": 0.5},
+            "router": {"port": free_port(), "cpus": 0.5, "vllm_args": TELL_CACHED},
             "decode": decode,
         }
     )

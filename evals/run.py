@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.intervals import wilson
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from evals.ask import Answer, Asker, Case, Endpoint, Engines, load_tokenizer, model_name
@@ -16,8 +17,6 @@ from kv_transfer.errors import SkimError
 
 EXAMPLES = 2
 """Number of answers that the result quotes for each task and length."""
-
-_Z = 1.96
 
 
 @dataclass(frozen=True)
@@ -142,16 +141,6 @@ def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dic
         where = {"task": task, "length": length, "selector": name, "keep_rate": rate}
         cells.append({**where, "n": n, "score": score, "low": low, "high": high, "kept": kept})
     return cells
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share of n (Wilson, JASA 22, 1927).
-
-    For mean scores between 0 and 1 it is wider than needed, because no values in [0, 1] vary more than 0 and 1.
-    """
-    middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n * n)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _examples(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:

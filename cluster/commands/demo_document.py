@@ -110,7 +110,7 @@ class DemoDocument:
     """A document, a question about one of its records, and the right answer.
 
     expected: four digits. record_sentence: the one sentence of `document` that answers the question.
-    prompt_tokens: length of `messages` in the demo tokenizer, chat template included.
+    prompt_tokens: length of `messages` in the demo tokenizer, chat template included. records: all of the document's.
     """
 
     document: str
@@ -118,6 +118,7 @@ class DemoDocument:
     expected: str
     record_sentence: str
     prompt_tokens: int
+    records: tuple[Record, ...]
 
     @property
     def prompt(self) -> str:
@@ -131,7 +132,12 @@ class DemoDocument:
 
     def is_right(self, answer: str) -> bool:
         """Whether `answer` states the whole expected value and nothing else ("4821" or "4821.")."""
-        return answer.strip().rstrip(".") == self.expected
+        return states(answer, self.expected)
+
+
+def states(answer: str, value: str) -> bool:
+    """Whether `answer` is the whole value and nothing else, with or without a full stop."""
+    return answer.strip().rstrip(".") == value
 
 
 def count_tokens(text: str) -> int:
@@ -175,4 +181,4 @@ def make_document(tokens: int, seed: int = 0) -> DemoDocument:
     asked = next((record for record in records if record.sentence() in middle), records[0])
     document, question = " ".join(sentences), asked.question()
     prompt_tokens = _TEMPLATE_TOKENS + count_tokens(f" {document}\n{question}")
-    return DemoDocument(document, question, asked.value, asked.sentence(), prompt_tokens)
+    return DemoDocument(document, question, asked.value, asked.sentence(), prompt_tokens, tuple(records))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evals import results
-from evals.run import EvalSettings, run, wilson
+from evals.run import EvalSettings, run
 from kv_transfer.errors import SkimError
 from tests.unit.evals.conftest import MODELS
 
@@ -71,13 +71,6 @@ def test_the_plot_is_drawn(measured, tmp_path):
 
     results.plot(measured, tmp_path / "eval.png")
     assert plots.source_of(tmp_path / "eval.png") == plots.digest(measured)
-
-
-@pytest.mark.parametrize(
-    ("share", "n", "interval"), [(1, 10, (0.722, 1)), (0.5, 10, (0.237, 0.763)), (0, 4, (0, 0.49))]
-)
-def test_intervals_are_wilsons(share, n, interval):
-    assert wilson(share, n) == pytest.approx(interval, abs=1e-3)
 
 
 @pytest.mark.parametrize(
