@@ -13,6 +13,7 @@ from speculator_service.factory import create_engine
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.reference.generation_oracle import GenerationOracle
 from tests.reference.models import build_model, random_prompt
+from tests.reference.segments import shuffled
 
 LENGTH = 240
 OPTIONS = SelectionOptions(look_ahead=4)
@@ -74,6 +75,15 @@ async def test_drafts_continue_the_answer_whatever_came_before(
             answer = np.concatenate([answer, accepted, array(*random.integers(16, 1024, random.integers(1, 3)))])
             if step % 5 == 4:
                 answer = answer[: random.integers(answer.size)]
+
+
+async def test_a_kept_prompt_in_another_order(engine: TransformersSpeculator, oracle: GenerationOracle) -> None:
+    prompt, answer = shuffled(KEPT), array(30, 40, 50)
+    await engine.open_session("shuffled", prompt)
+    drafts = (await engine.draft("shuffled", answer, 8)).tokens
+    assert wrong(oracle, prompt, answer, drafts) == 0
+    # Negative control: the order of the segments matters.
+    assert wrong(oracle, KEPT, answer, drafts) > 0
 
 
 async def test_scoring_leaves_the_look_ahead_tokens_as_drafts(engine: TransformersSpeculator) -> None:

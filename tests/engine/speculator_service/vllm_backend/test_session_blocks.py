@@ -14,6 +14,7 @@ from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation
 from tests.reference.models import build_model
+from tests.reference.segments import shuffled
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +75,8 @@ class Life:
         if self.rng.random() < 0.3:
             kept = np.flatnonzero(self.rng.random(ids.size) < 0.5).astype(np.int32)
             prompt = KeptPrompt(ids[kept], kept, ids.size) if kept.size else KeptPrompt.dense(ids)
+            if self.rng.random() < 0.5:
+                prompt = shuffled(prompt, size=int(self.rng.integers(4, 60)), last=0)
             await self.engine.open_session(name, prompt)
             session = self.engine._sessions.get(name)
             return (session.cache_salt, session.extra_args), prompt.token_ids
@@ -195,6 +198,7 @@ async def read_kept(engine, name, positions, context_length):
 CASES = [
     pytest.param(np.arange(20) * 2, np.arange(20) * 3, id="no whole block"),
     pytest.param(np.arange(50), np.arange(50) + 10 * (np.arange(50) >= 40), id="the same whole block"),
+    pytest.param(np.r_[60:100, 0:10], np.r_[60:100, 0:5, 20:25], id="in another order"),
 ]
 
 

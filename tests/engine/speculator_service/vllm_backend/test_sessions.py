@@ -12,6 +12,7 @@ from kv_transfer.messages import KeptPrompt, SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, patience, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
+from tests.reference.segments import shuffled
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +52,14 @@ async def follow(rig, name, prompt, rounds, seed):
 
 
 async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):
-    """Full and kept sessions of several lengths at once, while other prompts are scored."""
+    """Full and kept sessions of several lengths and orders at once, while other prompts are scored."""
     lengths = {"a": 1, "b": 31, "c": 64, "d": 300, "e": 700}
     prompts = {name: await rig.keep(name, random_prompt(n, seed=n), OPTIONS) for name, n in lengths.items()}
     for seed, length in ((1, 90), (2, 700)):
         prompts[f"kept{seed}"] = kept_of(random_prompt(length, seed=length), seed)
-        await rig.engine.open_session(f"kept{seed}", prompts[f"kept{seed}"])
+        prompts[f"shuffled{seed}"] = shuffled(prompts[f"kept{seed}"], size=10)
+        for name in (f"kept{seed}", f"shuffled{seed}"):
+            await rig.engine.open_session(name, prompts[name])
     before = rig.engine.session_stats()
     calls = [follow(rig, name, prompt, 12, i) for i, (name, prompt) in enumerate(prompts.items())]
     scoring = rig.errors([(random_prompt(length, seed=length), OPTIONS) for length in (200, 300, 400, 500)])

@@ -12,6 +12,7 @@ import pytest
 from kv_transfer.messages import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of, tokens_a_step
 from tests.reference.models import random_prompt
+from tests.reference.segments import shuffled
 
 pytestmark = pytest.mark.slow
 SPAWNED = True
@@ -48,15 +49,17 @@ async def test_the_v2_runner_scores(rig):
 
 
 async def test_the_v2_runner_drafts(rig):
-    """A full and a kept session, with greedy and sampled drafts in one batch, after a rejected draft."""
+    """Full and kept sessions, with greedy and sampled drafts in one batch, after a rejected draft."""
     options, answer = SelectionOptions(look_ahead=1), np.array([30, 40], np.int32)
     prompts = {"full": await rig.keep("full", random_prompt(70, seed=5), options), "kept": kept_of(random_prompt(100))}
-    await rig.engine.open_session("kept", prompts["kept"])
+    prompts["shuffled"] = shuffled(prompts["kept"])
+    for name in ("kept", "shuffled"):
+        await rig.engine.open_session(name, prompts[name])
     await rig.engine.draft("full", answer[:1], 2)
     greedy = (rig.engine.draft(name, answer, 3) for name in prompts)
     sampled = (rig.engine.draft(name, answer, 3, temperature=0.9, top_m=16) for name in prompts)
     drafts = await asyncio.gather(*greedy, *sampled)
-    for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
+    for prompt, likeliest, random in zip(prompts.values(), drafts[:3], drafts[3:], strict=True):
         rig.check_greedy(prompt, answer, likeliest, 3)
         rig.check_sampled(prompt, answer, random, 3, 0.9, 16)
     await rig.call(tokens_a_step(17))

@@ -19,6 +19,7 @@ from tests.engine.target_service.vllm_backend.cases import (
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import FAMILIES, Family
+from tests.reference.segments import shuffled
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,7 @@ async def test_kept_and_dense_prompts_are_the_oracles(
     folder = build_target(tmp_path, family)
     target, oracle = TransformersTarget(folder, device=device, dtype="float32"), GenerationOracle(folder)
     prompts = [kept_prompt(900, 300, seed=1), dense_prompt(200, seed=2), kept_prompt(700, 1, seed=3)]
+    prompts += [shuffled(kept_prompt(300, 100, seed=4))]
     await asyncio.gather(*(assert_right(target, oracle, p) for p in prompts))
     target.close()
 

@@ -13,6 +13,7 @@ from kv_transfer.messages import GenerateRequest, KeptPrompt
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
+    VOCABULARY,
     assert_right,
     build_target,
     collect,
@@ -21,6 +22,8 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.models import random_prompt
+from tests.reference.segments import in_order, next_turn, shuffled, with_late_chunk
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def engine(model: str, device: str) -> Iterator[VllmTarget]:
 
 
 async def test_a_mixed_batch_is_the_oracles(engine: VllmTarget, oracle: GenerationOracle) -> None:
-    """Kept and plain requests together; the longer ones are prefilled in chunks of at most 256 tokens."""
+    """Kept and plain requests, also with their segments in any order. The longer ones are prefilled in chunks."""
     prompts = [
         kept_prompt(900, 300, seed=1),
         dense_prompt(500, seed=2),
@@ -49,6 +52,9 @@ async def test_a_mixed_batch_is_the_oracles(engine: VllmTarget, oracle: Generati
         kept_prompt(90, 20, seed=4),
         dense_prompt(44, seed=5),
         kept_prompt(700, 1, seed=6),
+        shuffled(kept_prompt(900, 300, seed=16)),
+        shuffled(kept_prompt(7900, 1500, seed=17), size=100, last=0),
+        shuffled(dense_prompt(500, seed=18)),
     ]
     await asyncio.gather(*(assert_right(engine, oracle, p, f"mixed-{i}") for i, p in enumerate(prompts)))
 
@@ -89,6 +95,42 @@ async def test_cached_blocks_are_shared_only_at_equal_positions(engine: VllmTarg
         cached.append(outputs[0].cached_tokens)
     # The 100 lead-in tokens fill 3 blocks of 32. The prompt fills 12 blocks and part of one that is never cached.
     assert cached == [0, 0, 96, 384]
+
+
+@pytest.mark.parametrize(
+    "order", [np.arange(480)[::-1], np.r_[448:480, 32:448, 0:32]], ids=["reversed", "first and last block swapped"]
+)
+async def test_a_whole_prompt_in_another_order_shares_no_block_with_a_plain_one(
+    engine: VllmTarget, oracle: GenerationOracle, order: np.ndarray
+) -> None:
+    """`test_hooks_matter` shows what happens if it does."""
+    moved = in_order(dense_prompt(480, seed=19), order)
+    cached = []
+    for name, prompt in {"moved": moved, "plain": KeptPrompt.dense(moved.token_ids), "again": moved}.items():
+        outputs = await collect(engine, prompt, name)
+        assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
+        cached.append(outputs[0].cached_tokens)
+    assert cached == [0, 0, 448]
+
+
+async def test_what_is_appended_reuses_the_blocks_of_what_stands(engine: VllmTarget, oracle: GenerationOracle) -> None:
+    """A chunk before the last 8 tokens; then a second turn after the answer, with another late chunk."""
+    ids = np.array(random_prompt(1200, seed=20, vocab_size=VOCABULARY), np.int32)
+    first = kept_prompt(1200, 400, seed=20)
+    dropped = np.setdiff1d(np.arange(1200, dtype=np.int32), first.positions)
+    answer, _, _ = joined(await collect(engine, first))
+    late = with_late_chunk(first, ids, dropped[:64], last=8)
+    chunk = KeptPrompt(ids[dropped[90:130]], dropped[90:130], 1200)
+    second = next_turn(first, np.array(answer, np.int32), chunk, dense_prompt(20, seed=21).token_ids)
+    cached = []
+    for prompt in (late, second):
+        outputs = await collect(engine, prompt)
+        tokens, logprobs, _ = joined(outputs)
+        assert oracle.wrong_tokens(prompt, tokens) == 0
+        assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
+        cached.append(outputs[0].cached_tokens)
+    # Whole blocks of the 392 tokens that stand before the chunk, and of the 463 before the answer's last token.
+    assert cached == [384, 448]
 
 
 async def test_several_sampled_answers(engine: VllmTarget, oracle: GenerationOracle) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
+import numpy as np
 import pytest
 
 from kv_transfer.messages import KeptPrompt
@@ -11,11 +12,13 @@ from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
     build_target,
     collect,
+    dense_prompt,
     engine_options,
     kept_prompt,
     wrong_share,
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.segments import in_order
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,18 @@ async def test_decode_origin_wrong(engine: HashlessTarget, oracle: GenerationOra
     await engine.falsify_positions("right")
     assert oracle.logprobs(prompt, tokens)[0].argmax() == tokens[0]
     assert oracle.wrong_tokens(prompt, tokens) > GREEDY["max_tokens"] / 2
+
+
+@pytest.mark.parametrize("order", [np.arange(480)[::-1], np.r_[448:480, 32:448, 0:32]], ids=["reversed", "swapped"])
+async def test_without_the_hash_hook_a_whole_prompt_in_another_order_poisons_the_prefix_cache(
+    engine: HashlessTarget, oracle: GenerationOracle, order: np.ndarray
+) -> None:
+    moved = in_order(dense_prompt(480, seed=6), order)
+    plain = KeptPrompt.dense(moved.token_ids)
+    await assert_right(engine, oracle, moved)
+    outputs = await collect(engine, plain)
+    assert outputs[0].cached_tokens == 448
+    assert oracle.wrong_tokens(plain, joined(outputs)[0]) > 0
 
 
 async def test_without_the_hash_hook_kv_of_other_positions_is_shared(

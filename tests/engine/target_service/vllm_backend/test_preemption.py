@@ -15,6 +15,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.segments import shuffled
 
 BLOCKS = 24
 """Of 32 tokens; the requests below begin with 20 and grow to 28."""
@@ -41,9 +42,9 @@ async def test_preempted_requests_are_the_oracles(engine: VllmTarget, model: str
     oracle = GenerationOracle(model)
     prompts = [
         kept_prompt(3000, 155, seed=1),
-        kept_prompt(2000, 155, seed=2),
+        shuffled(kept_prompt(2000, 155, seed=2)),
         dense_prompt(155, seed=3),
-        kept_prompt(1000, 155, seed=4),
+        shuffled(dense_prompt(155, seed=4)),
     ]
     before = preemptions()
     await asyncio.gather(*(assert_right(engine, oracle, p, f"squeezed-{i}") for i, p in enumerate(prompts)))

@@ -31,6 +31,7 @@ from tests.engine.target_service.vllm_backend.drafting import (
 from tests.engine.target_service.vllm_backend.drafting import wrong_answers as wrong
 from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
 from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.segments import shuffled
 
 HOST = "127.0.0.1"
 
@@ -51,8 +52,9 @@ async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
 
 @pytest.fixture(scope="module")
 async def cases(engine: VllmTarget) -> list[Case]:
-    """50 prompts, kept and dense, and their plain answers of 64 tokens."""
+    """50 prompts, kept (every third in another order) and dense, and their plain answers of 64 tokens."""
     prompts = [kept_prompt(200 + 11 * i, 40 + i, seed=i) for i in range(42)]
+    prompts[2::3] = map(shuffled, prompts[2::3])
     return await plain_cases(engine, prompts + [dense_prompt(50 + i, seed=100 + i) for i in range(8)], "case")
 
 
@@ -192,7 +194,8 @@ async def test_a_lying_drafter_changes_no_token(
 async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, speculator: FakeSpeculator) -> None:
     """The drafter dies during answers, loses all sessions, and restarts on the same port."""
     # Long enough to run until the breaker allows a trial.
-    cases = await plain_cases(engine, [kept_prompt(300, 60, seed=200 + i) for i in range(4)], "long", tokens=800)
+    prompts = [kept_prompt(300, 60, seed=200 + i) for i in range(4)]
+    cases = await plain_cases(engine, [*prompts[:2], *map(shuffled, prompts[2:])], "long", tokens=800)
     speculator.draft = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY)
     before = await engine.decode_stats()
     running = asyncio.create_task(wrong(engine, cases, speculator, max_draft_tokens=1))

@@ -20,6 +20,7 @@ from tests.engine.target_service.vllm_backend.cases import (
 from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, PLAIN, Case, decode, gained, with_session
 from tests.reference.drafters import FakeSpeculator, knowing
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.segments import shuffled
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
 
@@ -66,6 +67,7 @@ async def halves(model: str, device: str) -> AsyncGenerator[Halves, None]:
 async def test_the_answers_are_the_oracles_and_nothing_is_prefilled_twice(halves: Halves, model: str) -> None:
     oracle = GenerationOracle(model)
     prompts = [kept_prompt(300 + 100 * i, 150 + 40 * i, seed=i) for i in range(4)] + [dense_prompt(333, seed=9)]
+    prompts += [shuffled(kept_prompt(900, 300, seed=10))]
     before = halves.decode.transfer_stats()
     answers = await asyncio.gather(*(halves.answer(p, f"split-{i}") for i, p in enumerate(prompts)))
     for prompt, outputs in zip(prompts, answers, strict=True):

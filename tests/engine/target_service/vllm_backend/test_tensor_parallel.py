@@ -15,6 +15,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.segments import shuffled
 
 
 @pytest.fixture(scope="module")
@@ -34,4 +35,5 @@ def engine(model: str, device: str, every_core: None) -> Iterator[VllmTarget]:
 async def test_two_ranks_are_the_oracles(engine: VllmTarget, model: str) -> None:
     oracle = GenerationOracle(model)
     prompts = [kept_prompt(900, 300, seed=1), dense_prompt(200, seed=2), kept_prompt(90, 20, seed=3)]
+    prompts += [shuffled(kept_prompt(900, 300, seed=4)), shuffled(dense_prompt(100, seed=5))]
     await asyncio.gather(*(assert_right(engine, oracle, p, f"ranks-{i}") for i, p in enumerate(prompts)))

@@ -24,8 +24,8 @@ def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["runner"] == ["vllm.v1.worker.cpu.model_runner.CPUModelRunner"]
     assert seen["model_state"] == ["RestoringDefaultModelState"]
-    for name in ("kept", "plain", "chunked", "cached"):
+    for name in ("kept", "plain", "chunked", "shuffled", "cached", "late"):
         assert seen[name]["wrong"] == 0
         assert seen[name]["difference"] <= 1e-3
-    assert seen["cached"]["cached_tokens"] == 32
+    assert seen["cached"]["cached_tokens"] == seen["late"]["cached_tokens"] == 32
     assert seen["withheld"]["wrong"] > seen["tokens"] / 2

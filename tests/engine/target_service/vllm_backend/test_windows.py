@@ -16,6 +16,7 @@ from tests.engine.target_service.vllm_backend.cases import (
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import WINDOW
+from tests.reference.segments import shuffled
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,7 @@ async def test_windows_count_kept_tokens(engine: VllmTarget, model: str) -> None
         kept_prompt(300, WINDOW - 20, seed=2),
         dense_prompt(500, seed=3),
         kept_prompt(900, 310, seed=1, lead_in=100),
+        shuffled(kept_prompt(900, 300, seed=4)),
     ]
     await asyncio.gather(*(assert_right(engine, oracle, p, f"window-{i}") for i, p in enumerate(prompts)))
 

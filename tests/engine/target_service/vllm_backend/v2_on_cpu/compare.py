@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kv_transfer.messages import KeptPrompt
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableWorker
 from tests.engine.target_service.vllm_backend.cases import (
+    VOCABULARY,
     build_target,
     collect,
     dense_prompt,
@@ -17,6 +20,8 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.models import random_prompt
+from tests.reference.segments import shuffled, with_late_chunk
 
 TOKENS = 64
 
@@ -50,10 +55,14 @@ async def compare(target: Target, oracle: GenerationOracle) -> dict[str, Any]:
         "kept": kept_prompt(200, 60, seed=1),
         "plain": dense_prompt(50, seed=2),
         "chunked": kept_prompt(400, 150, seed=3),
+        "shuffled": shuffled(kept_prompt(400, 150, seed=5)),
     }
     results = await asyncio.gather(*(one(p, name) for name, p in prompts.items()))
     seen: dict[str, Any] = dict(zip(prompts, results, strict=True))
-    seen["cached"] = await one(prompts["kept"], "cached")
+    ids = np.array(random_prompt(200, seed=1, vocab_size=VOCABULARY), np.int32)
+    dropped = np.setdiff1d(np.arange(200, dtype=np.int32), prompts["kept"].positions)[20:40]
+    late = with_late_chunk(prompts["kept"], ids, dropped, last=8)
+    seen["cached"], seen["late"] = await asyncio.gather(one(prompts["kept"], "cached"), one(late, "late"))
     seen["runner"], seen["model_state"] = zip(*await target.rpc("names"), strict=True)
     await target.rpc("falsify_positions", "withheld")
     seen["withheld"] = await one(kept_prompt(200, 60, seed=4), "withheld")
