@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,16 @@ def make_model(shape: Shape, seed: int) -> Path:
     return folder
 
 
+@cache
+def usable_ids() -> range:
+    """The token ids of the pair's tokenizer, without its special tokens (the first 8)."""
+    return range(_SPECIAL, inspect_model(str(TOKENIZER), engine="tokenizer").vocab_size)
+
+
 def random_prompt(tokens: int, *seed: int) -> Int32Array:
-    """Random token ids [tokens] of the pair's tokenizer, without its special tokens (the first 8)."""
-    vocabulary = inspect_model(str(TOKENIZER), engine="tokenizer").vocab_size
-    return np.random.default_rng([tokens, *seed]).integers(_SPECIAL, vocabulary, tokens).astype(np.int32)
+    """Random token ids [tokens] out of `usable_ids`."""
+    ids = usable_ids()
+    return np.random.default_rng([tokens, *seed]).integers(ids.start, ids.stop, tokens).astype(np.int32)
 
 
 def _write(shape: Shape, seed: int, folder: Path) -> None:

@@ -44,6 +44,7 @@ class Section:
 SECTIONS = (
     Section("ttft", "Time to first token", "benchmarks.ttft_results"),
     Section("turns", "Turns of a conversation", "benchmarks.turns_results"),
+    Section("replay", "Replay of a trace", "benchmarks.replay_results"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("acceptance", "Acceptance of drafts by prompt length", "benchmarks.acceptance"),

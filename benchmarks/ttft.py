@@ -26,6 +26,7 @@ from benchmarks.machine import machine
 from benchmarks.models import BenchPair, bench_pair, flop_ratio, random_prompt
 from benchmarks.progress import Progress, silent
 from benchmarks.servers import MODEL, SETTLE_S, engine_environment, engine_options, skim_config, stock_server
+from benchmarks.spread import spread
 
 LENGTHS = (1024, 2048, 4096, 8192)
 KEEP_RATES = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -217,8 +218,7 @@ def _median(timings: list[Timing]) -> float:
 
 
 def _spread(over: list[Timing], under: list[Timing]) -> dict[str, float]:
-    ratios = [a.ms / b.ms for a, b in zip(over, under, strict=True)]
-    return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+    return spread(a.ms / b.ms for a, b in zip(over, under, strict=True))
 
 
 def _parts(timings: list[Timing]) -> dict[str, float]:

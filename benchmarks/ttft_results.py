@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
+from benchmarks.spread import in_words
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -33,16 +34,12 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             "default" if row["keep_rate"] is None else f"{row['keep_rate']}",
             f"{row['kept_tokens']:,}",
             *(f"{row[name]:,.0f}" for name in ("dense_ms", "skim_ms", "limit_ms")),
-            *(_in_words(row[name]) for name in ("skim_over_limit", "dense_over_skim")),
+            *(in_words(row[name]) for name in ("skim_over_limit", "dense_over_skim")),
             f"{row['dense_over_limit']['median']:.2f}",
         ]
         for row in result["rows"]
     ]
     return columns, rows
-
-
-def _in_words(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.intervals import wilson
+from benchmarks.spread import in_words, spread
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def rows_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
                 {
                     "turn": turn + 1,
                     "mode": mode,
-                    "ttft_ms": _spread(a.ttft_ms for a in chosen),
-                    "over_dense": _spread(_ratios(chosen, _of(answered, "dense", turn))),
+                    "ttft_ms": spread(a.ttft_ms for a in chosen),
+                    "over_dense": spread(_ratios(chosen, _of(answered, "dense", turn))),
                     "prompt_tokens": statistics.median(a.prompt_tokens for a in chosen),
                     "kept_tokens": statistics.median(kept),
                     "target_computed": statistics.median(a.kept_tokens - a.target_cached for a in chosen),
@@ -80,9 +81,9 @@ def totals_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
         totals.append(
             {
                 "mode": mode,
-                "sum_ms": _spread(sums.values()),
-                "over_dense": _spread(sums[index] / dense_sums[index] for index in sums),
-                "later_over_dense": _spread(_ratios(later, later_dense)) if later else None,
+                "sum_ms": spread(sums.values()),
+                "over_dense": spread(sums[index] / dense_sums[index] for index in sums),
+                "later_over_dense": spread(_ratios(later, later_dense)) if later else None,
                 "found": statistics.mean(shares) if shares else None,
                 **told,
                 "low": low,
@@ -117,11 +118,6 @@ def _found(chosen: Sequence[Answered], before: Sequence[Answered]) -> float | No
 def _right(chosen: Sequence[Answered]) -> dict[str, int]:
     judged = [a.right for a in chosen if a.right is not None]
     return {"right": sum(judged), "judged": len(judged)}
-
-
-def _spread(values: Iterable[float]) -> dict[str, float]:
-    found = list(values)
-    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -181,11 +177,6 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         sum_ms = f"{total['sum_ms']['median']:,.0f}"
         rows.append(["sum", total["mode"], sum_ms, in_words(total["over_dense"]), "", "", "", "", *right])
     return columns, rows
-
-
-def in_words(ratio: dict[str, float]) -> str:
-    """A ratio with its range: `1.25 (1.20 to 1.31)`."""
-    return f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from cluster.commands.lazy import lazy_group
 
-NAMES = ("ttft", "turns", "goodput", "decode", "acceptance", "overhead", "scoring", "channel", "scale")
+NAMES = ("ttft", "turns", "replay", "goodput", "decode", "acceptance", "overhead", "scoring", "channel", "scale")
 
 app = typer.Typer(
     cls=lazy_group({name: f"benchmarks.commands.{name}:{name}" for name in NAMES}),

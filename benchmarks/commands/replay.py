@@ -1,0 +1,90 @@
+"""`skim bench replay`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from benchmarks.commands.pair_options import Dtype
+from benchmarks.commands.show import JsonFile, PlotFile, measure
+from kv_transfer.errors import SkimError
+from kv_transfer.model_source import located
+
+
+def replay(
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trace in Mooncake's format. The default is the bundled cut of one."),
+    ] = None,
+    engine: Annotated[
+        Literal["vllm", "mock"],
+        typer.Option(help="vllm: real engines. mock: a simulation at the costs of a large pair."),
+    ] = "vllm",
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Target: a folder, or owner/name@revision. The default is a model of random weights.",
+        ),
+    ] = None,
+    speculator: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Speculator: a folder, or owner/name@revision. The default is a model of random weights.",
+        ),
+    ] = None,
+    target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
+    profile: Annotated[str, typer.Option(metavar="PAIR", help="Costs of mock engines: 70b+8b or 70b+1b.")] = "70b+8b",
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests of the trace, in whole conversations.")] = 48,
+    copies: Annotated[int, typer.Option(min=1, help="Replay as many copies of them at once, which share nothing.")] = 1,
+    longest: Annotated[int, typer.Option(min=256, help="Conversations with longer prompts are left out.")] = 8192,
+    block_tokens: Annotated[
+        int, typer.Option(min=1, max=512, help="Tokens for each block of 512 tokens of the trace.")
+    ] = 128,
+    seconds: Annotated[float, typer.Option(min=1, help="Time until the last request arrives.")] = 90.0,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 8,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=512, help="Tokens that the KV cache of the stock server holds.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of replays of each system, with real engines.")] = 2,
+    dtype: Dtype = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the choice of conversations.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to first token under a trace of real traffic: Skim and a stock vLLM server in the same KV memory."""
+    from benchmarks import replay as benchmark
+    from benchmarks.cost_profiles import PROFILES
+    from benchmarks.models import TARGET, bench_pair
+    from benchmarks.trace import CONVERSATION
+
+    if (target is None) != (speculator is None):
+        raise SkimError("give both --target and --speculator, or neither to use models of random weights")
+    if profile not in PROFILES:
+        raise SkimError(f"--profile: {profile!r} is not a profile; choose from {', '.join(PROFILES)}")
+    pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None and engine == "vllm" else None
+    models = (pair.target, pair.speculator) if pair else (target, speculator)
+    names = [located(str(model), Path.cwd()) if model and engine == "vllm" else "" for model in models]
+    settings = benchmark.ReplaySettings(
+        trace=str(trace or CONVERSATION),
+        engine=engine,
+        target=names[0],
+        speculator=names[1],
+        profile=profile,
+        requests=requests,
+        copies=copies,
+        longest=longest,
+        block_tokens=block_tokens,
+        seconds=seconds,
+        keep_rate=keep_rate,
+        answer_tokens=answer_tokens,
+        kv_tokens=kv_tokens,
+        rounds=rounds,
+        dtype=dtype,
+        seed=seed,
+        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

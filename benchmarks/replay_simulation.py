@@ -1,0 +1,187 @@
+"""A replay of a trace against mock engines in virtual time: thousands of requests of a large pair within minutes.
+
+Real: the router's dispatcher with its decision, the selection with its records, the messages, the options. Modelled:
+the time of the engines (`benchmarks.cost_profiles`), which compute one prompt after the other, and their prefix caches
+(`kv_transfer.mock_compute`). Not there: HTTP, Ray and several replicas, in whose place every request of Skim takes
+`router_ms` longer; the effect of decoding on prefills; the scores, which are a hash of the token ids. The stock server
+is the target's mock engine with all GPUs and all KV memory, without a router.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from benchmarks.cost_profiles import Profile, tokens_held
+from benchmarks.models import Shape, make_model, usable_ids
+from benchmarks.progress import Progress
+from benchmarks.replay_results import Replayed
+from benchmarks.trace import TracedRequest, scaled, token_ids
+from benchmarks.virtual_time import run
+from kv_transfer.codec import decode, encode
+from kv_transfer.messages import (
+    GenerateOutput,
+    GenerateRequest,
+    Int32Array,
+    KeptPrompt,
+    Selection,
+    SelectRequest,
+    SessionHandle,
+)
+from router.context import RequestContext
+from router.dispatch import Dispatcher, Prompt
+from router.options import PrefillOptions, SpeculationOptions
+from speculator_service.mock_engine import MockSpeculator
+from speculator_service.service import SpeculatorService
+from target_service.mock_engine import MockTarget
+from target_service.sampling import DELTA
+
+Ask = Callable[[int, Int32Array, int], Any]
+"""Awaited with the request's number, its prompt and the length of its answer; gives the fields of a Replayed."""
+
+
+class MockPools:
+    """Both pools in this process, one replica each. Every message is encoded and decoded, as on the wire."""
+
+    def __init__(self, speculator: MockSpeculator, target: MockTarget) -> None:
+        self.speculator, self.target = speculator.info, target.info
+        self._service, self._target = SpeculatorService(speculator), target
+
+    async def select(self, request: SelectRequest) -> Selection:
+        selection = await self._service.select(decode(encode(request), SelectRequest))
+        return decode(encode(selection), Selection)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        async with aclosing(self._target.generate(decode(encode(request), GenerateRequest))) as outputs:
+            async for output in outputs:
+                yield decode(encode(output), GenerateOutput)
+
+    async def end_session(self, session: SessionHandle) -> None:
+        """No session is kept, because nothing drafts."""
+
+
+class _Unmetered:
+    """A Meter that records nothing."""
+
+    def record(self, name: str, value: float, **tags: str) -> None: ...
+
+
+class _Skim:
+    def __init__(self, profile: Profile, keep_rate: float, stock_tokens: int, router_ms: float) -> None:
+        model, targets, speculators = _model(), profile.gpus - profile.speculator_gpus, profile.speculator_gpus
+        held, read = tokens_held(stock_tokens, keep_rate, profile.ratio)
+        speculator = MockSpeculator(
+            model,
+            ms_per_token=profile.speculator.ms_per_token(speculators),
+            ms_per_look_ahead=profile.speculator.ms_per_step(speculators),
+            cache_tokens=read,
+            one_at_a_time=True,
+        )
+        target = MockTarget(
+            model,
+            prefill_ms_per_token=profile.target.ms_per_token(targets),
+            decode_ms=profile.target.ms_per_step(targets),
+            cache_tokens=held,
+            one_at_a_time=True,
+        )
+        self._options, self._decode = PrefillOptions(keep_rate=keep_rate), SpeculationOptions(method="none")
+        self._pools = MockPools(speculator, target)
+        self._dispatcher = Dispatcher(self._pools, self._options, self._decode, 3600.0, _Unmetered())
+        self._router_ms = router_ms
+
+    async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        context = RequestContext(self._options, self._decode.decode)
+        prompt = Prompt(ids.tolist(), _sampling(answer_tokens), answer_tokens)
+        first, cached = 0.0, 0
+        await asyncio.sleep(self._router_ms / 1e3)
+        async with aclosing(self._dispatcher.run(str(number), prompt, context)) as outputs:
+            async for output in outputs:
+                first, cached = first or loop.time(), cached or output.cached_tokens
+        [outcome] = context.outcomes
+        return {
+            "ttft_ms": 1e3 * (first - began),
+            "kept_tokens": outcome.kept_tokens,
+            "target_cached": cached,
+            "reason": outcome.reason,
+        }
+
+
+class _Stock:
+    def __init__(self, profile: Profile, stock_tokens: int) -> None:
+        self._target = MockTarget(
+            _model(),
+            prefill_ms_per_token=profile.target.ms_per_token(profile.gpus),
+            decode_ms=profile.target.ms_per_step(profile.gpus),
+            cache_tokens=stock_tokens,
+            one_at_a_time=True,
+        )
+
+    async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        began, first, cached = loop.time(), 0.0, 0
+        request = GenerateRequest(str(number), KeptPrompt.dense(ids), _sampling(answer_tokens))
+        async with aclosing(self._target.generate(request)) as outputs:
+            async for output in outputs:
+                first, cached = first or loop.time(), cached or output.cached_tokens
+        ttft_ms = 1e3 * (first - began)
+        return {"ttft_ms": ttft_ms, "kept_tokens": int(ids.size), "target_cached": cached, "reason": ""}
+
+
+def simulate(
+    requests: Sequence[TracedRequest],
+    profile: Profile,
+    *,
+    keep_rate: float,
+    block_tokens: int,
+    answer_tokens: int,
+    stock_tokens: int,
+    router_ms: float,
+    progress: Progress,
+) -> list[Replayed]:
+    """Both systems, one after the other. stock_tokens: capacity of the stock server's KV cache; Skim's two pools share
+    as much memory.
+    """
+    replayed: list[Replayed] = []
+    for part, system in enumerate(("stock", "skim")):
+
+        def tell(share: float, part: int = part, system: str = system) -> None:
+            progress(f"simulating {system}", (part + share) / 2)
+
+        skim = system == "skim"
+        engines = _Skim(profile, keep_rate, stock_tokens, router_ms) if skim else _Stock(profile, stock_tokens)
+        replayed += run(_replay(system, requests, engines.ask, block_tokens, answer_tokens, tell))
+    return replayed
+
+
+async def _replay(
+    system: str,
+    requests: Sequence[TracedRequest],
+    ask: Ask,
+    block_tokens: int,
+    answer_tokens: int,
+    tell: Callable[[float], None],
+) -> list[Replayed]:
+    begun = 0
+
+    async def one(number: int, request: TracedRequest) -> Replayed:
+        nonlocal begun
+        await asyncio.sleep(request.at_s)
+        begun += 1
+        tell(begun / len(requests))
+        ids = token_ids(request, block_tokens, usable_ids())
+        answer = min(answer_tokens, scaled(request.answer_tokens, block_tokens))
+        told = await ask(number, ids, answer)
+        return Replayed(system=system, round=1, number=number, prompt_tokens=int(ids.size), **told)
+
+    return list(await asyncio.gather(*(one(number, request) for number, request in enumerate(requests))))
+
+
+def _sampling(answer_tokens: int) -> dict[str, Any]:
+    return {"max_tokens": answer_tokens, "temperature": 0.0, "ignore_eos": True, "output_kind": DELTA}
+
+
+def _model() -> str:
+    """A folder with the config and tokenizer of a tiny model for long prompts; mock engines load no weights."""
+    return str(make_model(Shape(layers=1, heads=1, kv_heads=1, intermediate=64), seed=0))
