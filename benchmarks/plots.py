@@ -67,6 +67,13 @@ def prompt_axis(axis: Any, lengths: Sequence[int]) -> None:
     axis.set_xlabel("prompt tokens")
 
 
+def log_values(axis: Any) -> None:
+    """Make the y axis logarithmic, with plain numbers at its ticks."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+
+
 def require() -> None:
     """Raise SkimError if matplotlib is not installed. Called before a measurement, so that its result is not lost."""
     try:

@@ -1,6 +1,5 @@
 """The result of `skim bench replay`: times to first token by system and by cached share, and the memory curves."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,8 @@ class Replayed:
 
 def summary(replayed: Sequence[Replayed], shares: Sequence[float]) -> dict[str, Any]:
     """`systems`: the times of each system. `ratio`: Skim's mean divided by that of stock, by round. `bins`: for each
-    tenth of cached share with requests, the same.
+    tenth of cached share with requests, the same. `reasons`: the same for the requests that Skim ran for each reason
+    (`x-skim-reason`), without rounds.
 
     shares: for each request, the share of its prompt that an unlimited prefix cache would hold.
     """
@@ -45,12 +45,22 @@ def summary(replayed: Sequence[Replayed], shares: Sequence[float]) -> dict[str, 
             for index in range(BINS)
             if (numbers := {n for n, share in enumerate(shares) if min(int(share * BINS), BINS - 1) == index})
         ],
+        "reasons": [_reason(replayed, reason) for reason in sorted({r.reason for r in _of(replayed, "skim")})],
     }
 
 
+def _reason(replayed: Sequence[Replayed], reason: str) -> dict[str, Any]:
+    asked = {(r.round, r.number) for r in _of(replayed, "skim") if r.reason == reason}
+    means = _means([r for r in replayed if (r.round, r.number) in asked])
+    return {"reason": reason, "requests": len(asked), **means, "ratio": means["skim_ms"] / means["stock_ms"]}
+
+
+def _means(replayed: Sequence[Replayed]) -> dict[str, float]:
+    return {f"{system}_ms": float(np.mean([r.ttft_ms for r in _of(replayed, system)])) for system in SYSTEMS}
+
+
 def _bin(replayed: Sequence[Replayed]) -> dict[str, Any]:
-    means = {f"{system}_ms": float(np.mean([r.ttft_ms for r in _of(replayed, system)])) for system in SYSTEMS}
-    return {"requests": len({r.number for r in replayed}), **means, "ratio": _ratio(replayed)}
+    return {"requests": len({r.number for r in replayed}), **_means(replayed), "ratio": _ratio(replayed)}
 
 
 def _ratio(replayed: Sequence[Replayed]) -> dict[str, float]:
@@ -67,7 +77,6 @@ def _times(replayed: Sequence[Replayed]) -> dict[str, Any]:
         "p50_ms": middle,
         "p99_ms": high,
         **{name: sum(getattr(r, name) for r in replayed) for name in ("prompt_tokens", "kept_tokens", "target_cached")},
-        "reasons": dict(Counter(r.reason for r in replayed)),
     }
 
 
@@ -78,7 +87,6 @@ def _of(replayed: Iterable[Replayed], system: str) -> list[Replayed]:
 def describe(result: dict[str, Any]) -> str:
     """The conditions, what is real and what is modelled, both systems' times and Skim's reasons."""
     settings, stock, skim = result["settings"], *(result["systems"][system] for system in SYSTEMS)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skim["reasons"].items()))
     held = result["kv_tokens"]
     return (
         f"{result['about']} {settings['requests']:,} requests of the trace `{settings['trace']}` in"
@@ -88,13 +96,13 @@ def describe(result: dict[str, Any]) -> str:
         f" memory Skim's target holds {held['target']:,} and its speculator {held['speculator']:,}. Mean time to first"
         f" token, Skim / stock: {in_words(result['ratio'])}. Tokens that the target computed: stock"
         f" {stock['prompt_tokens'] - stock['target_cached']:,}, Skim {skim['kept_tokens'] - skim['target_cached']:,}."
-        f" Skim's requests by reason: {reasons}. *Cached share*: the share of a prompt that an unlimited prefix cache"
-        " would hold."
+        " *Cached share*: the share of a prompt that an unlimited prefix cache would hold. *Reason*: why Skim ran a"
+        " request speculative or dense (`x-skim-reason`); all requests of the rounds are counted."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: mean, median and 99th percentile of all requests, then the means by cached share."""
+    """Columns and rows: mean, median and 99th percentile of all requests, then the means by cached share and reason."""
     columns = ["requests", "number", "stock ms", "Skim ms", "Skim / stock"]
     systems = result["systems"]
     number = f"{result['settings']['requests']:,}"
@@ -104,13 +112,20 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append([what, number, *_cells(systems, name), f"{ratio:.2f}"])
     for found in result["bins"]:
         what = f"cached {found['from']:.0%} to {found['to']:.0%}, mean"
-        times = [f"{found[f'{system}_ms']:,.0f}" for system in SYSTEMS]
-        rows.append([what, f"{found['requests']:,}", *times, in_words(found["ratio"])])
+        rows.append([what, f"{found['requests']:,}", *_mean_cells(found), in_words(found["ratio"])])
+    for found in result["reasons"]:
+        rows.append(
+            [f"reason {found['reason']}, mean", f"{found['requests']:,}", *_mean_cells(found), f"{found['ratio']:.2f}"]
+        )
     return columns, rows
 
 
 def _cells(systems: dict[str, Any], name: str) -> list[str]:
     return [f"{systems[system][name]:,.0f}" for system in SYSTEMS]
+
+
+def _mean_cells(found: dict[str, Any]) -> list[str]:
+    return [f"{found[f'{system}_ms']:,.0f}" for system in SYSTEMS]
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -120,7 +135,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
         for system, label in zip(SYSTEMS, ("stock vLLM", "Skim"), strict=True):
             times.plot(at, [found[f"{system}_ms"] / 1e3 for found in result["bins"]], label=label)
         times.set(xlabel="% of the prompt that an unlimited cache would hold", ylabel="seconds to first token, mean")
-        times.set(yscale="log", xlim=(0, 100))
+        times.set(xlim=(0, 100))
+        plots.log_values(times)
         times.legend()
         for curve in result["curves"]:
             label = "stock" if curve["factor"] == 1 else f"{curve['system']} (x {curve['factor']:.1f})"

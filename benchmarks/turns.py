@@ -126,20 +126,23 @@ async def _converse(
             chat = conversation(settings.document_tokens, settings.turns, settings.seed + index, settings.style)
             clients = {mode: _Client(settings, session, urls[mode], mode, chat, index) for mode in modes}
             which = f"round {index} of {settings.rounds}" if index else "warming up"
-            for turn, mode in turns(settings, modes, index):
+            planned = list(turns(settings.turns, modes, index))
+            for place, (turn, mode) in enumerate(planned):
                 share = (index * settings.turns + turn) / (settings.rounds + 1) / settings.turns
                 progress(f"{which}, turn {turn + 1}: {mode}", done[0] + done[1] * share)
                 got = await clients[mode].ask(turn)
-                if mode == "dense" and len(modes) > 1:
+                if mode == "dense" and planned[place + 1 : place + 2] != [(turn + 1, "dense")]:
                     await asyncio.sleep(SETTLE_S)
                 if index:
                     answered.append(got)
     return answered
 
 
-def turns(settings: TurnsSettings, modes: Sequence[str], index: int) -> Iterator[tuple[int, str]]:
-    """Turns and modes of a round in their order. Every second request order is reversed, over turns and rounds."""
-    for turn in range(settings.turns):
+def turns(count: int, modes: Sequence[str], index: int) -> Iterator[tuple[int, str]]:
+    """Turns and modes of a round in their order. The order of the modes is reversed from turn to turn and from round
+    to round.
+    """
+    for turn in range(count):
         yield from ((turn, mode) for mode in (modes if (turn + index) % 2 else modes[::-1]))
 
 

@@ -187,9 +187,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
             at = [row["turn"] for row in rows]
             times.plot(at, [row["ttft_ms"]["median"] / 1e3 for row in rows], label=mode)
             computed.plot(at, [max(1, row["target_computed"]) for row in rows], label=mode)
-        times.set(ylabel="seconds to first token", yscale="log")
-        computed.set(ylabel="tokens that the target computes", yscale="log")
+        times.set(ylabel="seconds to first token")
+        computed.set(ylabel="tokens that the target computes")
         for axes in (times, computed):
+            plots.log_values(axes)
             axes.set(xlabel="turn")
             axes.set_xticks(range(1, result["settings"]["turns"] + 1))
         times.legend()

@@ -51,7 +51,7 @@ def result() -> dict:
 
 def test_every_mode_takes_every_turn_and_the_order_alternates():
     modes = list(MODES)
-    first, second = (list(turns(SETTINGS, modes, index)) for index in (0, 1))
+    first, second = (list(turns(3, modes, index)) for index in (0, 1))
     assert sorted(first) == sorted(second) == sorted((turn, mode) for turn in range(3) for mode in modes)
     assert [mode for turn, mode in first if turn == 0] == modes[::-1] == [mode for turn, mode in first if turn == 2]
     assert [mode for turn, mode in second if turn == 0] == modes
