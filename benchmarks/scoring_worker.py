@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from kv_transfer.messages import SelectionOptions
-from speculator_service.scoring.importance import Aggregate
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest
 
 READ_BYTES = 2**28
@@ -23,7 +22,7 @@ class ScoringBench:
     # Attributes of the worker. They are only annotated: vLLM refuses an extension that defines what the worker has.
     _layers: list[Any]
     _ledger: RequestLedger
-    _score: Callable[[ScoredRequest], Aggregate]
+    _score: Callable[[ScoredRequest], torch.Tensor]
 
     def bench_fill(self, tokens: int) -> None:
         """Fill the cache blocks of a sequence of `tokens` with random values.
@@ -42,9 +41,11 @@ class ScoringBench:
         """
         layers, heads, size = len(self._layers), self._layers[0].num_heads, self._layers[0].head_size
         blocks = self._bench_blocks(tokens)
-        options = {**SelectionOptions(look_ahead=look_ahead).model_dump(), "eos_token_ids": []}
-        queries = {step: torch.randn(layers, heads, size) for step in range(look_ahead + 1)}
-        request = ScoredRequest("bench", tokens, options, blocks, queries, {}, time.perf_counter())
+        asked = {"look_ahead": look_ahead, "rows": (0, 0), "steps": look_ahead + 1, "eos_token_ids": []}
+        options = {**SelectionOptions().model_dump(), **asked}
+        queries = {tokens - 1 + step: torch.randn(layers, heads, size) for step in range(look_ahead + 1)}
+        ahead = dict.fromkeys(range(look_ahead), 0)
+        request = ScoredRequest("bench", tokens, options, blocks, queries, ahead, time.perf_counter())
         buffer = torch.ones(READ_BYTES // 4)
         scoring, reading = [], []
         with torch.inference_mode(), _peak_memory() as peak:

@@ -47,8 +47,15 @@ class SelectionOptions(BaseModel):
     coverage: float | None = Field(
         None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
     )
+    score_queries: Literal["look_ahead", "question", "both"] = Field(
+        "look_ahead",
+        description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
+    )
     look_ahead: int = Field(
-        8, ge=0, le=MAX_LOOK_AHEAD, description="tokens decoded after the prompt; their queries score it too"
+        8,
+        ge=0,
+        le=MAX_LOOK_AHEAD,
+        description="tokens decoded after the prompt; none are if score_queries is question",
     )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk")
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
@@ -60,6 +67,11 @@ class SelectionOptions(BaseModel):
     )
     granularity: Literal["chunk", "token"] = Field("chunk", description="unit that is kept or dropped")
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
+
+    @property
+    def tokens_ahead(self) -> int:
+        """N, the number of tokens that the speculator decodes after the prompt."""
+        return 0 if self.score_queries == "question" else self.look_ahead
 
 
 class DecodeOptions(BaseModel):

@@ -85,14 +85,23 @@ class MockCompute:
         self.cached_tokens = self.computed_tokens = 0
 
     async def prefill(
-        self, token_ids: Int32Array, positions: Int32Array, salt: str | None, more_ms: float = 0.0
+        self,
+        token_ids: Int32Array,
+        positions: Int32Array,
+        salt: str | None,
+        more_ms: float = 0.0,
+        compute_from: int | None = None,
     ) -> Prefill:
-        """Wait as long as this prefill takes; the cache then holds the prompt. more_ms: added to its time."""
+        """Wait as long as this prefill takes; the cache then holds the prompt.
+
+        more_ms: added to its time. compute_from: tokens from this index on are computed although they are cached.
+        """
         clock = asyncio.get_running_loop().time
         arrived = clock()
         async with self._own_turn():
             queue_ms = 1e3 * (clock() - arrived) if self._turn else 0.0
             cached = self.cache.look_up(token_ids, positions, salt)
+            cached = cached if compute_from is None else min(cached, compute_from)
             computed = int(token_ids.size) - cached
             ms = self._fixed_ms + self._ms_per_token * computed + more_ms
             await asyncio.sleep(ms / 1e3)

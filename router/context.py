@@ -113,7 +113,7 @@ class RequestContext:
             "x-skim-kept-tokens": [str(o.kept_tokens) for o in self.outcomes],
             "x-skim-keep-rate": [f"{o.keep_rate:.4f}" for o in self.outcomes],
             "x-skim-coverage": [f"{o.coverage:.4f}" for o in self.outcomes],
-            "x-skim-look-ahead": [str(o.options.look_ahead if o.mode == "speculative" else 0) for o in self.outcomes],
+            "x-skim-look-ahead": [str(o.options.tokens_ahead if o.mode == "speculative" else 0) for o in self.outcomes],
         }
         headers = [(name, ", ".join(parts)) for name, parts in values.items()]
         return [*headers, ("server-timing", self._server_timing())]

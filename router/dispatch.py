@@ -154,7 +154,7 @@ class Dispatcher:
         decision = decide(traits, options)
         outcome.reason = decision.reason
         if decision.speculative:
-            check_speculator_length(traits.prompt_tokens, options.look_ahead, self.pools.speculator, _OR_DENSE)
+            check_speculator_length(traits.prompt_tokens, options.tokens_ahead, self.pools.speculator, _OR_DENSE)
             if selection := await self._select(request_id, prompt, context, spans, affinity, outcome):
                 self.selections.add(request_id, explanation(selection, options, spans.protected, outcome.timings))
                 return selection.kept

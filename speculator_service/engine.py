@@ -15,8 +15,8 @@ from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo
 class Scores:
     """The scores of one prompt.
 
-    importance: float32 [M] on CPU. look_ahead_tokens: at most `look_ahead` greedily decoded tokens, up to and including
-    an EOS. timings: milliseconds by part (queue, speculate).
+    importance: float32 [M] on CPU. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
+    including an EOS. timings: milliseconds by part (queue, speculate).
     """
 
     importance: torch.Tensor
@@ -66,12 +66,14 @@ class SpeculatorEngine(Protocol):
         *,
         cache_salt: str | None = None,
         keep_session: bool = False,
+        question: tuple[int, int] | None = None,
     ) -> Scores:
-        """Prefill `token_ids` [M], decode `options.look_ahead` tokens greedily, score the M prompt tokens.
+        """Prefill `token_ids` [M], decode `options.tokens_ahead` tokens greedily, score the M prompt tokens.
 
         cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's KV for `draft`, as
-        session `request_id`.
-        Raises InvalidRequestError if M + look_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
+        session `request_id`. question: as in SelectRequest; its tokens' queries score the prompt if
+        `options.score_queries` says so (`scoring.score_queries`).
+        Raises InvalidRequestError if M + tokens_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
         engine is dead.
         """
         ...

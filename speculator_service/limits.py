@@ -7,7 +7,7 @@ from kv_transfer.spans import check_spans
 
 def check_request(request: SelectRequest, info: ModelInfo) -> None:
     """Raise InvalidRequestError unless the model can take the prompt, its spans and its length."""
-    check_prompt(request.token_ids, request.options.look_ahead, info, info.vocab_size)
+    check_prompt(request.token_ids, request.options.tokens_ahead, info, info.vocab_size)
     check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
 
 

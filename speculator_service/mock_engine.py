@@ -11,6 +11,7 @@ from kv_transfer.mock_compute import MockCompute
 from kv_transfer.model_info import inspect_model
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_length
+from speculator_service.scoring.score_queries import ScoreQueries
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
@@ -62,24 +63,31 @@ class MockSpeculator(BranchingEngine):
         *,
         cache_salt: str | None = None,
         keep_session: bool = False,
+        question: tuple[int, int] | None = None,
     ) -> Scores:
-        """As `SpeculatorEngine.score`: importance depends on token ids only, look-ahead tokens on the last id."""
+        """As `SpeculatorEngine.score`: importance depends on token ids only, look-ahead tokens on the last id.
+
+        The tokens of the question are computed although they are cached, if their queries are needed.
+        """
         await self.check_health()
-        check_length(int(token_ids.size), options.look_ahead, self.info)
+        check_length(int(token_ids.size), options.tokens_ahead, self.info)
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
             raise EngineUnavailableError(f"the mock speculator fails every {self._fail_every} calls, as it was told to")
         self.running += 1
         try:
-            look_ahead_ms = self._ms_per_look_ahead * options.look_ahead
-            done = await self.compute.prefill(token_ids, _in_order(token_ids), cache_salt, look_ahead_ms)
+            look_ahead_ms = self._ms_per_look_ahead * options.tokens_ahead
+            rows = ScoreQueries.of(options, int(token_ids.size), question).rows
+            done = await self.compute.prefill(
+                token_ids, _in_order(token_ids), cache_salt, look_ahead_ms, rows[0] if rows else None
+            )
         except asyncio.CancelledError:
             self.aborted += 1
             raise
         finally:
             self.running -= 1
         tokens = [int(token_ids[-1])]
-        for _ in range(options.look_ahead):
+        for _ in range(options.tokens_ahead):
             tokens.append(self.likeliest(tokens[-1]))
         read = np.append(token_ids, np.array(tokens[1:-1], np.int32))  # the last token's KV is not computed
         self.compute.cache.store(read, _in_order(read), cache_salt)

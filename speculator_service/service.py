@@ -42,6 +42,7 @@ class SpeculatorService:
             request.options,
             cache_salt=request.cache_salt,
             keep_session=context == "full",
+            question=request.question,
         )
         if scores.importance.shape != request.token_ids.shape:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"

@@ -30,6 +30,7 @@ class SelectFields(TypedDict, total=False):
 
     keep_rate: float
     coverage: float | None
+    score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int
     pool_kernel: int

@@ -9,7 +9,13 @@ an `Aggregate`, and gets the importance from it:
     # under tensor parallelism: all_reduce(aggregate.table, op=MAX)
     importance = aggregate.importance(valid_steps(look_ahead_tokens, eos_token_ids))
 
-Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D head size, M prompt tokens, L layers.
+The importance of prompt token j is the mean over the valid steps s of max over (layer, head) of pool(w[s, layer, head])
+at j (of the mean over layers with `head_max_layer_mean`). w is the softmax of step s over the keys that it sees, and 0
+for the other keys. The queries of the look-ahead see all M prompt keys. A query inside the prompt, at position r, sees
+the keys 0 to r (`score_queries`).
+
+Shapes: S steps (1 + look-ahead tokens, or the question's tokens, or both), H query heads, G key-value heads, D head
+size, M prompt tokens, L layers.
 """
 
 from collections.abc import Collection, Iterator
@@ -61,6 +67,7 @@ def layer_scores(
     *,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
@@ -68,7 +75,7 @@ def layer_scores(
     example a transposed view of a cache [G, D, M]). Query head h uses KV head h // (H / G): G == H is MHA, G == 1
     is MQA. scale: the layer's factor on q·k, 1 / √D in most models. soft_cap, sinks: see `AttentionFormula`.
     The softmax runs in float32 over the M prompt positions (and the sink) only, although later steps also attend to
-    decoded tokens.
+    decoded tokens. visible: integer [S], each step's number of keys, at least 1; None: all M.
     pool_kernel: odd width of the average along the prompt. Positions outside the prompt count as zeros (torch's
     avg_pool1d with padding kernel // 2), so both ends score slightly lower. It may exceed M.
     Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
@@ -81,6 +88,7 @@ def layer_scores(
         raise ValueError(f"pool_kernel must be odd, not {pool_kernel}")
     group = heads // kv_heads
     at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
+    hidden = None if visible is None else _hidden(visible, prompt)
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
         group_queries = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
@@ -90,6 +98,8 @@ def layer_scores(
             logits = _products(some_queries, pieces, prompt)
             if soft_cap:
                 logits.div_(soft_cap).tanh_().mul_(soft_cap)
+            if hidden is not None:
+                logits[..., prompt - hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
             head = kv_head * group + first
             weights = _softmax(logits, None if sinks is None else sinks[head : head + len(some_queries)])
             _maximum_with_pooled(best, weights, pool_kernel)
@@ -105,6 +115,12 @@ def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int
         torch.mm(rows, piece.float().T, out=products[:, begin : begin + len(piece)])
         begin += len(piece)
     return products.view(*queries.shape[:2], prompt)
+
+
+def _hidden(visible: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Which of the last keys a step does not see, bool [S, E]. All steps see the M - E keys before them."""
+    first = int(visible.min())
+    return torch.arange(first, prompt, device=visible.device) >= visible[:, None]
 
 
 def _softmax(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -184,10 +200,15 @@ class Aggregate:
 
     def importance(self, valid: torch.Tensor) -> torch.Tensor:
         """float32 [M]: the mean over the steps where `valid` (bool [S]) is true. Other steps are ignored."""
+        return self.total(valid) / valid.sum().to(self.table.device)
+
+    def total(self, valid: torch.Tensor) -> torch.Tensor:
+        """The sum over the valid steps in place of the mean; 0 without one."""
         if self._added != self._num_layers:
             raise ValueError(f"{self._added} of {self._num_layers} layers were added")
         per_step = self.table[0] if len(self.table) == 1 else self.table.mean(0)
-        return per_step[valid.to(per_step.device)].mean(0)
+        # The places are found where `valid` is. On a GPU, indexing by a mask waits for the device.
+        return per_step[valid.nonzero().squeeze(1).to(per_step.device)].sum(0)
 
 
 def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:

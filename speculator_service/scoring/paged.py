@@ -69,12 +69,18 @@ class PagedScoring:
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
         pool_kernel: int,
+        visible: torch.Tensor | None = None,
     ) -> None:
-        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer."""
-        if self._fill_by_kernels(aggregate, queries, keys, formulas, pool_kernel):
+        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer.
+
+        visible: as in `importance.layer_scores`.
+        """
+        if self._fill_by_kernels(aggregate, queries, keys, formulas, pool_kernel, visible):
             return
         for of_layer, layer, (scale, soft_cap, sinks) in zip(queries, keys, formulas, strict=True):
-            aggregate.add(layer_scores(of_layer, layer, scale, pool_kernel, soft_cap=soft_cap, sinks=sinks))
+            aggregate.add(
+                layer_scores(of_layer, layer, scale, pool_kernel, soft_cap=soft_cap, sinks=sinks, visible=visible)
+            )
 
     def _fill_by_kernels(
         self,
@@ -83,6 +89,7 @@ class PagedScoring:
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
         pool_kernel: int,
+        visible: torch.Tensor | None,
     ) -> bool:
         pages = [page for layer in keys if (page := layer.pages) is not None]
         caches = [page.cache for page in pages]
@@ -103,6 +110,7 @@ class PagedScoring:
                 pool_kernel,
                 soft_cap=formulas[0].soft_cap,
                 sinks=torch.stack(with_sinks) if with_sinks else None,
+                visible=visible,
             )
         except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
             self.kernels = None

@@ -73,6 +73,7 @@ def fill_table(
     *,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
 ) -> None:
     """Fill `table` with the result of `layer_scores` and `Aggregate.add` (in `importance.py`) for all layers.
 
@@ -80,7 +81,8 @@ def fill_table(
     rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but
     packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
     factor on q·k of all layers. soft_cap: of all layers. sinks: [L, H] (`importance.AttentionFormula`). pool_kernel:
-    odd, at most `tiling.largest_pool`. All on one device.
+    odd, at most `tiling.largest_pool`. visible: integer [S], the number of keys that each step sees, at least 1; None:
+    all M. All on one device.
     A step whose query contains a NaN gets NaN everywhere, as in the reference.
     """
     layers, steps, heads, size = queries.shape
@@ -88,6 +90,9 @@ def fill_table(
     prompt = table.shape[2]
     group = heads // kv_heads
     rows, (step_blocks, at_once, wide) = _rows(queries, kv_heads, tiling.rows)
+    seen = torch.full((step_blocks * at_once, wide), prompt, dtype=torch.int32, device=queries.device)
+    if visible is not None:
+        seen[:steps] = visible[:, None].int()
     offsets = [(c.data_ptr() - caches[0].data_ptr()) // c.element_size() for c in caches]
     stride_block, stride_head, stride_token, _ = caches[0].stride()
     host = torch.tensor(offsets, dtype=torch.int64, pin_memory=queries.is_cuda)
@@ -103,7 +108,7 @@ def fill_table(
     spans = triton.cdiv(prompt, span)
     partial = torch.empty((*rows.shape[:3], spans), dtype=torch.float32, device=queries.device)
     _row_sums[(layers * kv_heads, spans, step_blocks)](
-        rows, *paged, partial, scale2, cap2, span, spans, *sizes, **shape
+        rows, seen, *paged, partial, scale2, cap2, span, spans, *sizes, **shape
     )
 
     sums = partial.logsumexp(-1).view(layers, kv_heads, -1, wide)
@@ -116,7 +121,7 @@ def fill_table(
     outputs = tiling.tile - pool_kernel + 1
     grid = (triton.cdiv(prompt, outputs), len(table), step_blocks)
     _pooled_maxima[grid](
-        rows, *paged, sums, table, scale2, cap2, steps, layers // len(table) * kv_heads, *sizes,
+        rows, seen, *paged, sums, table, scale2, cap2, steps, layers // len(table) * kv_heads, *sizes,
         POOL=pool_kernel, STEPS=at_once, **shape,
     )  # fmt: skip
     table += nans[:, None]
@@ -176,13 +181,17 @@ def _logits(query, keys, scale2, cap2, CAPPED: tl.constexpr):
 
 @triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _row_sums(
-    rows, cache, offsets, blocks, partial, scale2, cap2, span, spans,
+    rows, seen, cache, offsets, blocks, partial, scale2, cap2, span, spans,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans]."""
+    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans].
+
+    A row takes its first `seen` keys only. In a span without one of them its result is -inf.
+    """
     layer_head, part = tl.program_id(0), tl.program_id(1)
     lines = (layer_head * tl.num_programs(2) + tl.program_id(2)) * ROWS + tl.arange(0, ROWS)
+    sees = tl.load(seen + tl.program_id(2) * ROWS + tl.arange(0, ROWS))
     query = tl.load(rows + lines[:, None] * DIM + tl.arange(0, DIM)[None, :])
     offset = tl.multiple_of(tl.load(offsets + layer_head // kv_heads), 16)
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -195,16 +204,17 @@ def _row_sums(
             stride_block, stride_head, stride_token, DIM,
         )  # fmt: skip
         scores = _logits(query, keys, scale2, cap2, CAPPED)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        scores = tl.where(positions[None, :] < sees[:, None], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores - higher[:, None]), 1)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
+        total = total * tl.exp2(top - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
         top = higher
     tl.store(partial + lines * spans + part, (top + tl.log2(total)) * 0.6931471805599453)
 
 
 @triton.jit(do_not_specialize=_OF_THE_PROMPT)
 def _pooled_maxima(
-    rows, cache, offsets, blocks, sums, table, scale2, cap2, steps, layer_heads,
+    rows, seen, cache, offsets, blocks, sums, table, scale2, cap2, steps, layer_heads,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
     POOL: tl.constexpr, STEPS: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, CAPPED: tl.constexpr,
@@ -213,6 +223,7 @@ def _pooled_maxima(
     outputs: tl.constexpr = TILE - POOL + 1
     tile, out, step_block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes = tl.arange(0, TILE)
+    sees = tl.load(seen + step_block * ROWS + tl.arange(0, ROWS))
     positions = tile * outputs - POOL // 2 + lanes
     inside = (positions >= 0) & (positions < prompt)
     # Output c is the sum of the weights of lanes c to c + POOL - 1.
@@ -228,7 +239,8 @@ def _pooled_maxima(
         )  # fmt: skip
         scores = _logits(query, keys, scale2, cap2, CAPPED)
         scores -= tl.load(sums + lines)[:, None] * 1.4426950408889634
-        weights = tl.where(inside[None, :], tl.exp2(scores), 0.0)
+        visible = inside[None, :] & (positions[None, :] < sees[:, None])
+        weights = tl.where(visible, tl.exp2(scores), 0.0)
         if POOL > 1:
             # Scaled up, so that weights down to 2^-29 keep float16's full precision.
             weights *= 32768.0

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -21,13 +21,14 @@ from kv_transfer.model_source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
+from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.transformers_backend.sessions import CacheSession, CacheSessionTable
 
 PREFILL_TOKENS = 2048
 """Prompt tokens per forward. A cancelled request stops between two forwards."""
 
 Queries = dict[int, tuple[torch.Tensor, float]]
-"""For each layer: one token's queries [H, D] after rotary embedding, and the factor on q·k."""
+"""For each layer: some tokens' queries [S, H, D] after rotary embedding, and the factor on q·k."""
 
 Result = TypeVar("Result")
 
@@ -35,11 +36,16 @@ _ATTENTION = "skim_sdpa_with_queries"
 
 
 def _attend(
-    module: Any, query: torch.Tensor, *args: Any, skim_queries: Queries | None = None, **kwargs: Any
+    module: Any,
+    query: torch.Tensor,
+    *args: Any,
+    skim_queries: Queries | None = None,
+    skim_rows: Sequence[int] = (),
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' SDPA attention; also records the last token's queries. query: [1, H, tokens, D]."""
+    """transformers' SDPA attention; also records the queries of the tokens `skim_rows`. query: [1, H, tokens, D]."""
     if skim_queries is not None:
-        skim_queries[module.layer_idx] = (query[0, :, -1].clone(), kwargs["scaling"])
+        skim_queries[module.layer_idx] = (query[0, :, list(skim_rows)].transpose(0, 1), kwargs["scaling"])
     return sdpa_attention_forward(module, query, *args, **kwargs)
 
 
@@ -83,7 +89,7 @@ class TransformersSpeculator(BranchingEngine):
         self._closed = threading.Event()
         # One worker thread: requests queue here, and a cancelled request in the queue never starts.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculator")
-        if len(self._forward([0], DynamicCache())[1]) != self._num_layers:
+        if len(self._forward([0], DynamicCache(), rows=[0])[1]) != self._num_layers:
             raise ModelError(f"model {model}: transformers does not show the queries of {self.info.architecture}")
 
     async def score(
@@ -94,13 +100,15 @@ class TransformersSpeculator(BranchingEngine):
         *,
         cache_salt: str | None = None,
         keep_session: bool = False,
+        question: tuple[int, int] | None = None,
     ) -> Scores:
         """As `SpeculatorEngine.score`; a cancelled call stops before its next forward."""
         await self.check_health()
-        check_length(int(token_ids.size), options.look_ahead, self.info)
+        check_length(int(token_ids.size), options.tokens_ahead, self.info)
         submitted = perf_counter()
         session = request_id if keep_session else None
-        return await self._on_worker(lambda c: self._score(token_ids.tolist(), options, submitted, session, c))
+        needed = ScoreQueries.of(options, int(token_ids.size), question)
+        return await self._on_worker(lambda c: self._score(token_ids.tolist(), options, needed, submitted, session, c))
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """As `SpeculatorEngine.open_session`. Raises InvalidRequestError if the prompt is longer than the model's."""
@@ -155,6 +163,7 @@ class TransformersSpeculator(BranchingEngine):
         self,
         token_ids: list[int],
         options: SelectionOptions,
+        needed: ScoreQueries,
         submitted: float,
         session: str | None,
         cancelled: threading.Event,
@@ -162,17 +171,21 @@ class TransformersSpeculator(BranchingEngine):
         """Serve one request. Runs on the worker thread."""
         start = perf_counter()
         cache = DynamicCache()
+        captured = []
         for first in range(0, len(token_ids), PREFILL_TOKENS):
-            token, queries = self._forward(token_ids[first : first + PREFILL_TOKENS], cache, cancelled)
+            part = token_ids[first : first + PREFILL_TOKENS]
+            # The first step is the query of the last prompt token.
+            rows = [row - first for row in (*needed.rows, *needed.steps[:1]) if first <= row < first + len(part)]
+            token, queries = self._forward(part, cache, cancelled, rows)
+            captured.append(queries)
         tokens: list[int] = []
-        steps = [queries]
-        while len(tokens) < options.look_ahead:
+        while len(tokens) < options.tokens_ahead:
             tokens.append(token)
             if token in self._eos_ids:
                 break
-            token, queries = self._forward([token], cache, cancelled)
-            steps.append(queries)
-        importance = self._importance(steps, cache, len(token_ids), options)
+            token, queries = self._forward([token], cache, cancelled, [0])
+            captured.append(queries)
+        importance = self._importance(captured, needed.visible(len(token_ids)), cache, len(token_ids), options)
         if session is not None:
             read = tokens[: cache.get_seq_length() - len(token_ids)]
             self._keep(session, cache, [token_ids[-1], *read], len(token_ids) - 1, len(token_ids))
@@ -225,25 +238,38 @@ class TransformersSpeculator(BranchingEngine):
 
     @torch.inference_mode()
     def _forward(
-        self, token_ids: list[int], cache: DynamicCache, cancelled: threading.Event | None = None
+        self,
+        token_ids: list[int],
+        cache: DynamicCache,
+        cancelled: threading.Event | None = None,
+        rows: Sequence[int] = (),
     ) -> tuple[int, Queries]:
-        """Append tokens to the cache. Returns the most probable next token and the last token's queries."""
+        """Append tokens to the cache. Returns the most probable next token and the queries of the tokens `rows`."""
         self._check(cancelled)
         queries: Queries = {}
         ids = torch.tensor([token_ids], device=self._model.device)
-        logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1, skim_queries=queries).logits
+        logits = self._model(
+            ids, past_key_values=cache, use_cache=True, logits_to_keep=1, skim_queries=queries, skim_rows=rows
+        ).logits
         return int(logits[0, -1].argmax()), queries
 
     def _importance(
-        self, steps: list[Queries], cache: DynamicCache, prompt: int, options: SelectionOptions
+        self,
+        captured: list[Queries],
+        visible: list[int],
+        cache: DynamicCache,
+        prompt: int,
+        options: SelectionOptions,
     ) -> torch.Tensor:
+        """visible: of all needed queries; those after an EOS were not captured."""
         layers = scored_layers(self._num_layers, options.layers)
+        count = sum(len(queries[0][0]) for queries in captured)
+        seen = torch.tensor(visible[:count], device=self._model.device)
         aggregate = Aggregate(
-            options.aggregation, num_layers=len(layers), steps=len(steps), prompt=prompt, device=self._model.device
+            options.aggregation, num_layers=len(layers), steps=count, prompt=prompt, device=self._model.device
         )
         for layer in layers:
-            queries = torch.stack([step[layer][0] for step in steps])
+            queries = torch.cat([part[layer][0] for part in captured])
             keys = cache.layers[layer].keys[0, :, :prompt]
-            aggregate.add(layer_scores(queries, keys, steps[0][layer][1], options.pool_kernel))
-        # Decoding stopped at an EOS, so all recorded steps are valid.
-        return aggregate.importance(torch.ones(len(steps), dtype=torch.bool)).cpu()
+            aggregate.add(layer_scores(queries, keys, captured[0][layer][1], options.pool_kernel, visible=seen))
+        return aggregate.importance(torch.ones(count, dtype=torch.bool)).cpu()

@@ -90,15 +90,21 @@ class TranslatingSpeculator(SpeculatorEngine):
         *,
         cache_salt: str | None = None,
         keep_session: bool = False,
+        question: tuple[int, int] | None = None,
     ) -> Scores:
         """See `SpeculatorEngine.score`. The time of the translation is part of `speculate`."""
         began = perf_counter()
         # The tokenizer releases the GIL: the event loop answers other calls meanwhile.
         reading = await asyncio.to_thread(self._translator.read, token_ids)
-        self._check_length(int(reading.ids.size), options.look_ahead)
+        self._check_length(int(reading.ids.size), options.tokens_ahead)
         translated = perf_counter() - began
         scores = await self._engine.score(
-            request_id, reading.ids, options, cache_salt=cache_salt, keep_session=keep_session
+            request_id,
+            reading.ids,
+            options,
+            cache_salt=cache_salt,
+            keep_session=keep_session,
+            question=None if question is None else reading.own_tokens(question),
         )
         began = perf_counter()
         if keep_session:
@@ -107,7 +113,7 @@ class TranslatingSpeculator(SpeculatorEngine):
         drafts = self._translator.drafts(reading.end, b"", np.array(scores.look_ahead_tokens, np.int32))
         translated += perf_counter() - began
         timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
-        return Scores(importance, drafts[: options.look_ahead].tolist(), timings)
+        return Scores(importance, drafts[: options.tokens_ahead].tolist(), timings)
 
     def _check_length(self, tokens: int, look_ahead: int) -> None:
         limit = min(self._engine.info.max_model_len, self._engine.info.max_position)

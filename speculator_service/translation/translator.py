@@ -38,6 +38,12 @@ class Reading:
         carried = carried_importance(importance, self.spans, self.target_spans, self.characters)
         return carried.astype(np.float32)
 
+    def own_tokens(self, span: tuple[int, int]) -> tuple[int, int] | None:
+        """The speculator's tokens that share a character with the target's tokens `span`, half-open; None for none."""
+        first, last = self.target_spans[span[0], 0], self.target_spans[span[1] - 1, 1]
+        touched = np.flatnonzero((self.spans[:, 0] < last) & (self.spans[:, 1] > first))
+        return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
+
 
 class Translator:
     """Both directions of one pair.

@@ -28,6 +28,7 @@ from kv_transfer.model_info import check_speculator, inspect_model
 from kv_transfer.model_source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
+from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
@@ -80,11 +81,13 @@ class VllmSpeculator(BranchingEngine):
         *,
         cache_salt: str | None = None,
         keep_session: bool = False,
+        question: tuple[int, int] | None = None,
     ) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
-        check_prompt(token_ids, options.look_ahead, self.info, self._vocab_size)
+        check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
+        needed = ScoreQueries.of(options, int(token_ids.size), question)
         began = time.perf_counter()
-        output = await self._generate(request_id, token_ids, self._score_sampling(options), cache_salt)
+        output = await self._generate(request_id, token_ids, self._score_sampling(options, needed), cache_salt)
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
             raise SkimError(f"the speculator engine gave no scores for request {request_id}")
@@ -170,17 +173,20 @@ class VllmSpeculator(BranchingEngine):
         """Per rank, `SpeculatorWorker.speculator_stats`."""
         return await self._engine.collective_rpc("speculator_stats")
 
-    def _score_sampling(self, options: SelectionOptions) -> SamplingParams:
+    def _score_sampling(self, options: SelectionOptions, needed: ScoreQueries) -> SamplingParams:
         return SamplingParams(
             temperature=0,
             # One more than the look-ahead, because the query of the last look-ahead token is needed too.
-            max_tokens=options.look_ahead + 1,
+            max_tokens=options.tokens_ahead + 1,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={
                 SCORE_ARG: {
-                    **options.model_dump(include={"look_ahead", "pool_kernel", "layers", "aggregation"}),
+                    **options.model_dump(include={"pool_kernel", "layers", "aggregation"}),
+                    "look_ahead": options.tokens_ahead,
+                    "rows": (needed.rows[0], needed.rows[-1] + 1) if needed.rows else (0, 0),
+                    "steps": len(needed.steps),
                     "eos_token_ids": self._eos_token_ids,
                 }
             },

@@ -108,12 +108,14 @@ def _why_not(layer: AttentionLayerBase) -> str | None:
 class QueryCapture:
     """A static buffer [L, R, H, D] into which each layer writes the expected rows of its query.
 
-    R is the maximum number of requests in one step. Call `expect` before the model runs and `collect` after it.
+    R is the maximum number of rows of one step. Call `expect` before the model runs and `collect` after it.
+    missing: [L, H, D], NaN, in place of a query that was never expected.
     """
 
     def __init__(self, layers: Sequence[ScoredLayer], rows: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (len(layers), rows, layers[0].num_heads, query_size(layers[0]))
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self.missing = torch.full_like(self._buffer[:, 0], torch.nan)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
         self._rows: torch.Tensor | None = None
         self._missing = torch.empty(0, dtype=torch.bool, device=device)

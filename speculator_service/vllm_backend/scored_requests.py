@@ -5,23 +5,32 @@ token counts and block ids. They are the same for both of vLLM's model runners.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
+from speculator_service.scoring.score_queries import MAX_QUESTION_ROWS, ScoreQueries
+
 SCORE_ARG = "skim_score"
-"""Key in `SamplingParams.extra_args`: {look_ahead, pool_kernel, layers, aggregation, eos_token_ids}."""
+"""Key in `SamplingParams.extra_args`: {look_ahead, rows, steps, pool_kernel, layers, aggregation, eos_token_ids}.
+
+look_ahead: number of decoded tokens. rows: the half-open span of the question's rows. steps: the number of steps.
+"""
+
+STEP_ROWS = 16 * MAX_QUESTION_ROWS
+"""The question rows that one engine step captures, at least. If more prompts end in a step, each has fewer rows."""
 
 
 @dataclass(slots=True, eq=False)
 class ScoredRequest:
     """One prompt in the engine.
 
-    prompt: number of tokens M. blocks: KV cache block ids in order. queries: step -> [L, H, D], the queries of that
-    step's token. tokens: step -> the token that it decoded; known only on the rank that returns the output.
+    prompt: number of tokens M. blocks: KV cache block ids in order. needed: the positions of the queries that score it.
+    queries: position -> [L, H, D]. tokens: step -> the token that it decoded; known only on the rank that returns the
+    output.
     """
 
     id: str
@@ -31,25 +40,48 @@ class ScoredRequest:
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
+    needed: ScoreQueries = field(init=False)
+
+    def __post_init__(self) -> None:
+        last = self.prompt + self.look_ahead
+        self.needed = ScoreQueries(range(*self.options["rows"]), range(last - self.options["steps"], last))
 
     @property
     def look_ahead(self) -> int:
         return int(self.options["look_ahead"])
 
 
+class Computed(NamedTuple):
+    """The positions [start, end) of a scored request that one engine step computes."""
+
+    request: ScoredRequest
+    start: int
+    end: int
+
+    @property
+    def step(self) -> int:
+        """The step at the last of these positions. Step 0 is the last prompt token; before it, a step is negative."""
+        return self.end - self.request.prompt
+
+    @property
+    def is_last(self) -> bool:
+        return self.step == self.request.look_ahead
+
+    @property
+    def rows(self) -> list[int]:
+        """The question rows among these positions."""
+        return [row for row in self.request.needed.rows if self.start <= row < self.end]
+
+
 class Wanted(NamedTuple):
-    """One query to capture in this engine step. Step 0 is the last prompt token, step i the i-th decoded token.
+    """One query to capture in this engine step.
 
     slot: the place of the token's key in the KV cache. No other token of the batch has the same slot.
     """
 
     request: ScoredRequest
-    step: int
+    position: int
     slot: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.step == self.request.look_ahead
 
 
 class RequestLedger:
@@ -58,16 +90,20 @@ class RequestLedger:
     resumed: number of resumes after preemption. cached_tokens: prompt tokens that came from the prefix cache.
     """
 
-    def __init__(self, block_size: int, group: int = 0) -> None:
-        """block_size: tokens per block of the scheduler. group: index of the scored layers' KV cache group."""
+    def __init__(self, block_size: int, group: int = 0, rows: int = STEP_ROWS) -> None:
+        """block_size: tokens per block of the scheduler. group: index of the scored layers' KV cache group.
+
+        rows: limit for the question rows of one step, at least the number of requests in a step.
+        """
         self.requests: dict[str, ScoredRequest] = {}
         self.resumed = 0
         self.cached_tokens = 0
         self._block_size = block_size
         self._group = group
+        self._rows = rows
 
-    def update(self, output: SchedulerOutput) -> list[Wanted]:
-        """Process one scheduling step; returns the queries to capture in it. Removes finished and aborted requests."""
+    def update(self, output: SchedulerOutput) -> list[Computed]:
+        """Process one scheduling step; returns what it computes. Removes finished and aborted requests."""
         for request_id in output.finished_req_ids:
             self.requests.pop(request_id, None)
         computed: dict[str, int] = {}
@@ -84,11 +120,30 @@ class RequestLedger:
                     request.blocks = []
                 request.blocks += blocks[self._group] if blocks else []
                 computed[request_id] = start
-        found = (
-            self._want(self.requests[request_id], start + output.num_scheduled_tokens[request_id] - 1)
+        return [
+            Computed(self.requests[request_id], start, start + output.num_scheduled_tokens[request_id])
             for request_id, start in computed.items()
-        )
-        return [wanted for wanted in found if wanted]
+        ]
+
+    def wanted(self, computed: Sequence[Computed]) -> list[Wanted]:
+        """The queries to capture in the step that computes these positions.
+
+        If they are too many, each question keeps an equal number of its last rows. All tensor parallel ranks choose the
+        same ones.
+        """
+        share = self._rows // max(1, sum(bool(part.rows) for part in computed))
+        found = []
+        for part in computed:
+            request, rows = part.request, part.rows
+            left_out = set(rows[:-share])
+            if left_out:
+                rows = rows[-share:]
+                kept = [row for row in request.needed.rows if row not in left_out]
+                request.needed = ScoreQueries(kept, request.needed.steps)
+            if part.end - 1 in request.needed.steps:
+                rows = [*rows, part.end - 1]
+            found += [Wanted(request, position, self._slot(request, position)) for position in rows]
+        return found
 
     def _admit(self, new: NewRequestData) -> bool:
         """Add a request that needs scores. For the V2 runner, a resumed request is a new one with known tokens."""
@@ -103,10 +158,6 @@ class RequestLedger:
         self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, options, list(new.block_ids[self._group]))
         return True
 
-    def _want(self, request: ScoredRequest, position: int) -> Wanted | None:
-        """The query at `position`, the last one of this step; None if it is before the end of the prompt."""
-        step = position - (request.prompt - 1)
-        if not 0 <= step <= request.look_ahead:
-            return None
+    def _slot(self, request: ScoredRequest, position: int) -> int:
         block, offset = divmod(position, self._block_size)
-        return Wanted(request, step, request.blocks[block] * self._block_size + offset)
+        return request.blocks[block] * self._block_size + offset

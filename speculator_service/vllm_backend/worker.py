@@ -33,8 +33,17 @@ from speculator_service.vllm_backend.latent_attention import absorbed
 from speculator_service.vllm_backend.query_capture import QueryCapture, attention_formula, query_size, scorable_layers
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SCORES
-from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest, Wanted
+from speculator_service.vllm_backend.scored_requests import (
+    STEP_ROWS,
+    Computed,
+    RequestLedger,
+    ScoredRequest,
+    Wanted,
+)
 from vllm_hooks.worker import RestoringWorker
+
+TABLE_ELEMENTS = 2**26
+"""Limit for the scores of one aggregate in memory, in elements. More queries are scored in groups, at least one."""
 
 
 class SpeculatorWorker(RestoringWorker):
@@ -44,9 +53,11 @@ class SpeculatorWorker(RestoringWorker):
         super().load_model(**kwargs)
         sample_exactly(self.use_v2_model_runner)
         self._layers = scorable_layers(self.vllm_config)
-        self._capture = QueryCapture(
-            self._layers, self.scheduler_config.max_num_seqs, self.model_config.dtype, self.device
-        )
+        most = self.scheduler_config.max_num_seqs
+        # Each request may have one step, and the questions of all requests share the other rows.
+        self._question_rows = max(STEP_ROWS, most)
+        self._capture = QueryCapture(self._layers, most + self._question_rows, self.model_config.dtype, self.device)
+        self._computed: list[Computed] = []
         self._wanted: list[Wanted] = []
         self._step = SchedulerOutput.make_empty()
         self._steps, self._scored, self._scoring_ms = 0, 0, 0.0
@@ -57,7 +68,7 @@ class SpeculatorWorker(RestoringWorker):
             piecewise_while(self.model_runner.cudagraph_manager, lambda: bool(self._wanted))
         group, spec = self._group(kv_cache_config)
         block_size = spec.block_size
-        self._ledger = RequestLedger(block_size, group)
+        self._ledger = RequestLedger(block_size, group, self._question_rows)
         self._keys = KeyReader(self._layers[0], block_size, self.model_config.dtype)
         self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
         if kernels := self._scoring.kernels:
@@ -86,50 +97,51 @@ class SpeculatorWorker(RestoringWorker):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """The tokens of the executed step and of the synthetic steps after it."""
         self._steps += 1
-        wanted = [self._wanted]
+        computed = [self._computed]
         outputs: list[ModelRunnerOutput] = []
         latest = super().sample_tokens(grammar_output)
         for step in following_steps(self._step):
             self._forward(step)
             # After the next forward is queued, so that a GPU computes while these tokens are copied.
             outputs.append(_on_host(latest))
-            wanted.append(self._wanted)
+            computed.append(self._computed)
             latest = super().sample_tokens(None)
         outputs.append(_on_host(latest))
         merged = merge(outputs)
-        if scores := self._finish(list(zip(wanted, outputs, strict=True))):
+        if scores := self._finish(list(zip(computed, outputs, strict=True))):
             setattr(merged, SCORES, scores)
         return merged
 
     def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Run the model and capture the queries of this step."""
-        self._wanted = self._ledger.update(step)
+        self._computed = self._ledger.update(step)
+        self._wanted = self._ledger.wanted(self._computed)
         self._capture.expect([wanted.slot for wanted in self._wanted])
         output = super().execute_model(step)
         if self._wanted:
             queries = self._capture.collect()
             for row, wanted in enumerate(self._wanted):
-                wanted.request.queries[wanted.step] = queries[:, row]
+                wanted.request.queries[wanted.position] = queries[:, row]
         return output
 
-    def _finish(self, steps: list[tuple[list[Wanted], ModelRunnerOutput]]) -> dict[str, dict[str, Any]]:
+    def _finish(self, steps: list[tuple[list[Computed], ModelRunnerOutput]]) -> dict[str, dict[str, Any]]:
         """Store the sampled tokens and score the finished requests. Payloads by id on the driver rank, else {}."""
         done: list[ScoredRequest] = []
-        for wanted, output in steps:
-            for request, step, _ in wanted:
+        for computed, output in steps:
+            for part in computed:
                 # After preemption, a request computes known steps again without sampling.
-                if sampled := output.sampled_token_ids[output.req_id_to_index[request.id]]:
-                    request.tokens[step] = sampled[0]
-            done += [w.request for w in wanted if w.is_last]
+                if part.step >= 0 and (sampled := output.sampled_token_ids[output.req_id_to_index[part.request.id]]):
+                    part.request.tokens[part.step] = sampled[0]
+            done += [part.request for part in computed if part.is_last]
         scores = []
         for request in done:
             timer = DeviceTimer(self.device)
-            aggregate = self._score(request)
+            importance = self._score(request)
             timer.stop()
-            scores.append((request, aggregate, timer))
+            scores.append((request, importance, timer))
         if not self.is_driver_worker:
             return {}
-        payloads = {request.id: _payload(request, aggregate) for request, aggregate, _ in scores}
+        payloads = {request.id: _payload(request, importance) for request, importance, _ in scores}
         # The payloads are on the host, so the events of all timers are done.
         self._scoring_ms += sum(timer.milliseconds() for *_, timer in scores)
         return payloads
@@ -149,30 +161,40 @@ class SpeculatorWorker(RestoringWorker):
             "scoring_ms": self._scoring_ms,
         }
 
-    def _score(self, request: ScoredRequest) -> Aggregate:
-        """Attention of all steps to the prompt: [1 or L, S, M], over the heads of all ranks."""
-        aggregate = self._attention(request)
+    def _score(self, request: ScoredRequest) -> torch.Tensor:
+        """Importance [M]. Only the driver rank knows the look-ahead tokens, so only its result is right."""
+        valid = _valid(request) if self.is_driver_worker else torch.ones(request.needed.count, dtype=torch.bool)
+        layers = scored_layers(len(self._layers), request.options["layers"])
+        table_rows = 1 if request.options["aggregation"] == "max" else len(layers)
+        at_once = max(1, TABLE_ELEMENTS // (table_rows * request.prompt))
+        total = torch.zeros(request.prompt, device=self.device)
         tensor_parallel = get_tp_group()
-        if tensor_parallel.world_size > 1:
-            torch.distributed.all_reduce(
-                aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
-            )
+        for first in range(0, request.needed.count, at_once):
+            group = slice(first, first + at_once)
+            aggregate = self._attention(request, group)
+            if tensor_parallel.world_size > 1:
+                torch.distributed.all_reduce(
+                    aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
+                )
+            total += aggregate.total(valid[group])
         self._scored += 1
-        return aggregate
+        return total / int(valid.sum())
 
-    def _attention(self, request: ScoredRequest) -> Aggregate:
-        """The same over the heads of this rank."""
+    def _attention(self, request: ScoredRequest, group: slice) -> Aggregate:
+        """Attention of a group of the request's queries to the prompt: [1 or L, S, M], over the heads of this rank."""
         indices = scored_layers(len(self._layers), request.options["layers"])
         layers = self._layers[indices.start : indices.stop]
-        steps = request.look_ahead + 1
+        needed = request.needed
+        positions, visible = [*needed.rows, *needed.steps][group], needed.visible(request.prompt)[group]
         aggregate = Aggregate(
             request.options["aggregation"],
             num_layers=len(layers),
-            steps=steps,
+            steps=len(positions),
             prompt=request.prompt,
             device=self.device,
         )
-        queries = torch.stack([request.queries[step] for step in range(steps)], dim=1)[indices.start : indices.stop]
+        captured = [request.queries.get(position, self._capture.missing) for position in positions]
+        queries = torch.stack(captured, dim=1)[indices.start : indices.stop]
         if isinstance(layers[0], MLAAttention):
             queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
         self._scoring.fill(
@@ -181,6 +203,7 @@ class SpeculatorWorker(RestoringWorker):
             self._keys.read(layers, request.blocks, request.prompt),
             [attention_formula(layer) for layer in layers],
             request.options["pool_kernel"],
+            torch.tensor(visible).to(self.device, non_blocking=True),
         )
         return aggregate
 
@@ -193,9 +216,9 @@ class SpeculatorWorker(RestoringWorker):
         shape = (len(self._layers), self._layers[0].num_heads, query_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
         for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
-            chosen = options.model_copy(update={"look_ahead": look_ahead})
+            asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": (0, 0), "steps": look_ahead + 1}
             queries = dict.fromkeys(range(look_ahead + 1), query)
-            self._attention(ScoredRequest("", 1, chosen.model_dump(), [0], queries))
+            self._attention(ScoredRequest("", 1, asked, [0], queries), slice(None))
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
@@ -203,13 +226,22 @@ def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerO
     return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
 
 
-def _payload(request: ScoredRequest, aggregate: Aggregate) -> dict[str, Any]:
+def _valid(request: ScoredRequest) -> torch.Tensor:
+    """Which of the request's queries count, bool [S]: all rows of the question, and the steps before an EOS."""
+    steps = valid_steps(torch.tensor(_look_ahead(request), dtype=torch.int64), request.options["eos_token_ids"])
+    return torch.cat([torch.ones(len(request.needed.rows), dtype=torch.bool), steps[: len(request.needed.steps)]])
+
+
+def _look_ahead(request: ScoredRequest) -> list[int]:
+    return [request.tokens[step] for step in range(request.look_ahead)]
+
+
+def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]:
     """importance: float32 [M] as bytes. tokens: up to the first EOS, included. speculate_ms: first step to scores."""
-    tokens = [request.tokens[step] for step in range(request.look_ahead)]
-    valid = valid_steps(torch.tensor(tokens, dtype=torch.int64), request.options["eos_token_ids"])
+    steps = _valid(request)[len(request.needed.rows) :]
     return {
-        "importance": aggregate.importance(valid).cpu().numpy().tobytes(),
+        "importance": importance.cpu().numpy().tobytes(),
         # Step i is valid if token i is part of the answer.
-        "tokens": tokens[: int(valid.sum())],
+        "tokens": _look_ahead(request)[: int(steps.sum())],
         "speculate_ms": 1e3 * (time.perf_counter() - request.started),
     }

@@ -4,6 +4,7 @@ Shares no code with speculator_service. Attention comes as weights from the mode
 rotary embedding, QK norm, biases and GQA are all transformers' own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,33 +30,49 @@ def load(path: str | Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def score(
-    model: PreTrainedModel, token_ids: list[int], options: SelectionOptions, past: Cache | None = None
+    model: PreTrainedModel,
+    token_ids: list[int],
+    options: SelectionOptions,
+    past: Cache | None = None,
+    rows: Sequence[int] = (),
 ) -> OracleScores:
     """Importance of each of the M prompt tokens and the tokens decoded ahead. past: an empty cache of another kind.
 
+    rows: rising prompt positions whose queries score the prompt as the options' look-ahead does; each sees the tokens
+    up to itself. With `score_queries` question they are the only ones, and nothing is decoded.
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
     transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
     """
     whole, has_sinks = _whole_layers(model), any(name.endswith("sinks") for name, _ in model.named_parameters())
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
-    prompt = len(token_ids)
-    if prompt > 1:
-        past = model(torch.tensor([token_ids[:-1]]), past_key_values=past, use_cache=True).past_key_values
-    token, tokens, steps = token_ids[-1], [], []
-    # Step 0 is the last prompt token; each later step is a decoded token, until there are enough or one is an EOS.
-    for _ in range(options.look_ahead + 1):
+    prompt, rows_only = len(token_ids), options.score_queries == "question"
+    tokens, steps, read = [], [], 0
+
+    def read_one(token: int) -> int:
+        """Read a token with its attention weights as one more step; returns the most likely next token."""
+        nonlocal past
         out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True, output_attentions=True)
         past = out.past_key_values
         weights = [out.attentions[layer][0, :, 0].double() for layer in whole]
+        to_prompt = [torch.nn.functional.pad(w[:, :prompt], (0, max(0, prompt - w.shape[1]))) for w in weights]
         # transformers leaves out the sink's weight, which is the rest to 1.
-        steps.append([(w[:, :prompt], 1 - w.sum(-1) if has_sinks else 0 * w[:, 0]) for w in weights])
-        token = int(out.logits[0, -1].argmax())
-        if len(tokens) == options.look_ahead:
-            break
+        steps.append(
+            [(w, 1 - own.sum(-1) if has_sinks else 0 * w[:, 0]) for w, own in zip(to_prompt, weights, strict=True)]
+        )
+        return int(out.logits[0, -1].argmax())
+
+    # Step 0 is the last prompt token; each later step is a decoded token, until there are enough or one is an EOS.
+    for position in rows if rows_only else (*rows, prompt - 1):
+        if position > read:
+            before = torch.tensor([token_ids[read:position]])
+            past = model(before, past_key_values=past, use_cache=True).past_key_values
+        token, read = read_one(token_ids[position]), position + 1
+    while not rows_only and len(tokens) < options.look_ahead:
         tokens.append(token)
         if token in eos_ids:
             break
+        token = read_one(token)
     total = sum(_step_importance(step, options) for step in steps)
     return OracleScores((total / len(steps)).float(), tokens)
 

@@ -2,6 +2,7 @@
 
 Drafts and prompts share time (`time_slicing`). Drafting rounds that are sent together run together (`gang`). A request
 decodes several tokens in one engine step (`multi_step`). Blocks that are not full are cached too (`partial_blocks`).
+The tokens of a question are computed although they are cached, if their queries are needed (`question_rows`).
 
 The worker sets the attribute `SCORES` of `ModelRunnerOutput`, a dict request id -> payload. The scheduler copies each
 payload to `EngineCoreOutput.kv_transfer_params`, and vLLM delivers it as `RequestOutput.kv_transfer_params`.
@@ -12,13 +13,13 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
 from speculator_service.vllm_backend.scheduler.multi_step import MultiStepScheduler
-from speculator_service.vllm_backend.scheduler.partial_blocks import PartialBlockScheduler
+from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowScheduler
 from vllm_hooks.block_hash import PositionHashing
 
 SCORES = "skim_scores"
 
 
-class SpeculatorScheduler(PositionHashing, MultiStepScheduler, PartialBlockScheduler):
+class SpeculatorScheduler(PositionHashing, MultiStepScheduler, QuestionRowScheduler):
     """Not async: with several tokens per step, scheduling ahead would gain little."""
 
     def update_from_output(

@@ -54,6 +54,17 @@ async def test_latency_grows_with_the_prompt(demo_speculator, monkeypatch):
     assert slept == [pytest.approx(0.013)]
 
 
+async def test_a_cached_question_is_computed_again_and_decodes_nothing(demo_speculator):
+    engine = mock(demo_speculator, cache_tokens=1024, block_size=4, ms_per_look_ahead=1)
+    prompt, question = np.arange(64, dtype=np.int32), (50, 58)
+    for options, computed in ((OPTIONS, 64), (OPTIONS, 4), (SelectionOptions(score_queries="question"), 14)):
+        before = engine.compute.computed_tokens
+        scores = await engine.score("a", prompt, options, question=question)
+        assert engine.compute.computed_tokens - before == computed
+        assert len(scores.look_ahead_tokens) == options.tokens_ahead
+    assert options.tokens_ahead == 0
+
+
 async def test_limits_and_close(demo_speculator):
     engine = mock(demo_speculator, max_model_len=8)
     await engine.score("a", IDS, OPTIONS)

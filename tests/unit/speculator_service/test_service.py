@@ -56,6 +56,14 @@ async def test_selection_of_a_scored_prompt(make_request):
     assert set(selection.timings) == {"queue", "speculate", "select"}
 
 
+async def test_the_engine_learns_where_the_question_is(make_request):
+    engine = ScriptedEngine([0.5, 0.25, 0.5])
+    await SpeculatorService(engine).select(replace(make_request([7, 8, 9]), question=(1, 3)))
+    assert engine.asked["question"] == (1, 3)
+    with pytest.raises(ValueError, match="question must be a range inside the 3 tokens"):
+        replace(make_request([7, 8, 9]), question=(2, 4))
+
+
 async def test_importance_only_when_asked(make_request):
     service = SpeculatorService(ScriptedEngine([0.5, 0.25]))
     selection = await service.select(make_request([7, 8], return_importance=True))

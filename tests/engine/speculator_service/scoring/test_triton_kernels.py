@@ -31,7 +31,7 @@ def told():
 
 
 def test_equals_the_reference(told):
-    assert len(told["differences"]) == 16
+    assert len(told["differences"]) == 19
     assert {name: d for name, d in told["differences"].items() if not d <= 1e-5} == {}
 
 
@@ -53,6 +53,10 @@ def test_a_forgotten_soft_cap_or_sink_would_be_seen(told):
     assert min(told["plain"]) > 0.1
 
 
+def test_keys_after_a_row_of_the_question_would_be_seen(told):
+    assert told["blind"] > 0.1
+
+
 def test_a_query_that_was_not_captured_is_never_a_score(told):
     assert told["missing"] == [[False, True, False]] * 2
     assert told["rest of missing"] <= 1e-5
@@ -62,7 +66,7 @@ def _compiled(kernel, arch, **constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    pointers = {"rows": "*bf16", "cache": "*bf16", "offsets": "*i64", "blocks": "*i32"}
+    pointers = {"rows": "*bf16", "cache": "*bf16", "offsets": "*i64", "blocks": "*i32", "seen": "*i32"}
     pointers |= dict.fromkeys(("partial", "sums", "table"), "*fp32")
     names = kernel.arg_names
     signature = {

@@ -30,16 +30,20 @@ class Rig:
     def generation(self) -> GenerationOracle:
         return GenerationOracle(self.engine.info.path)
 
-    async def score(self, token_ids, options, request_id="r") -> Scores:
-        return await self.engine.score(request_id, np.array(token_ids, np.int32), options)
+    async def score(self, token_ids, options, request_id="r", question=None) -> Scores:
+        return await self.engine.score(request_id, np.array(token_ids, np.int32), options, question=question)
 
     async def errors(self, cases) -> list[float]:
-        """Score (token ids, options) pairs together. Returns the largest errors; asserts equal tokens and kept sets."""
-        answers = await asyncio.gather(*(self.score(ids, options, f"r{i}") for i, (ids, options) in enumerate(cases)))
-        return [self.compare(*case, answer) for case, answer in zip(cases, answers, strict=True)]
+        """Score (token ids, options) or (token ids, options, question) cases together.
 
-    def compare(self, token_ids, options, answer) -> float:
-        expected = scoring_oracle.score(self.oracle, token_ids, options)
+        Returns the largest errors; asserts equal tokens and kept sets.
+        """
+        calls = (self.score(ids, options, f"r{i}", *question) for i, (ids, options, *question) in enumerate(cases))
+        answers = await asyncio.gather(*calls)
+        return [self.compare(case[0], case[1], answer, *case[2:]) for case, answer in zip(cases, answers, strict=True)]
+
+    def compare(self, token_ids, options, answer, question=None) -> float:
+        expected = scoring_oracle.score(self.oracle, token_ids, options, rows=rows_of(token_ids, options, question))
         assert answer.importance.dtype == torch.float32
         assert answer.importance.shape == (len(token_ids),)
         assert answer.look_ahead_tokens == expected.look_ahead_tokens
@@ -104,6 +108,15 @@ def start(device, tmp_path_factory, request):
 
     yield start_rig
     patch.undo()
+
+
+def rows_of(token_ids, options, question) -> list[int]:
+    """The positions in the question whose queries count: at most the last 64 of it, and no step of the look-ahead."""
+    if options.score_queries == "look_ahead":
+        return []
+    first, end = question or (max(0, len(token_ids) - options.protect_last), len(token_ids))
+    rows = range(first, end if options.score_queries == "question" else min(end, len(token_ids) - 1))
+    return list(rows)[-64:]
 
 
 EARLY_PROMPT = models.random_prompt(90, seed=77)

@@ -27,6 +27,16 @@ async def test_preempted_prompts_score_as_if_they_had_not_been(rig):
     assert (await rig.engine.worker_stats())[0]["resumed"] > 0
 
 
+async def test_preempted_questions_score_as_if_they_had_not_been(rig):
+    await rig.call(tokens_a_step(2))
+    before = (await rig.engine.worker_stats())[0]["resumed"]
+    options = SelectionOptions(score_queries="both", look_ahead=40)
+    cases = [(random_prompt(n, seed=1000 + n), options, (n // 2, n // 2 + 30)) for n in range(150, 222, 12)]
+    cases.append((random_prompt(200, seed=2), SelectionOptions(score_queries="question"), (170, 190)))
+    assert max(await rig.errors(cases)) <= TOLERANCE
+    assert (await rig.engine.worker_stats())[0]["resumed"] > before
+
+
 async def test_drafts_while_sessions_lose_their_kv_to_prompts_and_each_other(rig):
     """Six sessions draft while other prompts are scored. The cache holds only two of their prompts."""
     options = SelectionOptions(look_ahead=4)

@@ -58,9 +58,9 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
     def compile_again(worker):
         fill, worker.asked = worker._scoring.fill, []
 
-        def noting(aggregate, queries, keys, scales, pool_kernel):
+        def noting(aggregate, queries, keys, scales, pool_kernel, visible):
             worker.asked.append((queries.shape, queries.dtype, scales, pool_kernel, aggregate.table.shape[:2]))
-            fill(aggregate, queries, keys, scales, pool_kernel)
+            fill(aggregate, queries, keys, scales, pool_kernel, visible)
 
         worker._scoring.fill = noting
         worker._compile_kernels([1, 16])

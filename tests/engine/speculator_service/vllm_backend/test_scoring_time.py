@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from speculator_service.vllm_backend import worker
-from speculator_service.vllm_backend.scored_requests import ScoredRequest, Wanted
+from speculator_service.vllm_backend.scored_requests import Computed, ScoredRequest
 from speculator_service.vllm_backend.worker import SpeculatorWorker
 
 
@@ -39,11 +39,10 @@ def finish(done: list[str], *, driver: bool) -> tuple[dict[str, Any], float]:
         _scoring_ms=0.0,
         _score=lambda request: done.append("score"),
     )
-    wanted = [
-        Wanted(ScoredRequest(id, 4, {"look_ahead": 0}, [0], {}, {}, 0.0), 0, slot) for slot, id in enumerate("ab")
-    ]
+    options = {"look_ahead": 0, "rows": (0, 0), "steps": 1}
+    computed = [Computed(ScoredRequest(id, 4, options, [0], {}, {}, 0.0), 0, 4) for id in "ab"]
     output: Any = SimpleNamespace(sampled_token_ids=[[], []], req_id_to_index={"a": 0, "b": 1})
-    return SpeculatorWorker._finish(rank, [(wanted, output)]), rank._scoring_ms
+    return SpeculatorWorker._finish(rank, [(computed, output)]), rank._scoring_ms
 
 
 def test_events_surround_the_scoring_and_are_read_after_the_payload(done: list[str]) -> None:

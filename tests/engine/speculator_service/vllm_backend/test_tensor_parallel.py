@@ -29,6 +29,8 @@ async def test_two_ranks_score_as_one(rig):
         for aggregation in ("max", "head_max_layer_mean")
     ]
     cases.append((EARLY_PROMPT, SelectionOptions(look_ahead=8)))
+    for queries, question in (("question", (240, 270)), ("both", (10, 20))):
+        cases.append((random_prompt(300, seed=7), SelectionOptions(score_queries=queries, look_ahead=2), question))
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert [stats["scored"] for stats in await rig.engine.worker_stats()] == [len(cases)] * 2
 

@@ -35,7 +35,13 @@ async def test_the_v2_runner_scores(rig):
     cases = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=20)) for length in (100, 113, 126, 139)]
     await rig.call(tokens_a_step(2))
     cases += [(EARLY_PROMPT, SelectionOptions(look_ahead=8)), ([20], SelectionOptions(look_ahead=0))]
+    asked = SelectionOptions(score_queries="both", look_ahead=2), (55, 75)
+    cases += [
+        (random_prompt(90, seed=9), *asked),
+        (random_prompt(80, seed=8), SelectionOptions(score_queries="question")),
+    ]
     assert max(await rig.errors(cases)) <= TOLERANCE
+    assert await rig.errors(cases[-2:]) <= [TOLERANCE] * 2
     for _ in range(2):
         assert await rig.errors(cases[:1]) <= [TOLERANCE]
     (stats,) = await rig.engine.worker_stats()

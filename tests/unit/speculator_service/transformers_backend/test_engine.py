@@ -62,6 +62,28 @@ async def test_every_option_of_scoring(heads, kv_heads, build):
     engine.close()
 
 
+@pytest.mark.parametrize("mode", ["question", "both"])
+async def test_the_queries_of_the_question(mode, build, monkeypatch):
+    path = build("qwen2", head_dim=128)
+    engine, oracle, prompt = create_engine("transformers", path), scoring_oracle.load(path), random_prompt(300)
+    monkeypatch.setattr(transformers_engine, "PREFILL_TOKENS", 128)
+    options = SelectionOptions(score_queries=mode, look_ahead=3)
+    # Split by the end of a forward, at the end, and longer than the limit.
+    for question in ((120, 140), (290, 300), (100, 260)):
+        rows = range(max(question[0], question[1] - 64), min(question[1], 300 if mode == "question" else 299))
+        got = await engine.score("r", np.array(prompt, np.int32), options, question=question)
+        want = scoring_oracle.score(oracle, prompt, options, rows=rows)
+        assert got.look_ahead_tokens == want.look_ahead_tokens
+        torch.testing.assert_close(got.importance, want.importance, **TOLERANCE)
+        # Negative control: other rows give other scores.
+        other = scoring_oracle.score(oracle, prompt, options, rows=[row - 1 for row in rows])
+        assert not torch.allclose(got.importance, other.importance, **TOLERANCE)
+    unknown = await engine.score("r", np.array(prompt, np.int32), options)
+    ends = await engine.score("r", np.array(prompt, np.int32), options, question=(300 - options.protect_last, 300))
+    assert torch.equal(unknown.importance, ends.importance)
+    engine.close()
+
+
 async def test_decoding_stops_at_an_eos(build):
     prompt, options = random_prompt(200), SelectionOptions(look_ahead=6)
     plain = create_engine("transformers", build("llama", eos_token_id=5))

@@ -73,6 +73,28 @@ def mock_reading(prompt):
     return Translator(TokenText(tokenizer_of("demo"), "a"), TokenText(tokenizer_of("byte_level"), "b")).read(prompt)
 
 
+async def test_the_question_is_the_same_text_in_the_speculator_s_tokens(engine, mock, prompt, monkeypatch):
+    asked = []
+
+    async def score(*args, question=None, **more):
+        asked.append(question)
+        return await MockSpeculator.score(mock, *args, question=question, **more)
+
+    monkeypatch.setattr(mock, "score", score)
+    options = SelectionOptions(score_queries="question")
+    start, end = 10, 25
+    await engine.score("r", prompt, options, question=(start, end))
+    await engine.score("r", prompt, options)
+    [(first, last), unknown] = asked
+    assert unknown is None
+    read = mock_reading(prompt)
+    text = tokenizer_of("byte_level").decode(prompt[start:end])
+    assert text in "".join(tokenizer_of("demo").decode(read.ids[first:last]))
+    # Without its first or last token the text is not complete.
+    assert read.spans[first + 1, 0] > read.target_spans[start, 0]
+    assert read.spans[last - 2, 1] < read.target_spans[end - 1, 1]
+
+
 async def test_a_selection_counts_the_target_s_tokens(engine, prompt):
     chunk, spans = 16, [(0, 4), (prompt.size - 6, prompt.size)]
     options = SelectionOptions(keep_rate=0.25, chunk_size=chunk, protect_last=1)

@@ -1,0 +1,35 @@
+"""Question rows: a prompt that is scored by its question's tokens computes these, also if they are in the prefix cache.
+
+The queries of cached tokens are gone, because a KV cache keeps keys and values only. So a prefix-cache hit ends before
+the first of the tokens whose queries are needed. Depends on `Scheduler._get_local_prefix_cache_hit`
+(`vllm.v1.core.sched.scheduler`).
+"""
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.request import Request
+
+from speculator_service.vllm_backend.scheduler.partial_blocks import PartialBlockScheduler
+from speculator_service.vllm_backend.scored_requests import SCORE_ARG
+
+
+class QuestionRowScheduler(PartialBlockScheduler):
+    """Caps the prefix-cache hit of a scored request before its question."""
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        blocks, count, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        first = _first_row(request)
+        if first is None or count <= first:
+            return blocks, count, boundary, diverged
+        # vLLM copies a block that is used in part; as partial blocks, this needs room for the copy.
+        if not (self._remembers and self._has_room(request)):
+            first -= first % self.block_size
+        within = -(-first // self.block_size)
+        return KVCacheBlocks(tuple(group[:within] for group in blocks.blocks)), first, boundary, diverged
+
+
+def _first_row(request: Request) -> int | None:
+    """The position of the first question row; None if the request needs none."""
+    params = request.sampling_params
+    scored = (params.extra_args or {}).get(SCORE_ARG) if params else None
+    first, end = scored["rows"] if scored else (0, 0)
+    return first if first < end else None
