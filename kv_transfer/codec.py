@@ -129,7 +129,9 @@ def _read_header(data: bytes) -> int:
 
 
 def _version(message: Any) -> int:
-    """The oldest version whose readers understand the message."""
+    """The oldest version whose readers understand the message. Others would make an answer anew that has begun."""
+    if isinstance(message, GenerateRequest) and message.answered:
+        return VERSION
     return VERSION if any(not prompt.is_ascending for prompt in _prompts(message)) else OLDEST_VERSION
 
 

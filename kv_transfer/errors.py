@@ -31,6 +31,12 @@ class EngineUnavailableError(SkimError):
     kind: ClassVar[str] = "unavailable"
 
 
+class HandoverError(SkimError):
+    """This target replica stops before the answer is complete; another replica must continue it."""
+
+    kind: ClassVar[str] = "handover"
+
+
 class SessionLostError(SkimError):
     """This speculator replica does not have the drafting session: it was evicted, or the replica is new."""
 

@@ -6,7 +6,7 @@ Token ids and positions are int32 numpy arrays. Times are milliseconds.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -139,6 +139,13 @@ class KeptPrompt:
         ids = np.asarray(token_ids, np.int32)
         return cls(ids, np.arange(ids.size, dtype=np.int32), int(ids.size))
 
+    def extended(self, token_ids: npt.ArrayLike) -> "KeptPrompt":
+        """This prompt with `token_ids` after it, at the positions from context_length on."""
+        ids = np.asarray(token_ids, np.int32)
+        end = self.context_length + int(ids.size)
+        positions = np.concatenate([self.positions, np.arange(self.context_length, end, dtype=np.int32)])
+        return replace(self, token_ids=np.concatenate([self.token_ids, ids]), positions=positions, context_length=end)
+
     @property
     def is_ascending(self) -> bool:
         """Whether the tokens stand in the order of the text."""
@@ -217,6 +224,8 @@ class GenerateRequest:
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
     trace, affinity: as in SelectRequest.
+    answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
+    count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     """
 
     request_id: str
@@ -230,6 +239,27 @@ class GenerateRequest:
     kv_blocks: Mapping[str, Any] | None = None
     trace: Mapping[str, str] | None = None
     affinity: str = ""
+    answered: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.answered < self.prompt.token_ids.size:
+            raise ValueError(f"{self.answered} tokens of an answer are not in a prompt of {self.prompt.token_ids.size}")
+        begin = self.prompt.context_length - self.answered
+        if self.answered and (self.prompt.positions[-self.answered :] != begin + np.arange(self.answered)).any():
+            raise ValueError("the tokens of the answer must have the last positions of the prompt")
+
+    def prompt_and_answer(self) -> tuple[KeptPrompt, Int32Array]:
+        """The prompt without the start of the answer, and the start of the answer."""
+        if not self.answered:
+            return self.prompt, np.empty(0, np.int32)
+        prompt, begin = self.prompt, self.prompt.token_ids.size - self.answered
+        first = replace(
+            prompt,
+            token_ids=prompt.token_ids[:begin],
+            positions=prompt.positions[:begin],
+            context_length=prompt.context_length - self.answered,
+        )
+        return first, prompt.token_ids[begin:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,6 +44,7 @@ class RouterDeployment:
         select_timeout_s: float,
         admission_timeout_s: float,
         affinity: bool = True,
+        migration: bool = True,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -53,7 +54,13 @@ class RouterDeployment:
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
         self._dispatcher = Dispatcher(
-            self._pools, defaults, decode_defaults, select_timeout_s, RayMeter(), affinity=affinity
+            self._pools,
+            defaults,
+            decode_defaults,
+            select_timeout_s,
+            RayMeter(),
+            affinity=affinity,
+            migration=migration,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s = admission_timeout_s

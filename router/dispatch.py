@@ -27,7 +27,8 @@ from router.affinity import PrefixKeys
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
-from router.metrics import record_decision, record_first_token
+from router.metrics import record_decision, record_first_token, record_migration
+from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
@@ -65,6 +66,7 @@ class Dispatcher:
     """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense.
 
     affinity: prompts with the same prefix prefer the same replicas.
+    migration: answers go on when their replica is lost.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class Dispatcher:
         meter: Meter,
         *,
         affinity: bool = True,
+        migration: bool = True,
     ) -> None:
         self.pools = pools
         self.meter = meter
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
         self._keys = PrefixKeys() if affinity else None
-        self._select_timeout_s = select_timeout_s
+        self._select_timeout_s, self._migration = select_timeout_s, migration
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -98,14 +101,23 @@ class Dispatcher:
         kept = await self._read(request_id, prompt, context, spans, affinity, outcome)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
-        began = False
+        began, held = False, False  # held: a target replica has the request and will end its session
+
+        def moved(migration: Migration) -> None:
+            nonlocal held
+            held = False
+            record_migration(self.meter, migration)
+            self.selections.note_migration(request_id, outcome.prompt_tokens, migration)
+
         with context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
             sent = time.perf_counter()
             request = _request(request_id, prompt, kept, context, span, affinity)
             try:
-                async with aclosing(self.pools.generate(request)) as outputs:
+                stream = migrate(request, self.pools.generate, moved, enabled=self._migration)
+                async with aclosing(stream) as outputs:
                     async for output in outputs:
+                        held = True
                         if not began:
                             began = True
                             now = time.perf_counter()
@@ -114,11 +126,15 @@ class Dispatcher:
                             context.answering = True
                         tally.add(output)
                         yield output
+            except (ReplicaLostError, GivenUpError):
+                held = False
+                self.meter.record("skim_router_given_up_total", 1)
+                raise
             finally:
                 outcome.answer_tokens = tally.tokens
                 note_prompt(span, request_id, outcome, tally)
-                # The target ends the session of an answer that began; it may not know one that never began.
-                if kept.session is not None and not began:
+                # The target ends the session of an answer that it has begun; it may not know any other.
+                if kept.session is not None and not held:
                     self._end(kept.session)
 
     def _end(self, session: SessionHandle) -> None:

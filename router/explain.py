@@ -5,12 +5,14 @@ It holds numbers and no text, and only for the latest requests of this router re
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.spans import segments_of, spans_of
+from router.migration import Migration
 from router.options import PrefillOptions
 
 
@@ -51,6 +53,12 @@ class SelectionLog:
         self._entries[request_id] = entry
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
+
+    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration) -> None:
+        """Add to the request's entry; a dense request gets one now."""
+        if request_id not in self._entries:
+            self.add(request_id, {"prompt_tokens": prompt_tokens, "kept_tokens": prompt_tokens})
+        self._entries[request_id].setdefault("migrations", []).append(asdict(migration))
 
     def get(self, request_id: str) -> dict[str, Any] | None:
         """Look up by the id in the response body. vLLM appends a prompt's number: `-0` (completions) or `_0`."""

@@ -1,7 +1,8 @@
-"""The router's metrics of each prompt: mode and reason, kept tokens, time to first token."""
+"""The router's metrics of each prompt: mode and reason, kept tokens, time to first token, migrations."""
 
 from actors.observability.metrics import Meter
 from router.context import Outcome
+from router.migration import Migration
 from router.server_timing import TIMING_PARTS, TOTAL
 
 
@@ -20,3 +21,9 @@ def record_first_token(meter: Meter, outcome: Outcome, total_ms: float) -> None:
     for part, ms in {**outcome.timings, TOTAL: total_ms}.items():
         if part in TIMING_PARTS or part == TOTAL:
             meter.record("skim_router_ttft_seconds", ms / 1e3, mode=outcome.mode, part=part)
+
+
+def record_migration(meter: Meter, migration: Migration) -> None:
+    """Record that a request goes to another target replica."""
+    meter.record("skim_router_migrations_total", 1, cause=migration.cause)
+    meter.record("skim_router_replayed_tokens_total", migration.answered)

@@ -4,8 +4,7 @@ With a split target, generation has two legs: a prefill replica prefills the pro
 blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
 
 Serve chooses the replica: one that the request's affinity prefers (`router.replica_choice`). Cancelling a call here
-cancels it in the replica. If a replica dies before its first output, the request goes to another one; after that the
-caller gets the error.
+cancels it in the replica. If a target replica is lost, `router.migration` sends the request to another one.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -22,7 +22,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from kv_transfer.codec import decode, encode
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from kv_transfer.errors import EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateOutput,
@@ -32,11 +32,11 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
+from router.migration import ReplicaLostError, migrate
 from router.replica_choice import by_prefix, where
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
 WAKE_AFTER_S = 1.0
 """After this time a selection may be waiting for an empty speculator pool to start."""
@@ -60,7 +60,10 @@ class Pools(Protocol):
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """Raises SkimError; closing the generator aborts the work in the pool."""
+        """One attempt on one replica. Raises SkimError, and ReplicaLostError if that replica is lost.
+
+        Closing the generator aborts the work in the pool.
+        """
         ...
 
     async def end_session(self, session: SessionHandle) -> None:
@@ -144,16 +147,17 @@ class ServePools:
             first = await self._prefilled(self._prefill, request)
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
-        async with aclosing(self._answer(self._target, request)) as outputs:
+        async with aclosing(self._stream(self._target, request)) as outputs:
             async for output in outputs:
                 yield output if first is None else _with_prefill(output, first)
                 first = None
 
     async def _prefilled(self, handle: DeploymentHandle, request: GenerateRequest) -> GenerateOutput | None:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
-        leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True)
+        leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
+        attempt = partial(self._stream, handle)
         try:
-            async with aclosing(self._answer(handle, leg)) as outputs:
+            async with aclosing(migrate(leg, attempt, lambda migration: None, enabled=False)) as outputs:
                 received = [output async for output in outputs]
         except InvalidRequestError:
             raise
@@ -162,33 +166,22 @@ class ServePools:
             return None
         return replace(received[-1], timings=received[0].timings)
 
-    async def _answer(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        handle, payload = _preferring(handle, "generate", request), encode(request)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            started = False
-            try:
-                async with aclosing(self._stream(handle, payload)) as outputs:
-                    async for output in outputs:
-                        started = True
-                        yield output
-                return
-            except RayActorError as error:
-                if started:
-                    raise EngineUnavailableError("the target replica of this request died during its answer") from error
-                logger.warning(
-                    "request %s: target replica died, attempt %d of %d", request.request_id, attempt, MAX_ATTEMPTS
-                )
-        raise EngineUnavailableError("no target replica could take this request; try again in a moment")
-
-    async def _stream(self, handle: DeploymentHandle, payload: bytes) -> AsyncGenerator[GenerateOutput, None]:
-        response = handle.remote(payload)
+    async def _stream(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        response = _preferring(handle, "generate", request).remote(encode(request))
+        accepted = False
         try:
             await self._admitted(response)
+            accepted = True
             async for reply in response:
                 yield decode(reply, GenerateOutput)
-        except RayActorError:
-            raise
+        except HandoverError as error:
+            raise ReplicaLostError("drained", accepted=accepted) from error
+        except RayActorError as error:
+            raise ReplicaLostError("died", accepted=accepted) from error
         except (RayError, RayServeException, grpc.RpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.CANCELLED:
+                # Not by this router, which would get a CancelledError: a replica that stops cancels its streams.
+                raise ReplicaLostError("drained", accepted=accepted) from error
             raise EngineUnavailableError("the target pool failed on this request; see its replica's log") from error
         finally:
             response.cancel()

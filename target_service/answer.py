@@ -24,18 +24,29 @@ class NewToken(NamedTuple):
 class Answers:
     """All n answers. They advance together; a stopped answer waits for the others.
 
+    answered: the start of the answer, which was sent before (`GenerateRequest.answered`).
     on_first_output: fields of GenerateOutput that are sent once (timings, prompt_logprobs).
     """
 
-    def __init__(self, sampling: Sampling, max_tokens: int, tokenizer: Any, eos_ids: set[int]) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        max_tokens: int,
+        tokenizer: Any,
+        eos_ids: set[int],
+        answered: Sequence[int] = (),
+    ) -> None:
         self._answers = [_Answer(i, sampling, max_tokens, tokenizer, eos_ids) for i in range(sampling.n)]
+        for answer in self._answers:
+            answer.resume(answered)
         self._output_kind = sampling.output_kind
         self._grown: list[_Answer] = []
         self.on_first_output: dict[str, Any] = {}
 
     @property
     def begun(self) -> bool:
-        return bool(self._answers[0].token_ids)
+        """Whether a token was added."""
+        return bool(self._grown)
 
     @property
     def finished(self) -> bool:
@@ -73,7 +84,15 @@ class _Answer:
         self._logprobs: list[list[TokenLogprob]] = []
         self._cumulative = 0.0
         self._text = ""
-        self._sent_tokens = self._sent_text = 0
+        self._sent_tokens = self._sent_text = self._resumed = 0
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Continue after tokens that were sent before, with the text that was held back then."""
+        for id in token_ids:
+            self.token_ids.append(id)
+            self._text += self._decode.step(self._backend, id) or ""
+        self._sent_text = max(len(self._text) - self._held_back, 0)
+        self._sent_tokens = self._resumed = len(self.token_ids)
 
     def add(self, token: NewToken) -> None:
         self.token_ids.append(token.id)
@@ -107,7 +126,7 @@ class _Answer:
             index=self.index,
             text=self._text[text:end],
             token_ids=np.asarray(self.token_ids[tokens:], np.int32),
-            logprobs=self._logprobs[tokens:] if asked else None,
+            logprobs=self._logprobs[max(tokens - self._resumed, 0) :] if asked else None,
             cumulative_logprob=self._cumulative if asked else None,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest, ModelInfo
+from target_service.sampling import DELTA
 
 RESERVED_PREFIX = "skim"
 """The names of Skim's own extra arguments begin with this prefix."""
@@ -27,7 +28,8 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     _check_extra_args(request)
     if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
-    kept, context = request.prompt.token_ids.size, request.prompt.context_length
+    prompt, answer = request.prompt_and_answer()
+    kept, context = prompt.token_ids.size, prompt.context_length
     room = min(info.max_position - context, info.max_model_len - kept)
     max_tokens = request.sampling.get("max_tokens", default_max_tokens)
     if max_tokens is None:
@@ -35,7 +37,18 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     if type(max_tokens) is not int or max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
     check_length(context, kept, max_tokens, info)
+    if answer.size:
+        _check_answered(request, max_tokens)
     return max_tokens
+
+
+def _check_answered(request: GenerateRequest, max_tokens: int) -> None:
+    if request.answered >= max_tokens:
+        raise InvalidRequestError(f"an answer of at most {max_tokens} tokens has {request.answered} tokens already")
+    sampling = request.sampling
+    kind = sampling.get("output_kind", DELTA)
+    if sampling.get("n", 1) != 1 or sampling.get("prompt_logprobs") is not None or kind != DELTA:
+        raise InvalidRequestError("an answer can be continued for n = 1, without prompt_logprobs and with DELTA only")
 
 
 def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: ModelInfo) -> None:

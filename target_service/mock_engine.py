@@ -21,7 +21,7 @@ from target_service.sampling import Sampling, read_sampling
 
 
 class MockTarget(TargetEngine):
-    """TargetEngine whose answers are a hash of the kept prompt. Each decoded token has probability 1 (logprob 0).
+    """TargetEngine whose tokens are hashes of the kept prompt and the answer so far, with probability 1 (logprob 0).
 
     model: a folder or a hub name; its config and tokenizer are read. The first token takes prefill_ms plus
     prefill_ms_per_token for each computed token; each further token takes decode_ms. cache_tokens: capacity of the
@@ -84,13 +84,15 @@ class MockTarget(TargetEngine):
             done = Prefill(cached_tokens=int(prompt.token_ids.size), queue_ms=0.0, ms=0.0)
         else:
             done = await self.compute.prefill(prompt.token_ids, prompt.positions, request.cache_salt)
-        answers = Answers(sampling, max_tokens, self._tokenizer, set())
+        asked, answer = request.prompt_and_answer()
+        answers = Answers(sampling, max_tokens, self._tokenizer, set(), answer.tolist())
         timings = {"queue": done.queue_ms, "prefill": done.ms}
         answers.on_first_output = {"timings": timings, "cached_tokens": done.cached_tokens}
         if sampling.prompt_logprobs is not None:
             certain = [None, *([TokenLogprob(id, 0.0, 1)] for id in prompt.token_ids[1:].tolist())]
             answers.on_first_output["prompt_logprobs"] = certain
-        tokens = [mock_tokens(prompt, max_tokens, self.info.vocab_size, index).tolist() for index in range(sampling.n)]
+        left, vocabulary = max_tokens - request.answered, self.info.vocab_size
+        tokens = [mock_tokens(asked, left, vocabulary, index, answer).tolist() for index in range(sampling.n)]
         for count, step in enumerate(zip(*tokens, strict=True)):
             if answers.begun:
                 await asyncio.sleep(self._decode_ms / 1e3)
@@ -127,9 +129,24 @@ class MockTarget(TargetEngine):
         """A mock holds nothing."""
 
 
-def mock_tokens(prompt: KeptPrompt, count: int, vocab_size: int, index: int = 0) -> Int32Array:
-    """A mock's answer, int32 [count]: a function of the kept ids, their positions and the answer's index."""
-    digest = hashlib.sha256(prompt.token_ids.tobytes() + prompt.positions.tobytes())
-    digest.update(f"{prompt.context_length} {index}".encode())
-    seed = int.from_bytes(digest.digest()[:8], "little")
-    return np.random.default_rng(seed).integers(0, vocab_size, count, dtype=np.int32)
+def mock_tokens(
+    prompt: KeptPrompt, count: int, vocab_size: int, index: int = 0, answer: Int32Array | None = None
+) -> Int32Array:
+    """The next `count` tokens of a mock's answer, int32 [count].
+
+    The first token of an answer is a hash of the kept ids, their positions and the answer's index. Each next token is a
+    hash of the prompt and of all tokens before it. answer: the start of the answer.
+    """
+    state = hashlib.sha256(prompt.token_ids.tobytes() + prompt.positions.tobytes())
+    state.update(f"{prompt.context_length}".encode())
+    known = [] if answer is None else answer.tolist()
+    tokens: list[int] = []
+    for place in range(len(known) + count):
+        if place < len(known):
+            token = known[place]
+        else:
+            seed = hashlib.sha256(state.digest() + bytes([index])) if place == 0 else state
+            token = int.from_bytes(seed.digest()[:8], "little") % vocab_size
+            tokens.append(token)
+        state = hashlib.sha256(state.digest() + token.to_bytes(4, "little"))
+    return np.array(tokens, np.int32)

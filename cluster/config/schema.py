@@ -58,6 +58,9 @@ class RouterConfig(BaseModel):
     affinity: bool = Field(
         True, description="requests with the same prefix prefer the same replicas, whose caches hold it"
     )
+    migration: bool = Field(
+        True, description="continue the answers of a lost target replica on another one; false: they end with an error"
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )

@@ -101,6 +101,7 @@ def build_app(config: DeploymentConfig) -> Application:
         select_timeout_s=config.router.select_timeout_s,
         admission_timeout_s=config.router.admission_timeout_s,
         affinity=config.router.affinity,
+        migration=config.router.migration,
         vllm_args=config.router.vllm_args,
         **traces,
     )

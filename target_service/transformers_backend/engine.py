@@ -47,7 +47,8 @@ class TransformersTarget(TargetEngine):
         sampling = read_sampling(request.sampling, refuse_others=True, engine="transformers")
         await self.check_health()
         decoding = Decoding(self._model, self._tokenizer, request.prompt, sampling)
-        answers = Answers(sampling, max_tokens, self._tokenizer, self._eos_token_ids)
+        _, answered = request.prompt_and_answer()
+        answers = Answers(sampling, max_tokens, self._tokenizer, self._eos_token_ids, answered.tolist())
         queued = time.perf_counter()
         while not answers.finished:
             # A closed or cancelled request ends here and runs no further step.

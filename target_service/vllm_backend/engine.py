@@ -23,6 +23,7 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.sampling import DELTA
+from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
@@ -89,6 +90,7 @@ class VllmTarget(TargetEngine):
                 approximate_positions=approximate_positions,
                 stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
             )
+        continue_outputs(self._engine.output_processor)
         self.info = info
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
@@ -133,7 +135,10 @@ class VllmTarget(TargetEngine):
         extra_args = dict(request.sampling.get("extra_args") or {})
         if blocks := transfer_params(self._kv_role, request):
             extra_args["kv_transfer_params"] = blocks
-        prompt = request.prompt
+        if request.answered:
+            extra_args[ANSWERED] = request.answered
+        # Each token of the answer has the same offset as the tokens that this engine will decode.
+        prompt, _ = request.prompt_and_answer()
         if not prompt.is_dense:
             extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
         fields = {"output_kind": DELTA, **request.sampling, "max_tokens": max_tokens}

@@ -1,6 +1,7 @@
 """The scheduler classes of the target's engine core: vLLM's own, with block hashes that include positions.
 
-They also limit the drafts of each request to the number that it asked for, with every drafting method.
+They also continue answers that another replica began, and limit the drafts of each request to the number that it asked
+for, with every drafting method.
 """
 
 from typing import Any
@@ -9,19 +10,20 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from target_service.drafting.settings import max_drafts, may_draft
+from target_service.vllm_backend.continued_answers import ContinuedAnswers
 from target_service.vllm_backend.draft_report import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
 
 
-class TargetScheduler(PositionHashing, Scheduler):
-    """vLLM's scheduler with these two changes."""
+class TargetScheduler(ContinuedAnswers, PositionHashing, Scheduler):
+    """vLLM's scheduler with these changes."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
         _limit_drafts(self.requests, draft_token_ids.req_ids)
 
 
-class AsyncTargetScheduler(PositionHashing, AsyncScheduler):
+class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
     """The same for async scheduling, which is a separate class in vLLM.
 
     With remote drafts, each request gets as many places for drafts as it asked for in its last DraftReport. A request

@@ -12,7 +12,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.errors import ModelError, SkimError
 from kv_transfer.model_info import longrope_original
-from target_service.vllm_backend import draft_probs, logits_processors, remote_config
+from target_service.vllm_backend import continued_answers, draft_probs, logits_processors, remote_config
 from target_service.vllm_backend.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
 from vllm_hooks.symbols import Symbol
@@ -66,7 +66,9 @@ def start_engine(
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
-    hooked: tuple[Symbol, ...] = HOOKED
+    hooked: tuple[Symbol, ...] = HOOKED + continued_answers.HOOKED
+    if not config.use_v2_model_runner:
+        hooked += continued_answers.HOOKED_V1
     if config.speculative_config and not config.use_v2_model_runner:
         hooked += logits_processors.HOOKED
     if remote:

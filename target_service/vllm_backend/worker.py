@@ -7,6 +7,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
+from target_service.vllm_backend.continued_answers import answered, continue_in_batch
 from target_service.vllm_backend.cpu_workarounds import (
     repair_expand_kernel,
     repair_rejection_kernel,
@@ -22,8 +23,12 @@ from vllm_hooks.worker import RestoringWorker
 
 
 class TargetWorker(RestoringWorker):
-    """Adds the remote drafts to both model runners, and the CPU workarounds to V1, on every rank."""
+    """Adds the remote drafts to both model runners, and continued answers and the CPU workarounds to V1, on every rank.
 
+    _answers: the starts of answers that other replicas began, of this step's new requests (V1).
+    """
+
+    _answers: dict[str, list[int]]
     _drafter: RemoteProposer | RemoteSpeculator | None = None
 
     def init_device(self) -> None:
@@ -51,7 +56,17 @@ class TargetWorker(RestoringWorker):
         if current_platform.is_cpu() and not self.use_v2_model_runner:
             repair_stages(self.model_runner)
 
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        self._answers = {}
+        if not self.use_v2_model_runner:
+            continue_in_batch(self.model_runner, self._answers)
+
     def execute_model(self, scheduler_output: Any) -> Any:
+        if not self.use_v2_model_runner:
+            for new in scheduler_output.scheduled_new_reqs:
+                if answered(new.sampling_params):
+                    self._answers[new.req_id] = new.prefill_token_ids[len(new.prompt_token_ids) :]
         if self._drafter:
             self._drafter.begin_step(scheduler_output)
         return super().execute_model(scheduler_output)

@@ -14,7 +14,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from kv_transfer.codec import decode, encode, encode_error
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, WireError
+from kv_transfer.errors import EngineUnavailableError, HandoverError, InvalidRequestError, WireError
 from kv_transfer.messages import (
     ACCEPTED,
     Completion,
@@ -26,7 +26,8 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
-from router.pools import MAX_ATTEMPTS, ServePools
+from router.migration import MAX_REFUSALS, ReplicaLostError
+from router.pools import ServePools
 from router.replica_choice import by_prefix, where
 from tests.unit.router.conftest import until
 
@@ -128,30 +129,32 @@ async def test_outputs_come_through_as_they_were_sent():
     assert target.payloads == [encode(REQUEST)]
 
 
-@pytest.mark.parametrize("early", [(), (ACCEPTED,)])
-@pytest.mark.parametrize("deaths", range(1, MAX_ATTEMPTS))
 @pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("busy", None)])
-async def test_a_replica_that_dies_before_it_answered_is_replaced(early, deaths, death):
-    pools, _, target = serve_pools(target=[*(Reply(*early, death) for _ in range(deaths)), Reply(*GOOD)])
-    assert await texts(pools) == ["a", "b"]
-    assert len(target.payloads) == deaths + 1
-    assert len(set(target.payloads)) == 1
-
-
-async def test_after_the_first_output_a_death_is_the_callers():
-    pools, _, target = serve_pools(target=[Reply(ACCEPTED, output("a"), died()), Reply(*GOOD)])
+@pytest.mark.parametrize(
+    ("steps", "accepted"), [((), False), ((ACCEPTED,), True), ((ACCEPTED, output("a")), True)], ids=str
+)
+async def test_a_replica_that_dies_is_lost(steps, accepted, death):
+    """`router.migration` sends the request to another one."""
+    pools, _, target = serve_pools(target=[Reply(*steps, death), Reply(*GOOD)])
     stream = pools.generate(REQUEST)
-    assert (await anext(stream)).completions[0].text == "a"
-    with pytest.raises(EngineUnavailableError, match="died during its answer"):
+    for _ in steps[1:]:
         await anext(stream)
+    with pytest.raises(ReplicaLostError) as lost:
+        await anext(stream)
+    assert (lost.value.cause, lost.value.accepted) == ("died", accepted)
     assert len(target.payloads) == 1
 
 
-async def test_when_every_replica_dies_it_is_said_once():
-    pools, _, target = serve_pools(target=[Reply(ACCEPTED, died()) for _ in range(MAX_ATTEMPTS + 1)])
-    with pytest.raises(EngineUnavailableError, match="no target replica could take this request"):
+@pytest.mark.parametrize(
+    "leave",
+    [encode_error(HandoverError("stops")), AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata())],
+    ids=["told", "cancelled"],
+)
+async def test_a_replica_that_stops_hands_its_answers_over(leave):
+    pools, _, _ = serve_pools(target=[Reply(ACCEPTED, output("a"), leave)])
+    with pytest.raises(ReplicaLostError) as lost:
         await texts(pools)
-    assert len(target.payloads) == MAX_ATTEMPTS
+    assert (lost.value.cause, lost.value.accepted) == ("drained", True)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ async def test_a_split_target_prefills_in_one_half_and_decodes_in_the_other():
 @pytest.mark.parametrize(
     "leg",
     [
-        [Reply(died()) for _ in range(MAX_ATTEMPTS)],
+        [Reply(died()) for _ in range(MAX_REFUSALS)],
         [Reply(ACCEPTED, encode_error(EngineUnavailableError("no")))],
         [Reply(DeploymentUnavailableError(DeploymentID("prefill")))],
         [Reply(ACCEPTED, output("x"), died())],
@@ -272,6 +275,24 @@ async def test_whatever_happens_to_the_prefill_leg_the_other_half_answers(leg):
     pools, target, _ = split_pools(prefill=leg, target=[Reply(*GOOD)])
     assert await texts(pools) == ["a", "b"]
     assert target.payloads == [encode(REQUEST)]
+
+
+async def test_a_prefill_replica_that_dies_is_replaced():
+    pools, target, prefill = split_pools(
+        prefill=[Reply(died()), Reply(ACCEPTED, died()), Reply(ACCEPTED, prefilled())], target=[Reply(*GOOD)]
+    )
+    assert await texts(pools) == ["a", "b"]
+    assert decode(target.payloads[0], GenerateRequest).kv_blocks == BLOCKS
+    assert len(prefill.payloads) == 3
+
+
+async def test_both_legs_of_a_split_target_read_an_answer_that_has_begun():
+    pools, target, prefill = split_pools(prefill=[Reply(ACCEPTED, prefilled())], target=[Reply(*GOOD)])
+    request = GenerateRequest("r", REQUEST.prompt.extended([7, 8]), {"max_tokens": 9}, answered=2)
+    _ = [output async for output in pools.generate(request)]
+    leg, decoding = (decode(handle.payloads[0], GenerateRequest) for handle in (prefill, target))
+    assert leg.prompt.token_ids.tolist() == decoding.prompt.token_ids.tolist() == [1, 2, 3, 7, 8]
+    assert (leg.answered, decoding.answered) == (0, 2)
 
 
 async def test_a_prompt_that_the_prefill_leg_refuses_is_refused():

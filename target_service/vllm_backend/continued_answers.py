@@ -1,0 +1,133 @@
+"""Answers that another replica began (`GenerateRequest.answered`), as vLLM's own resumption after preemption.
+
+The request enters the engine with the start of the answer at the end of its prompt, so that prefix cache and KV
+connectors see one prompt. When it is scheduled first, its last tokens become output tokens, as if this engine had made
+them: penalties, min_tokens, max_tokens, bad words and logits processors then count them, and the grammar of structured
+outputs has read them. In the front process the detokenizer has read them too, and holds back the text that was held
+back before, so that the next text joins exactly.
+"""
+
+import logging
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+from vllm.logprobs import append_logprobs_for_next_position
+
+ANSWERED = "skim_answered"
+"""Key in `SamplingParams.extra_args`: how many of the prompt's last tokens are the start of the answer."""
+
+_CONTEXT = 4
+"""Tokens that vLLM reads to show a character that several tokens share (LogprobsProcessor._get_sampled_context_ids)."""
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+_GRAMMARS = "vllm.v1.structured_output"
+_DETOKENIZER = "vllm.v1.engine.detokenizer"
+HOOKED = (
+    (_SCHEDULER, "Scheduler.schedule", "self throttle_prefills"),
+    (_GRAMMARS, "StructuredOutputManager.should_fill_bitmask", "self request"),
+    (_GRAMMARS, "StructuredOutputManager.should_advance", "self request new_token_ids"),
+    (_GRAMMARS, "StructuredOutputManager.trim_reasoning_for_advance", "self request new_token_ids"),
+    (
+        "vllm.v1.engine.output_processor",
+        "OutputProcessor.add_request",
+        "self request prompt parent_req request_index queue",
+    ),
+    (_DETOKENIZER, "IncrementalDetokenizer.update", "self new_token_ids stop_terminated"),
+    (_DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", "self finished delta"),
+)
+"""For `symbols.check_symbols`."""
+HOOKED_V1 = (
+    ("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", "self request"),
+    ("vllm.v1.worker.gpu_worker", "Worker.initialize_from_config", "self kv_cache_config"),
+)
+"""The same, for the V1 model runner alone."""
+
+logger = logging.getLogger(__name__)
+
+
+def answered(sampling_params: Any) -> int:
+    """How many of the prompt's last tokens are the start of the answer, for a request with these parameters."""
+    extra_args: Mapping[str, Any] | None = sampling_params.extra_args if sampling_params else None
+    return extra_args.get(ANSWERED, 0) if extra_args else 0
+
+
+class ContinuedAnswers:
+    """Scheduler mixin: the start of the answer becomes output tokens when the request is scheduled first.
+
+    The V2 runner takes output tokens of a new request as they are (`NewRequestData.prefill_token_ids`). The V1 runner
+    gets them from `continue_in_batch`.
+    """
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        for new in output.scheduled_new_reqs:
+            # A preempted request of the V2 runner comes as a new one again, with its output tokens.
+            if (count := answered(new.sampling_params)) and not self.requests[new.req_id].num_output_tokens:  # type: ignore[attr-defined]
+                self._continue(new, count)
+        return output
+
+    def _continue(self, new: Any, count: int) -> None:
+        """Split the request. new: its vllm.v1.core.sched.output.NewRequestData for the workers."""
+        request = self.requests[new.req_id]  # type: ignore[attr-defined]
+        tokens = list(request.all_token_ids)
+        begin = len(tokens) - count
+        request.prompt_token_ids, request.num_prompt_tokens = tokens[:begin], begin
+        request._output_token_ids.extend(tokens[begin:])
+        new.prompt_token_ids, new.prefill_token_ids = request.prompt_token_ids, tokens
+        if request.use_structured_output and not self._advance_grammar(request, tokens[begin:]):
+            logger.error("request %s ends: its grammar refuses the start of its answer", new.req_id)
+            self.grammar_compile_error_reqs.add(new.req_id)  # type: ignore[attr-defined]
+
+    def _advance_grammar(self, request: Any, answer: list[int]) -> bool:
+        """Let the request's grammar read the answer, without its reasoning. False if the grammar refuses it."""
+        manager = self.structured_output_manager  # type: ignore[attr-defined]
+        manager.should_fill_bitmask(request)  # finds whether the prompt itself ends the reasoning
+        if not manager.should_advance(request, answer):
+            return True
+        content = manager.trim_reasoning_for_advance(request, answer)
+        return not content or bool(request.structured_output_request.grammar.accept_tokens(request.request_id, content))
+
+
+def continue_in_batch(runner: Any, answers: dict[str, list[int]]) -> None:
+    """Make the V1 `runner` take the start of an answer as output tokens.
+
+    answers: by request id; the worker fills it before each step. Call this when the runner's input batch is final.
+    """
+    add = runner.input_batch.add_request
+
+    def add_request(request: Any) -> int:
+        if (answer := answers.pop(request.req_id, None)) is not None:
+            request.output_token_ids.extend(answer)
+        return int(add(request))
+
+    runner.input_batch.add_request = add_request
+
+
+def continue_outputs(processor: Any) -> None:
+    """Make an engine's OutputProcessor treat the start of an answer as text that was sent before."""
+    add = processor.add_request
+
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> None:
+        count = answered(request.sampling_params)
+        if not count:
+            add(request, *args, **kwargs)
+            return
+        first = copy(request)
+        first.prompt_token_ids = request.prompt_token_ids[:-count]
+        add(first, *args, **kwargs)
+        _mark_sent(processor.request_states[request.request_id], request.prompt_token_ids[-count:])
+
+    processor.add_request = add_request
+
+
+def _mark_sent(state: Any, answer: list[int]) -> None:
+    """state: vllm.v1.engine.output_processor.RequestState, with DELTA outputs."""
+    for token in answer:
+        state.detokenizer.update([token], False)
+    state.detokenizer.get_next_output_text(False, True)
+    state.sent_tokens_offset = len(answer)
+    if state.logprobs_processor.logprobs is not None:
+        # Never sent, because DELTA outputs take only the newest entries.
+        for token in answer[-_CONTEXT:]:
+            append_logprobs_for_next_position(state.logprobs_processor.logprobs, [token], [0.0], [None], 1, 0)
