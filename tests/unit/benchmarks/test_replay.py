@@ -10,11 +10,13 @@ from benchmarks import plots
 from benchmarks.cost_profiles import LLAMA_8B, LLAMA_70B, PROFILES, tokens_held
 from benchmarks.memory_curve import curves, hit_share
 from benchmarks.models import TARGET, bench_pair
-from benchmarks.replay import ReplaySettings, kv_bytes, run
+from benchmarks.progress import silent
+from benchmarks.replay import ReplaySettings, _rounds, kv_bytes, run
 from benchmarks.replay_results import Replayed, describe, plot, summary, table
 from benchmarks.report import report
-from benchmarks.trace import CONVERSATION, read_trace, shared_tokens
+from benchmarks.trace import CONVERSATION, read_trace, shared_tokens, within
 from kv_transfer.errors import SkimError
+from tests.unit.benchmarks.openai_server import openai_server
 
 SETTINGS = ReplaySettings(
     str(CONVERSATION), "mock", requests=30, block_tokens=64, seconds=600, answer_tokens=2, kv_tokens=100_000
@@ -117,6 +119,28 @@ def test_table_page_and_plot(simulated, tmp_path):
     assert "## Replay of a trace" in report(tmp_path)
     plot(simulated, tmp_path / "replay.png")
     assert plots.source_of(tmp_path / "replay.png") == plots.digest(simulated)
+
+
+async def test_the_rounds_of_a_replay_over_http(monkeypatch):
+    """Both systems get the same prompts at the same times, a salt per round, and their caches are filled before."""
+    monkeypatch.setattr("benchmarks.replay.SETTLE_S", 0)
+    requests = within(read_trace(CONVERSATION)[:3], 0.01)
+    settings = replace(SETTINGS, engine="vllm", rounds=2, block_tokens=16)
+    kv_tokens = {"stock": 2048, "target": 1024, "speculator": 4096}
+    async with openai_server() as (stock, to_stock), openai_server() as (skim, to_skim):
+        found = await _rounds(settings, requests, {"stock": stock, "skim": skim}, kv_tokens, silent)
+    assert [(r.system, r.round) for r in found[::3]] == [("stock", 1), ("skim", 1), ("skim", 2), ("stock", 2)]
+    assert {(r.kept_tokens, r.target_cached) for r in found if r.system == "skim"} == {(150, 128)}
+    filled = [
+        sum(len(body["prompt"]) for body in bodies if body["cache_salt"].startswith("fill"))
+        for bodies in (to_stock, to_skim)
+    ]
+    assert filled == [kv_tokens["stock"], kv_tokens["target"] + kv_tokens["speculator"]]
+    sent = [[body for body in bodies if body["cache_salt"] == "round-1"] for bodies in (to_stock, to_skim)]
+    assert sorted(body["prompt"] for body in sent[0]) == sorted(body["prompt"] for body in sent[1])
+    assert len(sent[0]) == 3
+    assert "speculative_prefill" not in sent[0][0]
+    assert sent[1][0]["speculative_prefill"] == {"keep_rate": 0.2}
 
 
 def test_a_target_that_could_not_hold_the_longest_prompt_is_refused_before_anything_starts():

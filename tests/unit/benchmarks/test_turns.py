@@ -1,12 +1,10 @@
 """`skim bench turns`: the order of its requests, what each mode sends, and its rows, table and plot."""
 
-import asyncio
 import json
 from dataclasses import replace
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from benchmarks import plots
 from benchmarks import turns as benchmark
@@ -14,6 +12,7 @@ from benchmarks.conversations import conversation
 from benchmarks.report import report
 from benchmarks.turns import MODES, TurnsSettings, prefill_options, turns
 from benchmarks.turns_results import Answered, describe, plot, rows_of, table, totals_of
+from tests.unit.benchmarks.openai_server import openai_server
 
 SETTINGS = TurnsSettings("/models/target", "/models/speculator", document_tokens=1200, turns=3, rounds=2)
 
@@ -111,43 +110,12 @@ def test_table_page_and_plot(result, tmp_path):
     assert plots.source_of(tmp_path / "turns.png") == plots.digest(result)
 
 
-def test_a_conversation_over_http():
+async def test_a_conversation_over_http():
     """The client sends the history with the answers it got, one salt for each conversation, and reads what is told."""
-    bodies = []
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        bodies.append(body)
-        skim = "speculative_prefill" in body
-        told = {"x-skim-mode": "speculative", "x-skim-kept-tokens": "150", "x-skim-reason": "requested"} if skim else {}
-        stream = web.StreamResponse(headers=told)
-        await stream.prepare(request)
-        usage = {"prompt_tokens": 1200, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 128}}
-        events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
-        events += [{"choices": [{"delta": {"content": text}}]} for text in (" 12", "34.")]
-        for event in [*events, {"choices": [], "usage": usage}]:
-            await stream.write(f"data: {json.dumps({'id': 'r1', **event})}\n\n".encode())
-        return stream
-
-    async def selection(request: web.Request) -> web.Response:
-        return web.json_response({"cached_tokens": 1000})
-
-    async def converse() -> list[Answered]:
-        app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", answer), web.get("/v1/requests/r1/selection", selection)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        chat = conversation(1200, 2, 0)
-        async with aiohttp.ClientSession() as session:
-            clients = [benchmark._Client(SETTINGS, session, url, mode, chat, 1) for mode in ("dense", "auto")]
-            found = [await client.ask(turn) for turn in range(2) for client in clients]
-        await runner.cleanup()
-        return found
-
-    found = asyncio.run(converse())
+    chat = conversation(1200, 2, 0)
+    async with openai_server(speculator_cached=1000) as (url, bodies), aiohttp.ClientSession() as session:
+        clients = [benchmark._Client(SETTINGS, session, url, mode, chat, 1) for mode in ("dense", "auto")]
+        found = [await client.ask(turn) for turn in range(2) for client in clients]
     assert [(a.mode, a.kept_tokens, a.target_cached, a.speculator_cached) for a in found[:2]] == [
         ("dense", 1200, 128, None),
         ("auto", 150, 128, 1000),
@@ -156,3 +124,14 @@ def test_a_conversation_over_http():
     assert [len(body["messages"]) for body in bodies] == [1, 1, 3, 3]
     assert bodies[2]["messages"][1] == {"role": "assistant", "content": " 1234."}
     assert len({body["cache_salt"] for body in bodies}) == 2
+
+
+async def test_the_history_of_random_models_has_the_right_answers():
+    chat = conversation(1200, 2, 0)
+    scripted = replace(SETTINGS, scripted=True)
+    async with openai_server() as (url, bodies), aiohttp.ClientSession() as session:
+        client = benchmark._Client(scripted, session, url, "auto", chat, 1)
+        found = [await client.ask(turn) for turn in range(2)]
+    assert bodies[1]["messages"][1]["content"] == f"{chat.questions[0].expected}."
+    assert all(body["ignore_eos"] for body in bodies)
+    assert [a.right for a in found] == [None, None]
