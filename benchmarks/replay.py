@@ -42,6 +42,7 @@ from benchmarks.trace import (
 )
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import local_folder, public_name
+from router.options import PrefillOptions
 
 __all__ = ["describe", "plot", "run", "table"]
 
@@ -68,8 +69,9 @@ class ReplaySettings:
     copies: int = 1
     longest: int = 8192
     block_tokens: int = 128
-    seconds: float = 90.0
+    seconds: float = 80.0
     keep_rate: float = 0.2
+    score_queries: str = "look_ahead"
     answer_tokens: int = 8
     kv_tokens: int | None = None
     rounds: int = 2
@@ -118,7 +120,9 @@ def _simulated(
     replayed = simulate(
         requests,
         profile,
-        keep_rate=settings.keep_rate,
+        options=PrefillOptions.model_validate(
+            {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+        ),
         block_tokens=settings.block_tokens,
         answer_tokens=settings.answer_tokens,
         stock_tokens=stock_tokens,
@@ -214,7 +218,8 @@ class _Client:
         await asyncio.sleep(request.at_s)
         settings = self._settings
         ids = token_ids(request, settings.block_tokens, usable_ids())
-        options = {"speculative_prefill": {"keep_rate": settings.keep_rate}} if system == "skim" else {}
+        asked = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+        options = {"speculative_prefill": asked} if system == "skim" else {}
         answer_tokens = min(settings.answer_tokens, scaled(request.answer_tokens, settings.block_tokens))
         body = self._body(ids.tolist(), answer_tokens, f"round-{index}", options)
         timed = await ask(self._session, self._urls[system] + _COMPLETIONS, body)

@@ -67,9 +67,9 @@ class _Unmetered:
 
 
 class _Skim:
-    def __init__(self, profile: Profile, keep_rate: float, stock_tokens: int, router_ms: float) -> None:
+    def __init__(self, profile: Profile, options: PrefillOptions, stock_tokens: int, router_ms: float) -> None:
         model, targets, speculators = _model(), profile.gpus - profile.speculator_gpus, profile.speculator_gpus
-        held, read = tokens_held(stock_tokens, keep_rate, profile.ratio)
+        held, read = tokens_held(stock_tokens, options.keep_rate, profile.ratio)
         speculator = MockSpeculator(
             model,
             ms_per_token=profile.speculator.ms_per_token(speculators),
@@ -84,7 +84,7 @@ class _Skim:
             cache_tokens=held,
             one_at_a_time=True,
         )
-        self._options, self._decode = PrefillOptions(keep_rate=keep_rate), SpeculationOptions(method="none")
+        self._options, self._decode = options, SpeculationOptions(method="none")
         self._pools = MockPools(speculator, target)
         self._dispatcher = Dispatcher(self._pools, self._options, self._decode, 3600.0, _Unmetered())
         self._router_ms = router_ms
@@ -133,7 +133,7 @@ def simulate(
     requests: Sequence[TracedRequest],
     profile: Profile,
     *,
-    keep_rate: float,
+    options: PrefillOptions,
     block_tokens: int,
     answer_tokens: int,
     stock_tokens: int,
@@ -150,7 +150,7 @@ def simulate(
             progress(f"simulating {system}", (part + share) / 2)
 
         skim = system == "skim"
-        engines = _Skim(profile, keep_rate, stock_tokens, router_ms) if skim else _Stock(profile, stock_tokens)
+        engines = _Skim(profile, options, stock_tokens, router_ms) if skim else _Stock(profile, stock_tokens)
         replayed += run(_replay(system, requests, engines.ask, block_tokens, answer_tokens, tell))
     return replayed
 

@@ -56,6 +56,7 @@ class TurnsSettings:
     turns: int = 8
     rounds: int = 3
     keep_rate: float = 0.1
+    score_queries: str = "look_ahead"
     answer_tokens: int = 8
     modes: tuple[str, ...] = tuple(MODES)
     style: Style = "plain"
@@ -146,11 +147,12 @@ def turns(count: int, modes: Sequence[str], index: int) -> Iterator[tuple[int, s
         yield from ((turn, mode) for mode in (modes if (turn + index) % 2 else modes[::-1]))
 
 
-def prefill_options(mode: str, turn: int, keep_rate: float) -> Any:
+def prefill_options(settings: TurnsSettings, mode: str, turn: int) -> Any:
     """The body field `speculative_prefill` of a mode's turn."""
     if mode == "dense first" and turn == 0:
         return False
-    return {"keep_rate": keep_rate} | ({"enabled": True} if mode == "speculative" else {})
+    asked = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+    return asked | ({"enabled": True} if mode == "speculative" else {})
 
 
 class _Client:
@@ -184,7 +186,7 @@ class _Client:
         if settings.scripted:
             body["ignore_eos"] = True
         if self._mode != "dense":
-            body["speculative_prefill"] = prefill_options(self._mode, turn, settings.keep_rate)
+            body["speculative_prefill"] = prefill_options(settings, self._mode, turn)
         timed = await ask(self._session, self._url + _CHAT, body)
         question = self._chat.questions[turn]
         self._answers.append(f"{question.expected}." if settings.scripted else timed.text)

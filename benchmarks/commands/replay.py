@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.commands.pair_options import Dtype
+from benchmarks.commands.pair_options import Dtype, ScoreQueries
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
@@ -43,8 +43,9 @@ def replay(
     block_tokens: Annotated[
         int, typer.Option(min=1, max=512, help="Tokens for each block of 512 tokens of the trace.")
     ] = 128,
-    seconds: Annotated[float, typer.Option(min=1, help="Time until the last request arrives.")] = 90.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time until the last request arrives.")] = 80.0,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    score_queries: ScoreQueries = "look_ahead",
     answer_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 8,
     kv_tokens: Annotated[
         int | None, typer.Option(min=512, help="Tokens that the KV cache of the stock server holds.")
@@ -80,6 +81,7 @@ def replay(
         block_tokens=block_tokens,
         seconds=seconds,
         keep_rate=keep_rate,
+        score_queries=score_queries,
         answer_tokens=answer_tokens,
         kv_tokens=kv_tokens,
         rounds=rounds,

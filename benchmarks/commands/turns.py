@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.commands.lists import values
-from benchmarks.commands.pair_options import Dtype
+from benchmarks.commands.pair_options import Dtype, ScoreQueries
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
@@ -35,6 +35,7 @@ def turns(
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.1,
+    score_queries: ScoreQueries = "look_ahead",
     answer_tokens: Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")] = 8,
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; dense is always measured.")
@@ -68,6 +69,7 @@ def turns(
         turns=conversation_turns,
         rounds=rounds,
         keep_rate=keep_rate,
+        score_queries=score_queries,
         answer_tokens=answer_tokens,
         modes=chosen,
         style=style,

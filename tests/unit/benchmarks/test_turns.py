@@ -58,10 +58,11 @@ def test_every_mode_takes_every_turn_and_the_order_alternates():
 
 
 def test_what_each_mode_asks_for():
-    assert prefill_options("auto", 0, 0.1) == {"keep_rate": 0.1}
-    assert prefill_options("speculative", 3, 0.1) == {"keep_rate": 0.1, "enabled": True}
-    assert prefill_options("dense first", 0, 0.1) is False
-    assert prefill_options("dense first", 1, 0.1) == {"keep_rate": 0.1}
+    asked = {"keep_rate": 0.1, "score_queries": "look_ahead"}
+    assert prefill_options(SETTINGS, "auto", 0) == asked
+    assert prefill_options(SETTINGS, "speculative", 3) == asked | {"enabled": True}
+    assert prefill_options(SETTINGS, "dense first", 0) is False
+    assert prefill_options(SETTINGS, "dense first", 1) == asked
 
 
 def test_ratios_are_formed_within_a_round():
