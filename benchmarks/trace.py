@@ -93,20 +93,19 @@ def within(requests: Sequence[TracedRequest], seconds: float) -> list[TracedRequ
 
 
 def copies(requests: Sequence[TracedRequest], count: int, seed: int) -> list[TracedRequest]:
-    """`count` copies of a trace at once, which share no block. Each starts at another point of the trace, in a circle
-    of whole conversations: a conversation that would wrap around is moved to the beginning.
+    """The trace and `count` - 1 copies of it at once, which share no block. In a copy, every conversation begins at a
+    random time at which it still fits into the trace's time; the pauses inside it stay.
     """
-    end = requests[-1].at_s
-    made: list[TracedRequest] = []
-    for number in range(count):
-        shift = random.Random(seed + number).uniform(0, end) if number else 0.0
+    end, rng = requests[-1].at_s, random.Random(seed)
+    made = list(requests)
+    for number in range(1, count):
         for group in conversations(requests):
-            start = (group[0].at_s + shift) % end if end else 0.0
-            start = min(start, end - (group[-1].at_s - group[0].at_s))
+            first, last = group[0].at_s, group[-1].at_s
+            later = rng.uniform(0, end - (last - first)) - first
             made += [
                 replace(
                     request,
-                    at_s=start + request.at_s - group[0].at_s,
+                    at_s=request.at_s + later,
                     blocks=tuple(block + number * _COPY for block in request.blocks),
                 )
                 for request in group
