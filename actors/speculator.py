@@ -107,8 +107,8 @@ class SpeculatorActor:
             await self._drafts.handle(DraftRequest(0, closed=[session]))
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests and of drafting."""
-        counts = await self._engine.stats()
+        """Counts of requests, of drafting and of records."""
+        counts = await self._engine.stats() | self._service.stats()
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

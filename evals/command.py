@@ -55,6 +55,14 @@ def evaluate(
     speculator_options: Annotated[
         str, typer.Option(metavar="JSON", help="Engine options of the speculator. Not with --endpoint.")
     ] = "{}",
+    turns: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Ask so many questions about each document, in one conversation, in place of the tasks.",
+        ),
+    ] = 1,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
@@ -79,6 +87,7 @@ def evaluate(
         max_tokens=max_tokens,
         engine=engine,
         concurrency=concurrency,
+        turns=turns,
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )

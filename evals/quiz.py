@@ -49,6 +49,11 @@ def _states(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
+def ask(quiz: Quiz, style: Style) -> str:
+    """The question as the last line of a message, or as a later message of its own."""
+    return f"Question: {quiz.question} {quiz.hint}" if style == "instruct" else f"Question: {quiz.question}"
+
+
 def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Random) -> str:
     """The user's message: the needles among filler sentences, and the question on the last line.
 
@@ -56,9 +61,7 @@ def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Ran
     has only document and question, as the demo pair expects them; instruct also has an introduction and the form of
     the answer. Raises ValueError if the needles alone are longer.
     """
-    first, question = [], f"Question: {quiz.question}"
-    if style == "instruct":
-        first, question = [INTRODUCTION], f"{question} {quiz.hint}"
+    first, question = [INTRODUCTION] if style == "instruct" else [], ask(quiz, style)
 
     def message(sentences: list[str]) -> str:
         return "\n".join([*first, " ".join(sentences), question])

@@ -3,12 +3,14 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from benchmarks.intervals import wilson
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
+from evals import turns
 from evals.ask import Answer, Asker, Case, Endpoint, Engines, load_tokenizer, model_name
 from evals.prompts import DENSE, SELECTORS
 from evals.quiz import Style
@@ -24,7 +26,8 @@ class EvalSettings:
     """speculator, engine, target_options and speculator_options are not used with an endpoint.
 
     keep_rates: 1 is dense, which is always measured. samples: number per task and length. concurrency: samples that run
-    at the same time; each sample is a few dozen requests.
+    at the same time; each sample is a few dozen requests. turns: questions about each document, in one conversation;
+    with more than one, the turns take the place of `tasks` (`evals.turns`).
     """
 
     target: str
@@ -40,6 +43,7 @@ class EvalSettings:
     max_tokens: int = 64
     engine: str = "vllm"
     concurrency: int = 4
+    turns: int = 1
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
@@ -51,40 +55,50 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     versions and the settings. Raises SkimError.
     """
     _check(settings)
-    samples = _samples(settings)
+    if settings.turns > 1:
+        settings = replace(settings, tasks=tuple(map(turns.task_name, range(1, settings.turns + 1))))
+    conversations = _conversations(settings)
     began = machine()
     progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
-    selectors, answers = asyncio.run(_ask_all(settings, samples, progress))
+    selectors, answers = asyncio.run(_ask_all(settings, conversations, progress))
+    samples, given = list(chain(*conversations)), list(chain(*answers))
     hidden = {"target": model_name(settings.target), "speculator": model_name(settings.speculator)}
+    several = settings.turns > 1
+    describe_task, described = (turns.describe_turn, turns.SELECTORS) if several else (describe, SELECTORS)
     return {
         "machine": began,
         "settings": vars(settings) | hidden | {"endpoint": settings.endpoint is not None},
-        "tasks": {task: describe(task) for task in settings.tasks},
-        "selectors": {name: SELECTORS[name] for name in selectors},
-        "cells": _cells(samples, answers),
-        "examples": _examples(samples, answers),
+        "tasks": {task: describe_task(task) for task in settings.tasks},
+        "selectors": {name: described[name] for name in selectors},
+        "cells": _cells(samples, given),
+        "examples": _examples(samples, given),
     }
 
 
 def _check(settings: EvalSettings) -> None:
     if (settings.endpoint is None) == (settings.speculator is None):
         raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
+    if settings.endpoint is not None and settings.turns > 1:
+        raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
     wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
     if wrong:
         raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
 
 
-def _samples(settings: EvalSettings) -> list[Sample]:
-    """The samples. They are made before an engine starts, so that a wrong task or length is reported at once."""
+def _conversations(settings: EvalSettings) -> list[list[Sample]]:
+    """The samples, those of one conversation together.
+
+    They are made before an engine starts, so that a wrong task or length is reported at once.
+    """
     tokenizer = load_tokenizer(settings.target)
 
     def tokens(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
-    made = make_samples(
-        settings.tasks, settings.lengths, settings.samples, seed=settings.seed, style=settings.style, tokens=tokens
-    )
-    return list(made)
+    how: dict[str, Any] = {"seed": settings.seed, "style": settings.style, "tokens": tokens}
+    if settings.turns > 1:
+        return list(turns.make_conversations(settings.turns, settings.lengths, settings.samples, **how))
+    return [[sample] for sample in make_samples(settings.tasks, settings.lengths, settings.samples, **how)]
 
 
 def _asker(settings: EvalSettings) -> Asker:
@@ -96,7 +110,8 @@ def _asker(settings: EvalSettings) -> Asker:
     if settings.endpoint is not None:
         return Endpoint(settings.endpoint, **shared)
     assert settings.speculator is not None
-    return Engines(
+    engines = turns.TurnEngines if settings.turns > 1 else Engines
+    return engines(
         settings.target,
         settings.speculator,
         engine=settings.engine,
@@ -107,22 +122,23 @@ def _asker(settings: EvalSettings) -> Asker:
 
 
 async def _ask_all(
-    settings: EvalSettings, samples: list[Sample], progress: Progress
-) -> tuple[tuple[str, ...], list[dict[Case, Answer]]]:
+    settings: EvalSettings, conversations: list[list[Sample]], progress: Progress
+) -> tuple[tuple[str, ...], list[list[dict[Case, Answer]]]]:
     """The measured selectors, and the answers to each sample. The first error ends the run."""
     asker = _asker(settings)
     slots, done = asyncio.Semaphore(settings.concurrency), 0
 
-    async def ask(sample: Sample) -> dict[Case, Answer]:
+    async def ask(conversation: list[Sample]) -> list[dict[Case, Answer]]:
         nonlocal done
         async with slots:
-            answers = await asker.ask(sample)
+            answers = [await asker.ask(sample) for sample in conversation]
         done += 1
-        progress(f"{sample.task}, {sample.length} tokens", done / len(samples))
+        last = conversation[-1]
+        progress(f"{last.task}, {last.length} tokens", done / len(conversations))
         return answers
 
     try:
-        return asker.selectors, await asyncio.gather(*map(ask, samples))
+        return asker.selectors, await asyncio.gather(*map(ask, conversations))
     finally:
         await asker.close()
 

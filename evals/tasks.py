@@ -25,17 +25,20 @@ TASKS: dict[str, Callable[[int, random.Random], Quiz]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt. text: the user's message. seed: seeds everything else that is random for this prompt."""
+    """One prompt. text: the user's message. seed: seeds everything else that is random for this prompt. history: the
+    messages before it.
+    """
 
     task: str
     length: int
     quiz: Quiz
     text: str
     seed: str
+    history: tuple[dict[str, str], ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.text}]
+        return [*self.history, {"role": "user", "content": self.text}]
 
 
 def describe(task: str) -> str:

@@ -67,6 +67,12 @@ class SelectionOptions(BaseModel):
     )
     granularity: Literal["chunk", "token"] = Field("chunk", description="unit that is kept or dropped")
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
+    reuse: Literal["on", "off"] = Field(
+        "on", description="extend what was kept for an earlier prompt with the same beginning"
+    )
+    max_keep: float | None = Field(
+        None, gt=0, le=1, description="largest kept share with reuse; none: twice what a fresh selection keeps"
+    )
 
     @property
     def tokens_ahead(self) -> int:
@@ -196,13 +202,16 @@ class Selection:
     """Speculator to router: the kept prompt, and how it was selected.
 
     importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
-    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select.
+    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
+    stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
     """
 
     kept: KeptPrompt
     coverage: float
     importance: Float32Array | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    reused_tokens: int = 0
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.coverage):
@@ -212,6 +221,14 @@ class Selection:
                 f"importance needs one score for each of {self.kept.context_length} tokens, not"
                 f" {list(self.importance.shape)}"
             )
+
+    @property
+    def late(self) -> npt.NDArray[np.bool_]:
+        """Which kept tokens belong to late chunks, bool [K]: not reused, and after a token of a higher position."""
+        positions = self.kept.positions
+        late: npt.NDArray[np.bool_] = positions < np.maximum.accumulate(positions)
+        late[: self.reused_tokens] = False
+        return late
 
 
 @dataclass(frozen=True, slots=True, eq=False)

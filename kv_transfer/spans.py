@@ -25,6 +25,14 @@ def segments_of(positions: Int32Array) -> Int32Array:
     return np.stack([starts, lasts + 1], 1)
 
 
+def mask_of(spans: Iterable[Sequence[int]], size: int) -> npt.NDArray[np.bool_]:
+    """The positions inside any of `spans`, as a mask of `size` positions."""
+    mask = np.zeros(size, bool)
+    for start, end in spans:
+        mask[start:end] = True
+    return mask
+
+
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
     """The runs of true values in `mask` [M], int32 [P, 2]: sorted, not empty, and never adjacent."""
     edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))

@@ -23,6 +23,7 @@ class Outcome:
     """How one prompt of a request ran. timings: milliseconds by part.
 
     mode: dense or speculative; empty until decided. answer_tokens: counted only if the request is traced.
+    reused_tokens: as in Selection.
     """
 
     mode: str
@@ -33,6 +34,7 @@ class Outcome:
     coverage: float = 1.0
     timings: dict[str, float] = field(default_factory=dict)
     answer_tokens: int = 0
+    reused_tokens: int = 0
 
     @property
     def keep_rate(self) -> float:
@@ -111,6 +113,7 @@ class RequestContext:
             "x-skim-reason": [o.reason for o in self.outcomes],
             "x-skim-prompt-tokens": [str(o.prompt_tokens) for o in self.outcomes],
             "x-skim-kept-tokens": [str(o.kept_tokens) for o in self.outcomes],
+            "x-skim-reused-tokens": [str(o.reused_tokens) for o in self.outcomes],
             "x-skim-keep-rate": [f"{o.keep_rate:.4f}" for o in self.outcomes],
             "x-skim-coverage": [f"{o.coverage:.4f}" for o in self.outcomes],
             "x-skim-look-ahead": [str(o.options.tokens_ahead if o.mode == "speculative" else 0) for o in self.outcomes],

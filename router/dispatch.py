@@ -216,7 +216,7 @@ class Dispatcher:
             return None
         elapsed = 1e3 * (time.perf_counter() - sent)
         outcome.mode, outcome.kept_tokens = "speculative", int(selection.kept.token_ids.size)
-        outcome.coverage = selection.coverage
+        outcome.coverage, outcome.reused_tokens = selection.coverage, selection.reused_tokens
         outcome.timings |= dict(selection.timings)
         outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
         return selection

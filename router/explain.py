@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.spans import segments_of, spans_of
@@ -21,19 +22,29 @@ def explanation(
 ) -> dict[str, Any]:
     """One selection as JSON values. Spans are half-open ranges of token positions in the original prompt.
 
-    kept_spans are sorted. segments are the runs of kept tokens in the order in which the target reads them; None if
-    that is the order of kept_spans.
+    kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
+    what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in which
+    the target reads them; None if that is the order of kept_spans.
     timings: milliseconds by part, until the selection was back at the router.
     """
     kept: KeptPrompt = selection.kept
-    is_kept = np.zeros(kept.context_length, bool)
-    is_kept[kept.positions] = True
+    reused = np.arange(kept.positions.size) < selection.reused_tokens
+
+    def spans(tokens: npt.NDArray[np.bool_] | slice) -> list[list[int]]:
+        mask = np.zeros(kept.context_length, bool)
+        mask[kept.positions[tokens]] = True
+        return spans_of(mask).tolist()
+
     return {
         "prompt_tokens": kept.context_length,
         "kept_tokens": int(kept.token_ids.size),
+        "reused_tokens": selection.reused_tokens,
         "keep_rate": kept.token_ids.size / kept.context_length,
         "coverage": selection.coverage,
-        "kept_spans": spans_of(is_kept).tolist(),
+        "kept_spans": spans(slice(None)),
+        "reused_spans": spans(reused),
+        "late_spans": spans(selection.late),
+        "new_spans": spans(~reused & ~selection.late),
         "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
         "protected_spans": protected_spans.tolist(),
         "look_ahead_tokens": kept.look_ahead_tokens.tolist(),

@@ -16,12 +16,14 @@ class Scores:
     """The scores of one prompt.
 
     importance: float32 [M] on CPU. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
-    including an EOS. timings: milliseconds by part (queue, speculate).
+    including an EOS. timings: milliseconds by part (queue, speculate). cached_tokens: prompt tokens, in the engine's
+    own tokenizer, whose KV came from its prefix cache.
     """
 
     importance: torch.Tensor
     look_ahead_tokens: list[int]
     timings: Mapping[str, float] = field(default_factory=dict)
+    cached_tokens: int = 0
 
 
 def _no_ids() -> Int32Array:
@@ -51,12 +53,14 @@ class SpeculatorEngine(Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
+    cache_tokens: the number of tokens that its prefix cache can hold; 0 without a prefix cache.
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
     info: ModelInfo
     supports_branches: bool
     supports_drafts: bool = True
+    cache_tokens: int = 0
 
     async def score(
         self,

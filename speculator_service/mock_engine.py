@@ -48,6 +48,7 @@ class MockSpeculator(BranchingEngine):
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.started = self.aborted = self.running = 0
         self.compute = MockCompute(latency_ms, ms_per_token, cache_tokens, block_size, one_at_a_time)
+        self.cache_tokens = cache_tokens
         self._ms_per_look_ahead = ms_per_look_ahead
         self._fail_every = fail_every
         self._ms_per_draft = ms_per_draft
@@ -94,7 +95,7 @@ class MockSpeculator(BranchingEngine):
         if keep_session:
             self.sessions[request_id] = (int(token_ids.size), int(token_ids[-1]))
         timings = {"queue": done.queue_ms, "speculate": done.ms}
-        return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings)
+        return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings, done.cached_tokens)
 
     def likeliest(self, token: int) -> int:
         """The most probable token after `token`. Each following id has half the probability of the one before it."""

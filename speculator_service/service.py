@@ -1,5 +1,6 @@
 """Makes a selection: checks the request, scores the prompt, chooses what to keep, returns the kept prompt."""
 
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -7,21 +8,44 @@ import torch
 
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle
-from speculator_service.engine import SpeculatorEngine
+from kv_transfer.spans import mask_of
+from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_request
-from speculator_service.scoring.selection import select
+from speculator_service.records import MAX_TOKENS, Found, Record, Records
+from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
+from speculator_service.scoring.selection import coverage, select
+
+BLOCK_TOKENS = 256
+"""A prefix cache finds whole blocks of at most so many tokens."""
+
+
+@dataclass
+class RecordCounts:
+    """Counts since the start, by the names of the speculator's metrics."""
+
+    record_hits: int = 0
+    records_lost: int = 0
+    reused_tokens: int = 0
+    late_tokens: int = 0
+    compactions: int = 0
 
 
 class SpeculatorService:
-    """Makes selections with any speculator engine. Calls may run concurrently; the engine batches them."""
+    """Makes selections with any speculator engine. Calls may run concurrently; the engine batches them.
 
-    def __init__(self, engine: SpeculatorEngine, address: str | None = None) -> None:
+    A prompt that begins like an earlier one extends what was kept for that one (`records`).
+    """
+
+    def __init__(self, engine: SpeculatorEngine, address: str | None = None, *, records: Records | None = None) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
+        records: by default its own, as many as the engine's prefix cache has room for.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
+        self.records = Records(engine.cache_tokens or MAX_TOKENS) if records is None else records
+        self._counts = RecordCounts()
 
     @property
     def info(self) -> ModelInfo:
@@ -48,11 +72,10 @@ class SpeculatorService:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
             raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
         start = perf_counter()
-        positions, coverage = select(scores.importance, request.options, request.protected_spans.tolist())
-        kept = positions.numpy()
+        kept, share = self._choose(request, scores)
         prompt = KeptPrompt(
-            token_ids=request.token_ids[kept],
-            positions=kept.astype(np.int32),
+            token_ids=request.token_ids[kept.positions],
+            positions=kept.positions,
             context_length=int(request.token_ids.size),
             look_ahead_tokens=np.array(scores.look_ahead_tokens, np.int32),
             session=SessionHandle(self.address, request.request_id) if self.address and context else None,
@@ -61,4 +84,57 @@ class SpeculatorService:
             await self.engine.open_session(request.request_id, prompt, cache_salt=request.cache_salt)
         timings = {**scores.timings, "select": (perf_counter() - start) * 1e3}
         importance = scores.importance.to(torch.float32).numpy() if request.return_importance else None
-        return Selection(kept=prompt, coverage=coverage, importance=importance, timings=timings)
+        return Selection(prompt, share, importance, timings, kept.reused, scores.cached_tokens)
+
+    def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
+        """What is kept, and its share of the importance. Reads and writes the records, without waiting."""
+        spans = request.protected_spans.tolist()
+        chosen, share = select(scores.importance, request.options, spans)
+        fresh = chosen.numpy().astype(np.int32)
+        if request.options.reuse == "off":
+            return Extended(fresh, 0), share
+        importance = scores.importance.to("cpu", torch.float32).numpy()
+        prompt = Prompt(importance, fresh, mask_of(spans, importance.size), request.options, request.question)
+        found = self._find(request, scores, prompt.question_start)
+        if found is None:
+            self.records.add(request.token_ids, fresh, request.options, request.cache_salt)
+            return Extended(fresh, 0), share
+        record = found.record
+        if _answers(record, prompt, request):
+            kept = Extended(record.positions, record.positions.size)
+        else:
+            kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
+        whole = found.common == record.token_ids.size and kept.reused == record.positions.size
+        replaced = record if whole else None
+        self.records.add(request.token_ids, kept.positions, request.options, request.cache_salt, replaces=replaced)
+        self._count(kept)
+        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
+
+    def _find(self, request: SelectRequest, scores: Scores, question_start: int) -> Found | None:
+        """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
+        found = self.records.find(request.token_ids, request.cache_salt)
+        if found is None or not self.engine.cache_tokens:
+            return found
+        # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
+        expected = min(found.common, question_start) // 4 - BLOCK_TOKENS
+        if scores.cached_tokens >= expected:
+            return found
+        self._counts.records_lost += 1
+        self.records.drop(found.record)
+        return None
+
+    def _count(self, kept: Extended) -> None:
+        self._counts.record_hits += 1
+        self._counts.reused_tokens += kept.reused
+        self._counts.late_tokens += kept.late
+        self._counts.compactions += kept.compacted
+
+    def stats(self) -> dict[str, int]:
+        """Counts of the reuse of records, by the names of the speculator's metrics."""
+        return {**vars(self._counts), "records": len(self.records)}
+
+
+def _answers(record: Record, prompt: Prompt, request: SelectRequest) -> bool:
+    """Whether the record is of the same request: the same prompt with the same options keeps the same tokens."""
+    same = record.options == request.options and np.array_equal(record.token_ids, request.token_ids)
+    return same and bool(np.isin(np.flatnonzero(prompt.protected), record.positions).all())

@@ -69,6 +69,16 @@ _ALL = (
     Metric("skim_speculator_sessions", "gauge", "current number of sessions"),
     Metric("skim_speculator_rollbacks_total", "counter", "drafting rounds after a rejected draft"),
     Metric("skim_speculator_rebuilt_total", "counter", "drafting rounds that had to prefill earlier tokens again"),
+    Metric("skim_speculator_record_hits_total", "counter", "selections of prompts that begin like a known one"),
+    Metric(
+        "skim_speculator_records_lost_total", "counter", "records dropped because the engine's cache lost the prompt"
+    ),
+    Metric("skim_speculator_reused_tokens_total", "counter", "kept tokens that stand in an earlier kept prompt"),
+    Metric("skim_speculator_late_tokens_total", "counter", "kept tokens of late chunks"),
+    Metric(
+        "skim_speculator_compactions_total", "counter", "fresh selections where more of an earlier one could be reused"
+    ),
+    Metric("skim_speculator_records", "gauge", "current number of records"),
     Metric("skim_target_rounds_total", "counter", "verifications"),
     Metric("skim_target_drafts_total", "counter", "drafts verified"),
     Metric("skim_target_accepted_total", "counter", "drafts accepted"),

@@ -25,6 +25,7 @@ def note_selection(span: Span, request_id: str, selection: Selection) -> None:
             "skim.engine_request_id": request_id,
             "gen_ai.usage.input_tokens": kept.context_length,
             "skim.kept_tokens": int(kept.token_ids.size),
+            "skim.reused_tokens": selection.reused_tokens,
             "skim.keep_rate": kept.token_ids.size / kept.context_length,
             "skim.coverage": selection.coverage,
             "skim.look_ahead_tokens": int(kept.look_ahead_tokens.size),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kv_transfer.channel_server import DraftServer
     from speculator_service.drafting.drafter import DraftService
     from speculator_service.engine import SpeculatorEngine
+    from speculator_service.records import Records
     from target_service.engine import TargetEngine
 
 HOST = "127.0.0.1"
@@ -134,6 +135,13 @@ class AsyncPair:
 
         return DraftService(self.speculator)
 
+    @cached_property
+    def records(self) -> "Records":
+        """What was kept for earlier prompts."""
+        from speculator_service.records import MAX_TOKENS, Records
+
+        return Records(self.speculator.cache_tokens or MAX_TOKENS)
+
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""
         from kv_transfer.channel_server import DraftServer
@@ -164,7 +172,8 @@ class AsyncPair:
         from speculator_service.service import SpeculatorService
 
         remote = decode if decode is not None and decode.method == "remote" else None
-        service = SpeculatorService(self.speculator, None if remote is None else await self.draft_address())
+        address = None if remote is None else await self.draft_address()
+        service = SpeculatorService(self.speculator, address, records=self.records)
         selection = await service.select(
             SelectRequest(
                 self.name("select"),

@@ -38,6 +38,8 @@ class SelectFields(TypedDict, total=False):
     aggregation: Literal["max", "head_max_layer_mean"]
     granularity: Literal["chunk", "token"]
     protect_last: int
+    reuse: Literal["on", "off"]
+    max_keep: float | None
     protected_spans: list[list[int]]
 
 

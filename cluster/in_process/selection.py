@@ -20,7 +20,7 @@ class PairSelection:
     kept: token ids and original positions, int32 [K] each, and the prompt's length M. coverage: share of the importance
     that was kept, 0 to 1. importance: the tokens' scores, float32 [M]. options: how the prompt was scored and selected.
     timings: milliseconds by part (queue, speculate, select). tokenizer: fingerprint of the tokenizer that the token ids
-    are of. All but `kept` are None or empty where a file that was read does not have them.
+    are of. reused_tokens: as in Selection. All but `kept` are None, empty or 0 where a file does not have them.
     """
 
     kept: KeptPrompt
@@ -29,11 +29,20 @@ class PairSelection:
     options: SelectionOptions | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     tokenizer: str | None = None
+    reused_tokens: int = 0
 
     @classmethod
     def of(cls, selection: Selection, options: SelectionOptions, tokenizer: str) -> "PairSelection":
         """A speculator's reply to a request with these options. tokenizer: its fingerprint, from the ModelInfo."""
-        return cls(selection.kept, selection.coverage, selection.importance, options, selection.timings, tokenizer)
+        return cls(
+            selection.kept,
+            selection.coverage,
+            selection.importance,
+            options,
+            selection.timings,
+            tokenizer,
+            selection.reused_tokens,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields. The drafting session is not among them: it ends with its pair."""
@@ -47,6 +56,7 @@ class PairSelection:
             "options": None if self.options is None else self.options.model_dump(),
             "timings_ms": dict(self.timings),
             "tokenizer": self.tokenizer,
+            "reused_tokens": self.reused_tokens,
         }
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -75,6 +85,7 @@ class PairSelection:
                 None if options is None else SelectionOptions.model_validate(options),
                 dict(data.get("timings_ms", {})),
                 data.get("tokenizer"),
+                int(data.get("reused_tokens", 0)),
             )
         except KeyError as missing:
             raise SkimError(f"{path} has no field {missing}: give a file that `skim select --json` wrote") from None

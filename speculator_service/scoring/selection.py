@@ -25,6 +25,23 @@ def select(
     last tokens are added to the chosen chunks; they do not reduce their number.
     Raises SkimError for importance that is not finite or is negative.
     """
+    mass = _mass(importance)
+    size = options.chunk_size if options.granularity == "chunk" else 1
+    kept = _choose_chunks(mass, size, options).repeat_interleave(size)[: mass.numel()]
+    for start, end in protected_spans:
+        kept[start:end] = True
+    kept[-options.protect_last :] = True
+    return kept.nonzero().squeeze(1), float(mass[kept].sum() / mass.sum())
+
+
+def coverage(importance: torch.Tensor, positions: torch.Tensor) -> float:
+    """The share of the total importance [M] that distinct `positions` have. Raises as `select`."""
+    mass = _mass(importance)
+    return float(mass[positions].sum() / mass.sum())
+
+
+def _mass(importance: torch.Tensor) -> torch.Tensor:
+    """The importance as float64 on CPU; ones if all of it is 0. Raises SkimError for values that are no scores."""
     mass = importance.detach().to("cpu", torch.float64)
     wrong = int((~(torch.isfinite(mass) & (mass >= 0))).sum())
     if wrong:
@@ -32,14 +49,7 @@ def select(
             f"{wrong} of {mass.numel()} token scores are not finite numbers from 0 up; "
             "the speculator's attention overflowed: run it in a wider dtype"
         )
-    if not mass.any():
-        mass = torch.ones_like(mass)
-    size = options.chunk_size if options.granularity == "chunk" else 1
-    kept = _choose_chunks(mass, size, options).repeat_interleave(size)[: mass.numel()]
-    for start, end in protected_spans:
-        kept[start:end] = True
-    kept[-options.protect_last :] = True
-    return kept.nonzero().squeeze(1), float(mass[kept].sum() / mass.sum())
+    return mass if mass.any() else torch.ones_like(mass)
 
 
 def _choose_chunks(mass: torch.Tensor, size: int, options: SelectionOptions) -> torch.Tensor:

@@ -72,6 +72,7 @@ class TranslatingSpeculator(SpeculatorEngine):
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
         self.supports_drafts = engine.supports_drafts
+        self.cache_tokens = engine.cache_tokens
         target = translation.target
         self.info = replace(
             engine.info,
@@ -113,7 +114,7 @@ class TranslatingSpeculator(SpeculatorEngine):
         drafts = self._translator.drafts(reading.end, b"", np.array(scores.look_ahead_tokens, np.int32))
         translated += perf_counter() - began
         timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
-        return Scores(importance, drafts[: options.tokens_ahead].tolist(), timings)
+        return Scores(importance, drafts[: options.tokens_ahead].tolist(), timings, scores.cached_tokens)
 
     def _check_length(self, tokens: int, look_ahead: int) -> None:
         limit = min(self._engine.info.max_model_len, self._engine.info.max_position)

@@ -66,6 +66,8 @@ class VllmSpeculator(BranchingEngine):
         self.info = replace(info, max_model_len=config.max_model_len - 1)
         # The prefix cache is off for these models (`start`), so each round would read the whole prompt again.
         self.supports_drafts = not config.is_hybrid
+        cache = self._engine.vllm_config.cache_config
+        self.cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size if cache.enable_prefix_caching else 0
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
@@ -96,7 +98,8 @@ class VllmSpeculator(BranchingEngine):
         importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
         if keep_session:
             self._sessions.add(request_id, EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt))
-        return Scores(importance, payload["tokens"], {"queue": total - speculate, "speculate": speculate})
+        timings = {"queue": total - speculate, "speculate": speculate}
+        return Scores(importance, payload["tokens"], timings, output.num_cached_tokens or 0)
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """See `SpeculatorEngine.open_session`."""

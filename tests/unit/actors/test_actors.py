@@ -1,6 +1,7 @@
 """The pools' deployment classes with mock engines: encoded messages in and out, and no internal details in errors."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from kv_transfer.messages import (
     SelectRequest,
 )
 from kv_transfer.model_info import check_pair
+from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights
 
 MODELS = Path(__file__).parents[3] / "demo_models"
@@ -176,7 +178,7 @@ async def test_a_cancelled_selection_is_aborted_in_the_engine():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1, **asdict(RecordCounts()), "records": 0}
 
 
 async def test_a_closed_stream_is_aborted_in_the_engine():

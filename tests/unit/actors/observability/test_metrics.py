@@ -12,6 +12,7 @@ from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PoolCounts, RayMeter, samples
 from kv_transfer.channel_client import DraftClient
 from speculator_service.drafting.drafter import Counters
+from speculator_service.service import RecordCounts
 from target_service.drafting.drafted_requests import DraftedRequests
 from target_service.drafting.exchange import DraftExchange
 from target_service.vllm_backend.decode_stats import DecodeCounts
@@ -19,7 +20,10 @@ from target_service.vllm_backend.kv_connector import TransferCounts
 from tests.unit.actors.local_meter import LocalMeter
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
-SPECULATOR = {**asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0}
+SPECULATOR = {
+    **asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
+    **asdict(RecordCounts()), "records": 0,
+}  # fmt: skip
 
 
 def target_counts() -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Extends the kept prompt of an earlier request, so that the target finds it in its prefix cache.
+
+The order of tokens in a KV cache is free, as long as a token stands after those that it must use. So what stands is not
+moved. Late chunks, which only the new question needs, are appended before that question. Pure functions from scores and
+positions to positions.
+
+The rule of value against cost:
+
+- Late chunks are those of a fresh selection that do not stand yet, the most important first. At most a quarter of the
+  fresh selection's chunks of the old text are added per turn (LATE_SHARE), or LATE_TOKENS if that is more, or as many
+  as it takes until as much of the old text stands as a fresh selection keeps. A chunk that is less important than the
+  median chunk of the old text is left out. Protected tokens that do not stand are always added.
+- The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
+  extended prompt is longer than `max_keep` allows, or if nothing is dropped or reused.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Float32Array, Int32Array, SelectionOptions
+
+LATE_SHARE = 0.25
+LATE_TOKENS = 128
+SHORT = 256
+"""Tokens. A new text of at most this length is kept whole; a question of this length is read again for late chunks."""
+GROWTH = 2.0
+"""Without `max_keep`, an extended prompt has at most this many times the tokens of a fresh selection."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownPrefix:
+    """What a record supplies for a prompt of M tokens.
+
+    positions: int32 [K], what was kept of the record's prompt, in cache order. tokens: length of the record's prompt.
+    common: C, the number of leading tokens that both prompts share, 0 < C <= M.
+    """
+
+    positions: Int32Array
+    tokens: int
+    common: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extended:
+    """positions: int32 [K], distinct, in cache order; the last one is M - 1. reused: the number of leading positions
+    that the record supplied. late: tokens of late chunks. compacted: a fresh selection was used although more could
+    have been reused.
+    """
+
+    positions: Int32Array
+    reused: int
+    late: int = 0
+    compacted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What is known about the new prompt.
+
+    importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
+    is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest.
+    """
+
+    importance: Float32Array
+    fresh: Int32Array
+    spans: npt.NDArray[np.bool_]
+    options: SelectionOptions
+    question: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        return int(self.importance.size)
+
+    @cached_property
+    def protected(self) -> npt.NDArray[np.bool_]:
+        """The tokens that are always kept, bool [M]: the spans and the last `protect_last` tokens."""
+        mask = self.spans.copy()
+        mask[-self.options.protect_last :] = True
+        return mask
+
+    @property
+    def question_start(self) -> int:
+        return self.question[0] if self.question else max(0, self.size - self.options.protect_last)
+
+
+def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
+    """The kept prompt: the record's longest prefix before position C, the earlier answer, late chunks, the new text."""
+    lead = _shared(prompt.fresh, _held(prompt, known, known.common))
+    fresh = Extended(prompt.fresh, min(lead, known.positions.size))
+    common = min(known.common, prompt.size - 1)  # the prompt's last token is read last
+    plan, new = _plan(prompt, known, common)
+    if plan.late and prompt.question_start < common:
+        # Late chunks after the question are hardly used. A short question is read again after them.
+        again, read = _plan(prompt, known, prompt.question_start)
+        if read - new <= max(SHORT, new):
+            plan, new = again, read
+    too_long = prompt.fresh.size == prompt.size or plan.positions.size > _limit(prompt)
+    if too_long or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
+        return replace(fresh, compacted=plan.reused > fresh.reused)
+    return plan
+
+
+def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, int]:
+    """The extension of what stands before position `common`, and the number of tokens that the target reads for it."""
+    reused = known.positions[: _leading(known.positions < common)]
+    answer = _answer_end(prompt, known, reused.size, common)
+    standing = np.zeros(prompt.size, bool)
+    standing[reused] = True
+    wanted = np.zeros(prompt.size, bool)
+    wanted[prompt.fresh] = True
+
+    new = wanted.copy()
+    new[:common] = False
+    new[common:answer] = True
+    if (~prompt.protected[answer:]).sum() <= SHORT:
+        new[answer:] = True
+    late = _late(prompt, standing, wanted, common)
+
+    before = prompt.question_start if prompt.question and prompt.question_start >= common else answer
+    ordered = np.flatnonzero(new)
+    split = int(np.searchsorted(ordered, before))
+    parts = (reused, ordered[:split], np.flatnonzero(late), ordered[split:])
+    positions = np.concatenate(parts).astype(np.int32)
+    read = positions.size - _shared(positions, _held(prompt, known, common))
+    return Extended(positions, int(reused.size), int(late.sum())), read
+
+
+def _late(
+    prompt: Prompt, standing: npt.NDArray[np.bool_], wanted: npt.NDArray[np.bool_], common: int
+) -> npt.NDArray[np.bool_]:
+    """The tokens of the late chunks and of protected spans that do not stand yet, bool [M]; all before `common`."""
+    size = prompt.options.chunk_size if prompt.options.granularity == "chunk" else 1
+    old = np.arange(prompt.size) < common
+    late = prompt.protected & old & ~standing
+    starts = np.arange(0, prompt.size, size)
+    droppable = ~prompt.protected & old
+    chosen, missing, stands = (
+        np.logical_or.reduceat(droppable & mask, starts) for mask in (wanted, wanted & ~standing, standing)
+    )
+    if not missing.any():
+        return late
+    mean = np.add.reduceat(prompt.importance.astype(np.float64), starts) / np.diff(np.append(starts, prompt.size))
+    wanting = int(chosen.sum()) - int(stands.sum())
+    bound = max(math.ceil(LATE_SHARE * chosen.sum()), LATE_TOKENS // size, wanting)
+    candidates = np.flatnonzero(missing)
+    falling = candidates[np.argsort(-mean[candidates], kind="stable")][:bound]
+    added = np.zeros(starts.size, bool)
+    added[falling[mean[falling] >= np.median(mean[starts < common])]] = True
+    return late | (np.repeat(added, size)[: prompt.size] & old & ~standing)
+
+
+def _answer_end(prompt: Prompt, known: KnownPrefix, reused: int, common: int) -> int:
+    """Where the earlier answer ends, `common` if there is none.
+
+    A chat's prompt ends where the answer begins, so the droppable tokens after the record's prompt are the answer; the
+    template ends it. Raw text does not show where an answer ends.
+    """
+    if common != known.tokens or reused != known.positions.size:
+        return common
+    template = np.flatnonzero(prompt.spans[common:])
+    return common + int(template[0]) if template.size else common
+
+
+def _held(prompt: Prompt, known: KnownPrefix, common: int) -> Int32Array:
+    """The positions that the target's cache can hold for this prompt, in cache order: the record and the answer."""
+    reused = known.positions[: _leading(known.positions < common)]
+    end = _answer_end(prompt, known, reused.size, common)
+    return np.concatenate([reused, np.arange(common, end, dtype=np.int32)])
+
+
+def _limit(prompt: Prompt) -> float:
+    """The largest number of tokens of an extended prompt."""
+    share = prompt.options.max_keep
+    return GROWTH * prompt.fresh.size if share is None else share * prompt.size
+
+
+def _shared(a: Int32Array, b: Int32Array) -> int:
+    """The number of leading elements that `a` and `b` share."""
+    size = min(a.size, b.size)
+    return _leading(a[:size] == b[:size])
+
+
+def _leading(mask: npt.NDArray[np.bool_]) -> int:
+    """The number of leading true values."""
+    return int(mask.size if mask.all() else np.argmin(mask))
