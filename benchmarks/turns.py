@@ -34,6 +34,7 @@ MODES = {
     "dense": "a stock vLLM server with its prefix cache",
     "auto": "Skim decides for each turn whether it runs speculative",
     "speculative": "Skim runs every turn speculative",
+    "fresh": "as speculative, and every turn is selected anew (`reuse: off`)",
     "dense first": "Skim runs the first turn dense on request, and decides for the later ones",
 }
 """Each mode and what it is. `dense` is always measured."""
@@ -151,8 +152,12 @@ def prefill_options(settings: TurnsSettings, mode: str, turn: int) -> Any:
     """The body field `speculative_prefill` of a mode's turn."""
     if mode == "dense first" and turn == 0:
         return False
-    asked = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
-    return asked | ({"enabled": True} if mode == "speculative" else {})
+    asked: dict[str, Any] = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+    if mode in ("speculative", "fresh"):
+        asked["enabled"] = True
+    if mode == "fresh":
+        asked["reuse"] = "off"
+    return asked
 
 
 class _Client:
@@ -209,4 +214,4 @@ class _Client:
             return None
         async with self._session.get(f"{self._url}/v1/requests/{timed.request_id}/selection") as response:
             response.raise_for_status()
-            return int((await response.json()).get("cached_tokens", 0))
+            return int((await response.json())["cached_tokens"])

@@ -25,7 +25,8 @@ def explanation(
     kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
     what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in which
     the target reads them; None if that is the order of kept_spans.
-    timings: milliseconds by part, until the selection was back at the router.
+    cached_tokens: prompt tokens that the speculator found in its prefix cache. timings: milliseconds by part, until the
+    selection was back at the router.
     """
     kept: KeptPrompt = selection.kept
     reused = np.arange(kept.positions.size) < selection.reused_tokens
@@ -39,6 +40,7 @@ def explanation(
         "prompt_tokens": kept.context_length,
         "kept_tokens": int(kept.token_ids.size),
         "reused_tokens": selection.reused_tokens,
+        "cached_tokens": selection.cached_tokens,
         "keep_rate": kept.token_ids.size / kept.context_length,
         "coverage": selection.coverage,
         "kept_spans": spans(slice(None)),

@@ -269,10 +269,11 @@ async def test_the_explanation_adds_up():
 
 def test_the_explanation_of_segments_in_another_order():
     positions = np.r_[0:4, 8:12, 4:6, 14:16].astype(np.int32)
-    selection = Selection(KeptPrompt(positions, positions, 16), 1.0)
+    selection = Selection(KeptPrompt(positions, positions, 16), 1.0, cached_tokens=12)
     entry = explanation(selection, PrefillOptions(), np.empty((0, 2), np.int32), {})
     assert entry["kept_spans"] == [[0, 6], [8, 12], [14, 16]]
     assert entry["segments"] == [[0, 4], [8, 12], [4, 6], [14, 16]]
+    assert entry["cached_tokens"] == 12
 
 
 def test_the_log_holds_the_latest_selections():
