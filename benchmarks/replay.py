@@ -231,7 +231,7 @@ class _Client:
             prompt_tokens=int(ids.size),
             kept_tokens=int(timed.headers.get("x-skim-kept-tokens", ids.size)),
             target_cached=timed.cached_tokens,
-            reason=timed.headers.get("x-skim-reason", ""),
+            reason=timed.headers.get("x-skim-reason", "").partition(";")[0],
         )
 
     async def fill(self, system: str, kv_tokens: dict[str, int]) -> None:
@@ -239,7 +239,7 @@ class _Client:
         # A speculative prompt must be longer than `min_prompt_tokens`.
         wants: list[tuple[int, int, dict[str, Any]]] = [(kv_tokens["stock"], _FILL_TOKENS, {})]
         if system == "skim":
-            speculative = {"keep_rate": self._settings.keep_rate}
+            speculative = {"enabled": True, "keep_rate": self._settings.keep_rate}
             wants = [(kv_tokens["target"], _FILL_TOKENS, {"speculative_prefill": False})]
             wants.append((kv_tokens["speculator"], 2 * _FILL_TOKENS, {"speculative_prefill": speculative}))
         for tokens, length, options in wants:

@@ -243,6 +243,7 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
     }
     # Waiting is what is measured, so no request times out.
     router = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
+    router |= {"speculative_prefill": True}
     return DeploymentConfig.model_validate(
         {"served_model_name": _NAME, "decode": {"method": "none"}, "router": router, **pools}
     )

@@ -176,7 +176,10 @@ class _Asker:
             if kept[case] < len(ids):
                 parts["speculator"] = await self._engines["speculator"].forward_ms(ids)
             return Timing(turn, index, sum(parts.values()), kept[case], parts)
-        options = {} if turn.keep_rate is None else {"speculative_prefill": {"keep_rate": turn.keep_rate}}
+        options: dict[str, Any] = {}
+        if turn.column == "skim":
+            asked = {} if turn.keep_rate is None else {"keep_rate": turn.keep_rate}
+            options = {"speculative_prefill": {"enabled": True, **asked}}
         reply = await self._client.ask(self._urls[turn.column], MODEL, ids, ANSWER_TOKENS, options)
         if turn.column == "skim":
             kept[case] = int(reply.headers["x-skim-kept-tokens"])

@@ -167,7 +167,7 @@ class Endpoint:
     async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
         look_ahead = 0 if name == NO_LOOK_AHEAD else self._look_ahead
         # Without reuse, or one rate's selection would extend that of another rate.
-        options = {"keep_rate": rate, "look_ahead": look_ahead, "reuse": "off"}
+        options = {"enabled": True, "keep_rate": rate, "look_ahead": look_ahead, "reuse": "off"}
         assert self._model is not None
         raw = await self._client.chat.completions.with_raw_response.create(
             model=self._model,

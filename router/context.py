@@ -14,6 +14,7 @@ from typing import Any
 from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import DecodeOptions
+from router.cost import Estimate
 from router.options import InvalidOptionError, PrefillOptions
 from router.server_timing import TOTAL, write_server_timing
 
@@ -22,8 +23,9 @@ from router.server_timing import TOTAL, write_server_timing
 class Outcome:
     """How one prompt of a request ran. timings: milliseconds by part.
 
-    mode: dense or speculative; empty until decided. answer_tokens: counted only if the request is traced.
-    reused_tokens: as in Selection.
+    mode: dense or speculative; empty until decided. reason: in one word. answer_tokens: counted only if the request is
+    traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
+    time.
     """
 
     mode: str
@@ -35,6 +37,14 @@ class Outcome:
     timings: dict[str, float] = field(default_factory=dict)
     answer_tokens: int = 0
     reused_tokens: int = 0
+    estimate: Estimate | None = None
+
+    @property
+    def explained(self) -> str:
+        """The reason with both estimates in milliseconds, as parameters of an HTTP structured field (RFC 9651)."""
+        if self.estimate is None:
+            return self.reason
+        return f"{self.reason};dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
 
     @property
     def keep_rate(self) -> float:
@@ -110,7 +120,7 @@ class RequestContext:
             return []
         values = {
             "x-skim-mode": [o.mode for o in self.outcomes],
-            "x-skim-reason": [o.reason for o in self.outcomes],
+            "x-skim-reason": [o.explained for o in self.outcomes],
             "x-skim-prompt-tokens": [str(o.prompt_tokens) for o in self.outcomes],
             "x-skim-kept-tokens": [str(o.kept_tokens) for o in self.outcomes],
             "x-skim-reused-tokens": [str(o.reused_tokens) for o in self.outcomes],

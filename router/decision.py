@@ -23,7 +23,8 @@ class RequestTraits:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative."""
+    """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative. Where time
+    decides (`router.cost`), it is a word for that."""
 
     speculative: bool
     reason: str

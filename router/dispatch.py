@@ -27,9 +27,10 @@ from router.affinity import PrefixKeys
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
-from router.metrics import record_decision, record_first_token, record_migration
+from router.forecast import AnswerIds, Forecast, Forecaster
+from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
-from router.options import PrefillOptions, SpeculationOptions
+from router.options import AUTO, PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
@@ -62,6 +63,24 @@ class Prompt:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One prompt on its way. compressible_tokens: tokens outside all protected spans. affinity: as in SelectRequest.
+
+    started: when its mode is chosen, in seconds of `time.perf_counter`.
+    """
+
+    request_id: str
+    prompt: Prompt
+    context: RequestContext
+    outcome: Outcome
+    spans: PromptSpans
+    compressible_tokens: int
+    affinity: str
+    forecast: Forecast
+    started: float = field(default_factory=time.perf_counter)
+
+
 class Dispatcher:
     """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense.
 
@@ -84,6 +103,7 @@ class Dispatcher:
         self.meter = meter
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self.selections = SelectionLog()
+        self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
         self._ending: set[asyncio.Task[None]] = set()
@@ -92,13 +112,9 @@ class Dispatcher:
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools."""
-        outcome = context.begin(len(prompt.token_ids))
-        note_tokenized(context.span, outcome)
-        spans = prompt_spans(
-            len(prompt.token_ids), context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
-        )
-        affinity = self._keys.key(prompt.token_ids, spans.opening, prompt.cache_salt) if self._keys else ""
-        kept = await self._read(request_id, prompt, context, spans, affinity, outcome)
+        run = self._prepare(request_id, prompt, context)
+        outcome = run.outcome
+        kept = await self._read(run)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
         began, held = False, False  # held: a target replica has the request and will end its session
@@ -110,21 +126,18 @@ class Dispatcher:
             self.selections.note_migration(request_id, outcome.prompt_tokens, migration)
 
         with context.span.child(GENERATE, "client") as span:
-            tally = AnswerTally(span, prompt.sampling)
+            tally, answer = AnswerTally(span, prompt.sampling), AnswerIds(prompt.sampling)
             sent = time.perf_counter()
-            request = _request(request_id, prompt, kept, context, span, affinity)
             try:
-                stream = migrate(request, self.pools.generate, moved, enabled=self._migration)
+                stream = migrate(_request(run, kept, span), self.pools.generate, moved, enabled=self._migration)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         held = True
                         if not began:
                             began = True
-                            now = time.perf_counter()
-                            _time_prefill(outcome, output, 1e3 * (now - sent))
-                            record_first_token(self.meter, outcome, 1e3 * (now - context.arrived))
-                            context.answering = True
+                            self._begin(run, kept, output, sent)
                         tally.add(output)
+                        answer.add(output)
                         yield output
             except (ReplicaLostError, GivenUpError):
                 held = False
@@ -133,9 +146,32 @@ class Dispatcher:
             finally:
                 outcome.answer_tokens = tally.tokens
                 note_prompt(span, request_id, outcome, tally)
+                self.forecaster.ended(run.forecast, kept, answer.token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
                     self._end(kept.session)
+
+    def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext) -> Run:
+        outcome = context.begin(len(prompt.token_ids))
+        note_tokenized(context.span, outcome)
+        ids = np.asarray(prompt.token_ids, np.int32)
+        spans = prompt_spans(
+            ids.size, context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
+        )
+        affinity = self._keys.key(ids, spans.opening, prompt.cache_salt) if self._keys else ""
+        protected = int((spans.protected[:, 1] - spans.protected[:, 0]).sum())
+        forecast = self.forecaster.look(ids, prompt.cache_salt, context.options, protected)
+        return Run(request_id, prompt, context, outcome, spans, ids.size - protected, affinity, forecast)
+
+    def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float) -> None:
+        """Record the first output. sent: when the target got the request."""
+        now = time.perf_counter()
+        _time_prefill(run.outcome, output, 1e3 * (now - sent))
+        record_first_token(self.meter, run.outcome, 1e3 * (now - run.context.arrived))
+        queue, prefill = output.timings.get("queue", 0.0), run.outcome.timings["prefill"]
+        self.forecaster.began(run.forecast, kept, output.cached_tokens, prefill, queue)
+        record_forecast(self.meter, run.outcome, 1e3 * (sent - run.started) + queue + prefill)
+        run.context.answering = True
 
     def _end(self, session: SessionHandle) -> None:
         """End the session in the background, so that the client does not wait.
@@ -146,57 +182,44 @@ class Dispatcher:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _read(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        context: RequestContext,
-        spans: PromptSpans,
-        affinity: str,
-        outcome: Outcome,
-    ) -> KeptPrompt:
+    async def _read(self, run: Run) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
-        options = context.options
+        prompt, context, outcome, options = run.prompt, run.context, run.outcome, run.context.options
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
             prompt_logprobs=prompt.prompt_logprobs,
             echo=context.echo,
             beam_search=context.beam_search,
             multimodal=prompt.multimodal,
-            compressible_tokens=len(prompt.token_ids) - int((spans.protected[:, 1] - spans.protected[:, 0]).sum()),
+            compressible_tokens=run.compressible_tokens,
         )
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
         decision = decide(traits, options)
+        if decision.speculative and options.enabled == AUTO:
+            decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
         outcome.reason = decision.reason
         if decision.speculative:
             check_speculator_length(traits.prompt_tokens, options.tokens_ahead, self.pools.speculator, _OR_DENSE)
-            if selection := await self._select(request_id, prompt, context, spans, affinity, outcome):
-                self.selections.add(request_id, explanation(selection, options, spans.protected, outcome.timings))
+            if selection := await self._select(run):
+                entry = explanation(selection, options, run.spans.protected, outcome.timings)
+                self.selections.add(run.request_id, entry)
                 return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 
-    async def _select(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        context: RequestContext,
-        spans: PromptSpans,
-        affinity: str,
-        outcome: Outcome,
-    ) -> Selection | None:
+    async def _select(self, run: Run) -> Selection | None:
         """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""
-        ids = np.asarray(prompt.token_ids, np.int32)
+        prompt, context, outcome, request_id = run.prompt, run.context, run.outcome, run.request_id
         session = context.decode if context.decode.method == "remote" else None
         request = SelectRequest(
             request_id,
-            ids,
+            run.forecast.ids,
             context.options.selection,
-            spans.protected,
+            run.spans.protected,
             cache_salt=prompt.cache_salt,
             decode=session,
-            question=spans.question,
-            affinity=affinity,
+            question=run.spans.question,
+            affinity=run.affinity,
         )
         sent = time.perf_counter()
         try:
@@ -219,22 +242,22 @@ class Dispatcher:
         outcome.coverage, outcome.reused_tokens = selection.coverage, selection.reused_tokens
         outcome.timings |= dict(selection.timings)
         outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
+        self.forecaster.selected(run.forecast, selection, context.options)
         return selection
 
 
-def _request(
-    request_id: str, prompt: Prompt, kept: KeptPrompt, context: RequestContext, span: Span, affinity: str
-) -> GenerateRequest:
+def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:
+    prompt = run.prompt
     return GenerateRequest(
-        request_id,
+        run.request_id,
         kept,
         prompt.sampling,
         prompt.priority,
         prompt.cache_salt,
         prompt.engine_args,
-        context.decode,
+        run.context.decode,
         trace=span.headers,
-        affinity=affinity,
+        affinity=run.affinity,
     )
 
 

@@ -16,6 +16,13 @@ def record_decision(meter: Meter, outcome: Outcome) -> None:
         meter.record("skim_router_coverage", outcome.coverage)
 
 
+def record_forecast(meter: Meter, outcome: Outcome, ms: float) -> None:
+    """Record how right the forecast was that chose the mode. ms: from the choice until the first token."""
+    if outcome.estimate is not None:
+        ratio = outcome.estimate.of(outcome.mode) / max(ms, 1e-3)
+        meter.record("skim_router_forecast_ratio", ratio, mode=outcome.mode)
+
+
 def record_first_token(meter: Meter, outcome: Outcome, total_ms: float) -> None:
     """Record the times of a prompt. total_ms: from the request's arrival until the target's first output."""
     for part, ms in {**outcome.timings, TOTAL: total_ms}.items():

@@ -1,7 +1,7 @@
 """The request options `speculative_prefill` and `speculative_decode`, in the JSON body or in a header.
 
-    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `true` or `false`
-    x-speculative-prefill: keep=0.3; look-ahead=8                     header; also `on` or `off`
+    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `true`, `false` or `"auto"`
+    x-speculative-prefill: keep=0.3; look-ahead=8                     header; also `on`, `off` or `auto`
 
 Missing fields have the deployment's defaults. A field in the body overrides the same field in the header.
 """
@@ -9,10 +9,10 @@ Missing fields have the deployment's defaults. A field in the body overrides the
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from kv_transfer.errors import InvalidRequestError
@@ -20,6 +20,8 @@ from kv_transfer.messages import DecodeOptions, SelectionOptions
 from kv_transfer.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
+
+AUTO = "auto"
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
 
@@ -32,10 +34,19 @@ class InvalidOptionError(InvalidRequestError):
         self.param = param
 
 
+def _wish(value: Any) -> Any:
+    # An error of pydantic's own union would name the members of the union, not the field alone.
+    if value is True or value is False or value == AUTO:
+        return value
+    raise ValueError("must be auto, true or false")
+
+
 class PrefillOptions(SelectionOptions):
     """The options of a request for its prefill."""
 
-    enabled: bool = Field(True, description="false runs the prompt dense")
+    enabled: Annotated[bool | Literal["auto"], PlainValidator(_wish)] = Field(
+        "auto", description="true: speculative; false: dense; auto: the sooner first token by estimate"
+    )
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
@@ -66,12 +77,14 @@ Options = TypeVar("Options", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Option(Generic[Options]):
-    """One request option. name: its field in the body. aliases: short names for the header."""
+    """One request option. name: its field in the body. aliases: short names for the header. words: what may stand for
+    the field `enabled` besides true and false."""
 
     name: str
     model: type[Options]
     example: str
     aliases: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
     @property
     def header(self) -> str:
@@ -96,17 +109,20 @@ class Option(Generic[Options]):
             raise self._readable(error) from None
 
     def _body_fields(self, body: Any) -> dict[str, Any]:
-        if isinstance(body, bool):
+        if isinstance(body, bool) or body in self.words:
             return {"enabled": body}
         if isinstance(body, Mapping):
             return dict(body)
-        raise InvalidOptionError(f"{self.name} must be an object, true or false, not {_shown(body)}", self.name)
+        *allowed, last = ("an object", *self.words, "true", "false")
+        raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {_shown(body)}", self.name)
 
     def _header_fields(self, header: str) -> dict[str, Any]:
         """The fields of `keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
         text = header.strip().lower()
         if text in ("on", "true", "off", "false"):
             return {"enabled": text in ("on", "true")}
+        if text in self.words:
+            return {"enabled": text}
         fields: dict[str, Any] = {}
         for part in filter(None, (p.strip() for p in header.split(";"))):
             name, equals, value = (p.strip() for p in part.partition("="))
@@ -127,7 +143,7 @@ class Option(Generic[Options]):
         return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first.given)}", param)
 
 
-PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"})
+PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO,))
 DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; draft-ahead=off")
 
 
@@ -171,7 +187,13 @@ def describe_range(model: type[BaseModel], name: str) -> str:
 
 def _kind(field: FieldInfo) -> str:
     annotation = field.annotation
-    simple = {bool: "true or false", int: "an integer", float: "a number", float | None: "null or a number"}
+    simple = {
+        bool | Literal["auto"]: "auto, true or false",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        float | None: "null or a number",
+    }
     for kind, words in simple.items():
         if annotation == kind:
             return words

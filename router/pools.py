@@ -210,7 +210,10 @@ def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | 
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:
-    """The decode half's first output with the engine times of both legs; the rest of the wait is transfer time."""
+    """The decode half's first output with the engine times of both legs; the rest of the wait is transfer time.
+
+    The cached tokens are those of the prefill half: the decode half got the others from it.
+    """
     timings = dict(prefill.timings)
     timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
-    return replace(output, timings=timings)
+    return replace(output, timings=timings, cached_tokens=prefill.cached_tokens)

@@ -40,6 +40,13 @@ _ALL = (
     Metric("skim_router_keep_rate", "histogram", "kept share of the tokens of each speculative prompt", (), _SHARES),
     Metric("skim_router_coverage", "histogram", "kept share of the importance of each speculative prompt", (), _SHARES),
     Metric(
+        "skim_router_forecast_ratio",
+        "histogram",
+        "estimated time to first token, divided by the real one, where the estimate chose the mode",
+        ("mode",),
+        (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),
+    ),
+    Metric(
         "skim_router_affinity_total",
         "counter",
         "calls that prefer the replicas of a prefix, by pool: home (the first choice took it) or spilled (another)",

@@ -45,6 +45,9 @@ class RouterConfig(BaseModel):
     drain_timeout_s: float = Field(
         60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
     )
+    speculative_prefill: bool | Literal["auto"] = Field(
+        "auto", description="default of the request option `enabled`: auto, true or false"
+    )
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     select_timeout_s: float = Field(
         60.0,

@@ -96,7 +96,11 @@ def build_app(config: DeploymentConfig) -> Application:
         **prefill,
         model=config.target.model,
         served_model_name=config.served_model_name,
-        options={**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens},
+        options={
+            **config.selection.model_dump(),
+            "enabled": config.router.speculative_prefill,
+            "min_prompt_tokens": config.router.min_prompt_tokens,
+        },
         decode=config.decode.model_dump(),
         select_timeout_s=config.router.select_timeout_s,
         admission_timeout_s=config.router.admission_timeout_s,

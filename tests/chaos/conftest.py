@@ -32,7 +32,12 @@ SETTINGS: dict[str, Any] = {
         "engine_options": {"prefill_ms": 1500.0, "decode_ms": 200.0},
         "replicas": 2,
     },
-    "router": {"min_prompt_tokens": 1024, "admission_timeout_s": 2.0, "select_timeout_s": 2.5},
+    "router": {
+        "speculative_prefill": True,
+        "min_prompt_tokens": 1024,
+        "admission_timeout_s": 2.0,
+        "select_timeout_s": 2.5,
+    },
 }
 
 

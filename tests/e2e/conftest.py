@@ -66,6 +66,7 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for pool in ("speculator", "target"):
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
         settings[pool]["engine_options"]["dtype"] = "float32"
+    settings["router"]["speculative_prefill"] = True
     config = folder / "demo.yaml"
     config.write_text(yaml.safe_dump(settings))
     served = skim_serve(config, folder)

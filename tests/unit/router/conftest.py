@@ -91,7 +91,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     from router.deployment import add_selection_route
     from router.openai_app import build_openai_app
 
-    defaults = PrefillOptions(min_prompt_tokens=MIN_PROMPT_TOKENS)
+    defaults = PrefillOptions(enabled=True, min_prompt_tokens=MIN_PROMPT_TOKENS)
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
     switch, vllm_args = SwitchedTracer(), {"dtype": "float32"}
     folder = str(MODELS / "target")

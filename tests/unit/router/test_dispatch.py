@@ -29,7 +29,7 @@ def prompt(ids=IDS, **fields):
 async def run(pools, one_prompt, timeout_s=60.0, **options):
     """The outputs, the outcome, the dispatcher and the context of one prompt."""
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
-    context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
+    context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
     return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
 
@@ -403,3 +403,32 @@ async def test_without_migration_a_lost_replica_ends_the_answer():
         _ = [output async for output in dispatcher.run("r", long_prompt(), context)]
     assert len(pools.generates) == 1
     assert counted(dispatcher, "skim_router_given_up_total") == 1
+
+
+async def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
+    """The explicit wishes before and after are obeyed, whatever the estimates are."""
+    pools = LocalPools(
+        speculator={"ms_per_token": 0.01, "cache_tokens": 100_000},
+        target={"prefill_ms_per_token": 0.05, "cache_tokens": 100_000, "max_model_len": 8192},
+    )
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+
+    async def ask(ids, **options):
+        context = RequestContext(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions())
+        async for _ in dispatcher.run("r", prompt(ids), context):
+            pass
+        [outcome] = context.outcomes
+        return outcome.mode, outcome.reason, dict(context.headers())["x-skim-reason"], outcome.estimate
+
+    documents = np.random.default_rng(1).integers(3, 900, (9, 3000)).tolist()
+    for document, size in zip(documents[:4], (3000, 500, 1500, 1000), strict=True):
+        assert (await ask(document[:size]))[0] == "speculative"
+    mode, reason, told, estimate = await ask(documents[4])
+    assert (mode, reason) == ("speculative", "sooner")
+    assert told == f"sooner;dense={estimate.dense:.0f};speculative={estimate.speculative:.0f}"
+    assert (await ask(documents[5], enabled=False))[:3] == ("dense", "disabled", "disabled")
+    assert (await ask([*documents[5], 8, 9, 10]))[:2] == ("dense", "cached")
+    assert (await ask([*documents[5], 8, 9, 10], enabled=True))[:3] == ("speculative", "requested", "requested")
+    assert (await ask([*documents[5], *documents[6]]))[:2] == ("speculative", "sooner")
+    ratios = dispatcher.meter.recorded["skim_router_forecast_ratio"]
+    assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]

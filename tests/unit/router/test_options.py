@@ -53,10 +53,21 @@ def test_the_body_wins_over_the_header_field_by_field():
         ("off", {"keep_rate": 0.5}, False),
         ("off", {"enabled": True}, True),
         ("enabled=false", None, False),
+        ("auto", None, "auto"),
+        ("enabled=auto", None, "auto"),
+        ("off", "auto", "auto"),
+        ("on", {"enabled": "auto"}, "auto"),
+        (None, None, "auto"),
     ],
 )
 def test_switching_on_and_off(header, body, enabled):
-    assert PREFILL.resolve(DEFAULTS, header, body).enabled is enabled
+    assert PREFILL.resolve(DEFAULTS, header, body).enabled == enabled
+
+
+def test_drafting_is_on_or_off():
+    for header, body in (("auto", None), (None, "auto"), (None, {"enabled": "auto"})):
+        with pytest.raises(InvalidOptionError):
+            DECODE.resolve(SpeculationOptions(), header, body)
 
 
 def test_true_in_the_request_overrides_a_deployment_that_is_off():
@@ -77,8 +88,8 @@ def test_spans_in_the_header_are_json():
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("enabled", 1, "true or false"),
-        ("enabled", "on", "true or false"),
+        ("enabled", 1, "auto, true or false"),
+        ("enabled", "on", "auto, true or false"),
         ("keep_rate", 0, "a number > 0 and <= 1"),
         ("keep_rate", 1.01, "a number > 0 and <= 1"),
         ("keep_rate", "0.3", "a number > 0 and <= 1"),
@@ -139,7 +150,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(name):
 @pytest.mark.parametrize("body", ["on", 1, 0, [], [True], 0.3, ""])
 def test_a_body_of_another_type_is_refused(body):
     error = refusal(body=body)
-    assert str(error) == f"speculative_prefill must be an object, true or false, not {json.dumps(body)}"
+    assert str(error) == f"speculative_prefill must be an object, auto, true or false, not {json.dumps(body)}"
     assert error.param == "speculative_prefill"
 
 

@@ -1,0 +1,133 @@
+"""How long a prompt would wait for its first token, dense or speculative, and which is sooner. Pure.
+
+    dense       = queue(target) + time(target, M - cached)
+    speculative = queue(speculator) + time(speculator, M - read) + queue(target) + time(target, kept - cached)
+
+M is the prompt's length; `read`, `kept` and `cached` are tokens. The time of a pool for some computed tokens is a line
+through its latest measurements: a fixed part and a part per token.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from router.decision import Decision
+
+Mode = Literal["dense", "speculative"]
+
+DECAY = 0.85
+"""Weight of a measurement after the next one: about the latest seven count."""
+SURPRISE = 3.0
+"""A measurement so many times longer than its estimate counts as this many times; one so much shorter replaces all."""
+QUEUE_DECAY_S = 10.0
+"""A measured wait in the queue says little after this time."""
+MARGIN = 0.1
+"""A prompt changes the form of its earlier turn only for a gain of this share."""
+ENOUGH = 3
+"""Measurements before an estimate counts: the first requests of an engine can be slow."""
+STALE_S = 60.0
+"""A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
+
+
+class PoolTime:
+    """Running estimates of one pool. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._queue_ms = 0.0
+        self._count = 0
+        self.measured_at = -math.inf
+
+    def measure(self, tokens: int, ms: float, queue_ms: float) -> None:
+        """One request: `tokens` computed tokens took `ms` milliseconds after `queue_ms` in the pool's queue."""
+        self._queue_ms, self.measured_at = queue_ms, self._clock()
+        self._count += 1
+        expected = self._line(tokens)
+        if expected is not None and SURPRISE * ms < expected:
+            self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        elif expected is not None:
+            ms = min(ms, SURPRISE * expected)
+        self._weight = DECAY * self._weight + 1
+        self._x, self._y = DECAY * self._x + tokens, DECAY * self._y + ms
+        self._xx, self._xy = DECAY * self._xx + tokens * tokens, DECAY * self._xy + tokens * ms
+
+    def estimate(self, tokens: int) -> float | None:
+        """Milliseconds for `tokens` computed tokens, without the queue; None before ENOUGH measurements."""
+        return self._line(tokens) if self._count >= ENOUGH else None
+
+    def _line(self, tokens: int) -> float | None:
+        if not self._weight:
+            return None
+        x, y = self._x / self._weight, self._y / self._weight
+        # Measurements of nearly one size do not show the fixed part: the line then goes through the origin.
+        through_origin, doubt = y / max(x, 1.0), (0.1 * x) ** 2 + 1
+        variance, covariance = self._xx / self._weight - x * x, self._xy / self._weight - x * y
+        slope = (covariance + doubt * through_origin) / (variance + doubt)
+        slope = min(max(slope, 0.0), through_origin)
+        return y + slope * (tokens - x)
+
+    @property
+    def queue_ms(self) -> float:
+        """The expected wait in the queue."""
+        return self._queue_ms * math.exp(-(self._clock() - self.measured_at) / QUEUE_DECAY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What each pool would compute: the target of the whole prompt, the speculator, the target of the kept prompt.
+
+    cold: what the target would compute of the whole prompt with an empty cache.
+    """
+
+    dense: int
+    cold: int
+    read: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
+    seconds."""
+
+    dense: float
+    speculative: float
+    cold: float
+    age_s: float = 0.0
+
+    def of(self, mode: str) -> float:
+        return self.speculative if mode == "speculative" else self.dense
+
+
+def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float) -> Estimate | None:
+    """None before both pools have been measured often enough."""
+    read, kept = speculator.estimate(tokens.read), target.estimate(tokens.kept)
+    dense, cold = target.estimate(tokens.dense), target.estimate(tokens.cold)
+    if read is None or kept is None or dense is None or cold is None:
+        return None
+    waits = target.queue_ms
+    return Estimate(
+        dense=waits + dense,
+        speculative=speculator.queue_ms + read + waits + kept,
+        cold=waits + cold,
+        age_s=now - speculator.measured_at,
+    )
+
+
+def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
+    """Whether the first token is sooner speculative; dense at a tie.
+
+    before: how the earlier turn of this prompt ran, if there was one: the other mode must be sooner by MARGIN.
+    Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `probe`.
+    """
+    if estimate is None:
+        return Decision(True, "unmeasured")
+    dense = estimate.dense * (1 - MARGIN if before == "dense" else 1)
+    speculative = estimate.speculative * (1 - MARGIN if before == "speculative" else 1)
+    if speculative < dense:
+        return Decision(True, "sooner")
+    if estimate.age_s * estimate.dense > STALE_S * estimate.speculative:
+        return Decision(True, "probe")
+    return Decision(False, "cached" if estimate.speculative < estimate.cold else "sooner")

@@ -1,0 +1,142 @@
+"""What this router knows of the pools' caches and speeds: it forecasts a prompt's time to first token in both modes.
+
+Every prompt teaches it, however its mode was chosen. All of it is this router's own knowledge: routers exchange
+nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.observability.pool_spans import DELTA
+from kv_transfer.messages import GenerateOutput, Int32Array, KeptPrompt, Selection
+from kv_transfer.prefix_hash import block_hashes
+from router.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
+from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
+from router.decision import Decision
+from router.options import PrefillOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is known of a prompt before it runs.
+
+    dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
+    kept. estimate: None before both pools have been measured often enough.
+    """
+
+    ids: Int32Array
+    salt: str | None
+    hashes: Sequence[bytes]
+    dense: Found
+    read: Found
+    kept: Found
+    estimate: Estimate | None
+
+    def choose(self) -> Decision:
+        """Whether the prompt's first token is sooner speculative, and why (`router.cost.sooner`)."""
+        before: Mode | None = None
+        if self.dense.tokens != self.kept.tokens:
+            before = "dense" if self.dense.tokens > self.kept.tokens else "speculative"
+        return sooner(self.estimate, before)
+
+
+class Forecaster:
+    """One router's knowledge. clock: seconds; the event loop's by default, which benchmarks can run in virtual time."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
+        self._clock = clock
+        self.speculator, self.target = PoolTime(clock), PoolTime(clock)
+        self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
+        self._coverage_share: float | None = None
+
+    def look(self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int) -> Forecast:
+        """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped."""
+        hashes = block_hashes(ids, BLOCK_TOKENS, salt)
+        dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)
+        share = self._kept_share(options)
+        fresh = min(ids.size, protected_tokens + share * ids.size)
+        tokens = Tokens(
+            dense=_rest(ids.size, dense.tokens),
+            cold=int(ids.size),
+            read=_rest(ids.size, read.tokens),
+            # What extends an earlier kept prompt is at least its share of the new tokens.
+            kept=max(1, round(max(fresh - kept.kept, share * (ids.size - kept.tokens)))),
+        )
+        found = estimate(tokens, self.speculator, self.target, self._clock())
+        return Forecast(ids, salt, hashes, dense, read, kept, found)
+
+    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
+        """Learn from a selection."""
+        queue = selection.timings.get("queue", 0.0)
+        computed = _rest(forecast.ids.size, selection.cached_tokens)
+        self.speculator.measure(computed, sum(selection.timings.values()) - queue, queue)
+        self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
+        self.read.wrote(computed)
+        self.read.add(forecast.hashes, [0] * len(forecast.hashes))
+        if options.coverage is not None:
+            self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
+
+    def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
+        """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
+        computed = _rest(prompt.token_ids.size, cached)
+        self.target.measure(computed, ms, queue_ms)
+        for ledger in (self.dense, self.kept):
+            ledger.wrote(computed)
+        if prompt.is_dense:
+            self.dense.correct(forecast.dense, forecast.dense.tokens, cached)
+        else:
+            self.kept.correct(forecast.kept, forecast.kept.kept, cached)
+        self._add(forecast.hashes, prompt)
+
+    def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
+        """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
+        if not answer.size:
+            return
+        for ledger in (self.dense, self.kept):
+            ledger.wrote(int(answer.size))
+        hashes = block_hashes(np.concatenate([forecast.ids, answer]), BLOCK_TOKENS, forecast.salt)
+        self._add(hashes, prompt)
+        if prompt.session is not None:
+            self.read.add(hashes, [0] * len(hashes))
+
+    def _add(self, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
+        if prompt.is_dense:
+            self.dense.add(hashes, [0] * len(hashes))
+            return
+        ends = BLOCK_TOKENS * np.arange(1, len(hashes) + 1)
+        in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
+        self.kept.add(hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+
+    def _kept_share(self, options: PrefillOptions) -> float:
+        """The share of the tokens that a selection with these options keeps. Coverage: as the last one did."""
+        if options.coverage is None:
+            return options.keep_rate
+        return self._coverage_share if self._coverage_share is not None else options.coverage
+
+
+class AnswerIds:
+    """Collects the token ids of the first answer. sampling: as in GenerateRequest."""
+
+    def __init__(self, sampling: Mapping[str, Any]) -> None:
+        self._delta = sampling.get("output_kind", DELTA) == DELTA
+        self._parts: list[Int32Array] = []
+
+    def add(self, output: GenerateOutput) -> None:
+        for completion in output.completions:
+            if completion.index == 0:
+                if not self._delta:
+                    self._parts.clear()
+                self._parts.append(completion.token_ids)
+
+    @property
+    def token_ids(self) -> Int32Array:
+        return np.concatenate(self._parts) if self._parts else np.empty(0, np.int32)
+
+
+def _rest(tokens: int, cached: int) -> int:
+    """Tokens to compute; an engine computes at least the last one."""
+    return max(1, int(tokens) - cached)

@@ -1,0 +1,232 @@
+"""Forecasts over simulated pools: conversations and documents, with caches, speeds and a clock of the test."""
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import Completion, GenerateOutput, KeptPrompt, Selection, SessionHandle
+from kv_transfer.prefix_hash import block_hashes
+from router.cache_ledger import CacheLedger, Found
+from router.forecast import AnswerIds, Forecaster
+from router.options import PrefillOptions
+
+OPTIONS = PrefillOptions(keep_rate=0.2)
+BLOCK = 16
+
+
+@dataclass
+class Pool:
+    """An engine with a prefix cache: fixed + per_token * computed tokens, in milliseconds."""
+
+    fixed: float
+    per_token: float
+    noise: float = 0.0
+    cache: set = field(default_factory=set)
+    draw: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def cached(self, ids):
+        hashes = block_hashes(ids, BLOCK)
+        return BLOCK * next((i for i, block in enumerate(hashes) if block not in self.cache), len(hashes))
+
+    def time(self, ids):
+        return self.fixed + self.per_token * max(1, len(ids) - self.cached(ids))
+
+    def run(self, ids, answer=()):
+        cached, ms = self.cached(ids), self.time(ids) * (1 + self.noise * self.draw.uniform(-1, 1))
+        self.cache |= {*block_hashes([*ids, *answer], BLOCK)}
+        return cached, ms
+
+
+class World:
+    """Both pools and one router. run(): one prompt by the router's choice; `regrets` collects what it cost."""
+
+    def __init__(self, forecaster=None, noise=0.0, target_per_token=1.0):
+        self.now = 0.0
+        self.speculator = Pool(20, 0.1, noise)
+        self.target = Pool(40, target_per_token, noise)
+        self.forecaster = forecaster or Forecaster(lambda: self.now)
+        self.modes, self.regrets, self.errors = [], [], []
+
+    def kept(self, ids):
+        """Every fifth chunk and the last 64 tokens, as a selection that knows no earlier one."""
+        positions = [i for i in range(len(ids)) if i // 32 % 5 == 0 or i >= len(ids) - 64]
+        return KeptPrompt(
+            np.array([ids[i] for i in positions], np.int32),
+            np.array(positions, np.int32),
+            len(ids),
+            session=SessionHandle("here:1", "s"),
+        )
+
+    def run(self, ids, answer, mode=None):
+        """The mode of the prompt. mode: the client's wish."""
+        ids = np.array(ids, np.int32)
+        forecast = self.forecaster.look(ids, None, OPTIONS, 65)
+        # Positions are part of a block's key in the target: kept prompts share nothing with dense ones here.
+        kept, marked = self.kept(ids), [-1, *self.kept(ids).token_ids.tolist()]
+        truth = {"dense": self.target.time(ids), "speculative": self.speculator.time(ids) + self.target.time(marked)}
+        decision = forecast.choose()
+        mode = mode or ("speculative" if decision.speculative else "dense")
+        if mode == "speculative":
+            cached, ms = self.speculator.run(ids, answer)
+            selection = Selection(kept, 0.9, timings={"speculate": ms}, cached_tokens=cached)
+            self.forecaster.selected(forecast, selection, OPTIONS)
+            prompt, (cached, ms) = kept, self.target.run(marked, answer)
+        else:
+            prompt, (cached, ms) = KeptPrompt.dense(ids), self.target.run(ids, answer)
+        self.forecaster.began(forecast, prompt, cached, ms, 0.0)
+        self.forecaster.ended(forecast, prompt, np.array(answer, np.int32))
+        self.now += 5.0
+        self.modes.append(mode)
+        self.regrets.append(truth[mode] / min(truth.values()))
+        if forecast.estimate is not None:
+            self.errors.append(max(forecast.estimate.of(m) / truth[m] for m in truth))
+        return decision.reason, mode
+
+    def learn(self):
+        """Measure both pools with prompts of several sizes."""
+        for i, size in enumerate((300, 4000, 900, 12_000)):
+            self.run(text(f"first {i}", size), [], "speculative")
+
+
+def text(name, tokens):
+    return random.Random(name).choices(range(150_000), k=tokens)
+
+
+def test_a_fresh_deployment_is_speculative():
+    world = World()
+    for i in range(3):
+        assert world.run(text(f"{i}", 5000), []) == ("unmeasured", "speculative")
+    assert world.run(text("later", 5000), []) == ("sooner", "speculative")
+
+
+def test_a_conversation_that_began_dense_stays_on_its_cache_and_a_pasted_document_does_not():
+    world = World()
+    world.learn()
+    history = text("conversation", 3000)
+    world.run(history, [], "dense")
+    for turn in range(5):
+        question, answer = text(f"q{turn}", 60), text(f"a{turn}", 200)
+        assert world.run([*history, *question], answer) == ("cached", "dense")
+        history += question + answer
+    assert world.run([*history, *text("pasted", 15_000)], [])[1] == "speculative"
+    # Negative control: a router that has seen none of it.
+    stranger = World()
+    stranger.learn()
+    assert stranger.run(history, [])[1] == "speculative"
+
+
+def test_a_fast_target_is_left_alone():
+    world = World(target_per_token=0.05)
+    world.learn()
+    assert world.run(text("a", 5000), []) == ("sooner", "dense")
+
+
+def traffic(world, requests, seed):
+    """Conversations of several turns with new documents. Half of them began dense, as short ones do."""
+    choose = random.Random(seed)
+    histories = {i: text(f"start {i}", choose.randrange(1100, 6000)) for i in range(8)}
+    for step in range(requests):
+        i = choose.randrange(8)
+        if choose.random() < 0.1:
+            histories[i] = text(f"{seed} new {step}", choose.randrange(1100, 20_000))
+            if choose.random() < 0.5:
+                world.run(histories[i], [], "dense")
+                world.regrets.pop()
+        new = 8000 if choose.random() < 0.1 else choose.randrange(20, 300)
+        prompt = histories[i] + text(f"{seed} {step}", new)
+        answer = text(f"{seed} answer {step}", choose.randrange(10, 400))
+        world.run(prompt, answer)
+        histories[i] = prompt + answer if len(prompt) < 40_000 else text(f"{seed} again {step}", 2000)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_the_choice_is_hardly_slower_than_the_better_mode(noise):
+    world = World(noise=noise)
+    world.learn()
+    world.regrets.clear()
+    traffic(world, 300, 3)
+    regrets = np.array(world.regrets)
+    assert {"dense", "speculative"} == set(world.modes)
+    assert np.quantile(regrets, 0.9) <= 1.0 + 0.12 + 2 * noise
+    assert regrets.mean() <= 1.0 + 0.05 + noise
+
+
+def test_without_its_ledgers_the_choice_is_much_slower(monkeypatch):
+    """The negative control of the test above."""
+    means = []
+    for blind in (False, True):
+        world = World()
+        world.learn()
+        for i in range(8):
+            world.run(text(f"start {i}", 4000), [], "dense")
+        if blind:
+            monkeypatch.setattr(CacheLedger, "find", lambda self, hashes: Found())
+        world.regrets.clear()
+        for turn in range(5):
+            for i in range(8):
+                world.run(text(f"start {i}", 4000) + text(f"{turn}", 100), [])
+        means.append(np.mean(world.regrets))
+    assert means[0] < 1.05
+    assert means[1] > 2 * means[0]
+
+
+def test_a_conversation_does_not_flap_between_modes_of_equal_time():
+    """The target's speed makes both modes of a turn nearly equal; measurements are noisy."""
+    world = World(noise=0.15, target_per_token=0.13)
+    world.learn()
+    history, modes = text("conversation", 6000), []
+    for turn in range(40):
+        answer = text(f"a{turn}", 100)
+        modes.append(world.run(history, answer)[1])
+        history = history + answer + text(f"q{turn}", 100)
+    assert sum(a != b for a, b in pairwise(modes)) <= 2
+
+
+def test_a_speculator_that_had_one_bad_time_is_tried_again():
+    world = World()
+    world.learn()
+    world.speculator.per_token = 30.0
+    for i in range(20):
+        world.run(text(f"slow {i}", 4000), [], "speculative")
+    assert world.run(text("meanwhile", 4000), []) == ("sooner", "dense")
+    world.speculator.per_token = 0.5
+    reasons = []
+    for i in range(30):
+        world.now += 600
+        reasons.append(world.run(text(f"later {i}", 4000), [])[0])
+    assert "probe" in reasons
+    assert world.modes[-1] == "speculative"
+
+
+def test_what_a_record_reuses_makes_a_turn_speculative():
+    """The target computes only what extends the kept prompt of the earlier turn, if the pools reuse it."""
+    forecaster, ids = Forecaster(lambda: 0.0), np.array(text("a", 12_800), np.int32)
+    kept = World().kept(ids)
+    for size in (200, 3000, 900):
+        forecaster.speculator.measure(size, 0.1 * size, 0.0)
+        forecaster.target.measure(size, 1.0 * size, 0.0)
+    first = forecaster.look(ids, None, OPTIONS, 65)
+    forecaster.selected(first, Selection(kept, 0.9, timings={"speculate": 1280.0}), OPTIONS)
+    forecaster.began(first, kept, 0, 2600, 0.0)
+    forecaster.ended(first, kept, np.array(text("answer", 256), np.int32))
+    turn = np.array([*ids, *text("answer", 256), *text("q", 100)], np.int32)
+    again = forecaster.look(turn, None, OPTIONS, 65)
+    assert again.read.tokens == again.kept.tokens == 13_056
+    assert again.kept.kept == kept.token_ids.size + 256
+    assert again.estimate.speculative < 0.2 * first.estimate.speculative
+    assert forecaster.look(turn, "another tenant", OPTIONS, 65).kept == Found()
+
+
+def test_an_answers_ids_are_collected_whatever_the_stream_is():
+    def outputs(*parts):
+        return [GenerateOutput([Completion(0, "", np.array(p, np.int32)), Completion(1, "", p)], False) for p in parts]
+
+    for kind, sent in [(1, ([1], [2, 3])), (0, ([1], [1, 2, 3])), (2, ([1, 2, 3],))]:
+        answer = AnswerIds({"output_kind": kind})
+        assert answer.token_ids.size == 0
+        for output in outputs(*sent):
+            answer.add(output)
+        assert answer.token_ids.tolist() == [1, 2, 3]
