@@ -133,7 +133,7 @@ def describe(result: dict[str, Any]) -> str:
         f" `{settings['score_queries']}`."
         f" {settings['rounds']} rounds, one request at a time.{apart} Medians over the rounds, ratios to dense within a"
         " round, with their range. *Found*: share of the previous turn's kept prompt that the target takes from its"
-        " prefix cache, from the second turn on.",
+        " prefix cache, from the second turn on. *Reason*: why Skim ran a turn speculative or dense (`x-skim-reason`).",
         "",
         *(f"- *{mode}*: {what}." for mode, what in result["modes"].items()),
         "",
@@ -157,6 +157,7 @@ def _told(total: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one row per turn and mode, then the sums."""
     columns = ["turn", "mode", "first token ms", "/ dense", "prompt", "kept", "target computes", "speculator computes"]
+    columns.append("reason")
     judged = any(row["judged"] for row in result["rows"])
     columns += ["right"] if judged else []
     rows = [
@@ -169,6 +170,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 f"{row[name]:,.0f}"
                 for name in ("prompt_tokens", "kept_tokens", "target_computed", "speculator_computed")
             ),
+            ", ".join(row["reasons"]),
             *([f"{row['right']} of {row['judged']}"] if judged else []),
         ]
         for row in result["rows"]
@@ -176,7 +178,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for total in result["totals"]:
         right = [f"{total['right']} of {total['judged']}"] if judged else []
         sum_ms = f"{total['sum_ms']['median']:,.0f}"
-        rows.append(["sum", total["mode"], sum_ms, in_words(total["over_dense"]), "", "", "", "", *right])
+        rows.append(["sum", total["mode"], sum_ms, in_words(total["over_dense"]), *[""] * 5, *right])
     return columns, rows
 
 
