@@ -39,6 +39,12 @@ class Timed:
         """
         return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
+    @property
+    def reason(self) -> str:
+        """How Skim ran the request, and why, such as `dense, cached`; empty for other servers."""
+        names = ("x-skim-mode", "x-skim-reason")
+        return ", ".join(self.headers[name] for name in names if name in self.headers)
+
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Timed:
     """POST `body` to `url`, a chat or completions endpoint. Raises SkimError if the server answers with an error."""

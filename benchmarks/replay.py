@@ -231,7 +231,7 @@ class _Client:
             prompt_tokens=int(ids.size),
             kept_tokens=int(timed.headers.get("x-skim-kept-tokens", ids.size)),
             target_cached=timed.cached_tokens,
-            reason=timed.headers.get("x-skim-reason", "").partition(";")[0],
+            reason=timed.reason.partition(";")[0],
         )
 
     async def fill(self, system: str, kv_tokens: dict[str, int]) -> None:

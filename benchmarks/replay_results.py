@@ -17,7 +17,8 @@ BINS = 10
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """One request of a replay. system: stock or skim. round: from 1 on. number: its place in the trace. kept_tokens:
-    what the target received. target_cached: how many of them it found in its prefix cache.
+    what the target received. target_cached: how many of them it found in its prefix cache. reason: as in
+    `benchmarks.chat_client.Timed`.
     """
 
     system: str
@@ -32,8 +33,8 @@ class Replayed:
 
 def summary(replayed: Sequence[Replayed], shares: Sequence[float]) -> dict[str, Any]:
     """`systems`: the times of each system. `ratio`: Skim's mean divided by that of stock, by round. `bins`: for each
-    tenth of cached share with requests, the same. `reasons`: the same for the requests that Skim ran for each reason
-    (`x-skim-reason`), without rounds.
+    tenth of cached share with requests, the same. `reasons`: the same for the requests that Skim ran in each mode for
+    each reason (`x-skim-reason`), without rounds.
 
     shares: for each request, the share of its prompt that an unlimited prefix cache would hold.
     """
@@ -97,8 +98,8 @@ def describe(result: dict[str, Any]) -> str:
         f" memory Skim's target holds {held['target']:,} and its speculator {held['speculator']:,}. Mean time to first"
         f" token, Skim / stock: {in_words(result['ratio'])}. Tokens that the target computed: stock"
         f" {stock['prompt_tokens'] - stock['target_cached']:,}, Skim {skim['kept_tokens'] - skim['target_cached']:,}."
-        " *Cached share*: the share of a prompt that an unlimited prefix cache would hold. *Reason*: why Skim ran a"
-        " request speculative or dense (`x-skim-reason`); all requests of the rounds are counted."
+        " *Cached share*: the share of a prompt that an unlimited prefix cache would hold. The last rows"
+        " are by how Skim ran a request, and why (`x-skim-reason`); the requests of all rounds are counted."
     )
 
 
@@ -116,7 +117,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append([what, f"{found['requests']:,}", *_mean_cells(found), in_words(found["ratio"])])
     for found in result["reasons"]:
         rows.append(
-            [f"reason {found['reason']}, mean", f"{found['requests']:,}", *_mean_cells(found), f"{found['ratio']:.2f}"]
+            [f"{found['reason']}, mean", f"{found['requests']:,}", *_mean_cells(found), f"{found['ratio']:.2f}"]
         )
     return columns, rows
 

@@ -205,7 +205,7 @@ class _Client:
             kept_tokens=int(timed.headers.get("x-skim-kept-tokens", prompt_tokens)),
             target_cached=timed.cached_tokens,
             speculator_cached=await self._speculator_cached(timed),
-            reason=timed.headers.get("x-skim-reason", "").partition(";")[0],
+            reason=timed.reason.partition(";")[0],
             right=None if settings.scripted else question.is_right(timed.text),
         )
 

@@ -36,7 +36,7 @@ def rows_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
     over_dense: the mode's time to first token divided by that of dense in the same round: `median`, `lowest`,
     `highest`. target_computed, speculator_computed: prompt tokens that each pool computed. found: share of the
     previous turn's kept prompt that the target found in its prefix cache; None in the first turn. reasons: how often
-    each `x-skim-reason` came. right, judged: answers.
+    each came (`benchmarks.chat_client.Timed`). right, judged: answers.
     """
     rows = []
     for turn in sorted({a.turn for a in answered}):
@@ -133,7 +133,7 @@ def describe(result: dict[str, Any]) -> str:
         f" `{settings['score_queries']}`."
         f" {settings['rounds']} rounds, one request at a time.{apart} Medians over the rounds, ratios to dense within a"
         " round, with their range. *Found*: share of the previous turn's kept prompt that the target takes from its"
-        " prefix cache, from the second turn on. *Reason*: why Skim ran a turn speculative or dense (`x-skim-reason`).",
+        " prefix cache, from the second turn on. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",
         "",
         *(f"- *{mode}*: {what}." for mode, what in result["modes"].items()),
         "",
@@ -170,7 +170,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 f"{row[name]:,.0f}"
                 for name in ("prompt_tokens", "kept_tokens", "target_computed", "speculator_computed")
             ),
-            ", ".join(row["reasons"]),
+            "; ".join(row["reasons"]),
             *([f"{row['right']} of {row['judged']}"] if judged else []),
         ]
         for row in result["rows"]

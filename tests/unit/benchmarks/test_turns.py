@@ -122,6 +122,7 @@ async def test_a_conversation_over_http():
         ("dense", 1200, 128, None),
         ("auto", 150, 128, 1000),
     ]
+    assert [a.reason for a in found[:2]] == ["", "speculative, requested"]
     assert all(a.right is False for a in found)
     assert [len(body["messages"]) for body in bodies] == [1, 1, 3, 3]
     assert bodies[2]["messages"][1] == {"role": "assistant", "content": " 1234."}
