@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
+from actors.idle_work import IdleWork
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
@@ -17,8 +18,9 @@ from actors.placement import fetch_on_nodes, own_group, ray_for_ranks
 from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import ACCEPTED, GenerateRequest
+from kv_transfer.messages import ACCEPTED, GenerateRequest, WarmUpRequest
 from target_service.factory import create_engine
+from target_service.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class TargetActor:
         self._watch = EngineWatch(self._engine, "target", group)
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
+        self._idle = IdleWork(self._work, self._watch)
         self._metrics = PoolMetrics("target", self.stats)
 
     async def info(self) -> bytes:
@@ -63,6 +66,7 @@ class TargetActor:
         """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message."""
         yield ACCEPTED
         try:
+            self._idle.stop()
             request = decode(payload, GenerateRequest)
             tokens = int(request.prompt.token_ids.size)
             with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
@@ -75,6 +79,10 @@ class TargetActor:
         except Exception as error:
             await self._watch.check()
             yield reply_to_failure(error, "target")
+
+    async def warm_up(self, payload: bytes) -> bool:
+        """Takes a WarmUpRequest. False if this replica is not idle or did not read the prompt."""
+        return await self._idle.run(warm_up(self._engine, decode(payload, WarmUpRequest)))
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""

@@ -27,6 +27,7 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
+    WarmUpRequest,
 )
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
@@ -56,6 +57,10 @@ class MockPools:
         async with aclosing(self._target.generate(decode(encode(request), GenerateRequest))) as outputs:
             async for output in outputs:
                 yield decode(encode(output), GenerateOutput)
+
+    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
+        """Not simulated: the dispatcher is made without warm-ups."""
+        return False
 
     async def end_session(self, session: SessionHandle) -> None:
         """No session is kept, because nothing drafts."""

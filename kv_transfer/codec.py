@@ -29,6 +29,7 @@ from kv_transfer.messages import (
     SelectionOptions,
     SelectRequest,
     SessionHandle,
+    WarmUpRequest,
 )
 from kv_transfer.validation import sentence
 
@@ -60,6 +61,7 @@ _NUMBERS: dict[type, int] = {
     SelectionOptions: 8,
     DraftRequest: 9,
     DraftReply: 10,
+    WarmUpRequest: 11,
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 

@@ -84,7 +84,8 @@ def _encodable(text: str) -> str:
 
 @dataclass(slots=True)
 class RequestContext:
-    """options, decode: resolved for this request. conversations: the messages of each chat, by its rendered text.
+    """options, decode: resolved for this request. conversations, next_turns: the messages of each chat and what renders
+    the start of its next turn (`warm_up.NextTurn`), by its rendered text.
 
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. span: the request's trace span, the parent of the spans of its prompts.
@@ -96,6 +97,7 @@ class RequestContext:
     echo: bool = False
     beam_search: bool = False
     conversations: dict[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     answering: bool = False
     error: HttpError | None = None

@@ -45,6 +45,7 @@ class RouterDeployment:
         admission_timeout_s: float,
         affinity: bool = True,
         migration: bool = True,
+        warm_up: bool = False,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class RouterDeployment:
             RayMeter(),
             affinity=affinity,
             migration=migration,
+            warm_up=warm_up,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s = admission_timeout_s

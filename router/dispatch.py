@@ -22,6 +22,7 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
+    WarmUpRequest,
 )
 from router.affinity import PrefixKeys
 from router.context import Outcome, RequestContext
@@ -34,8 +35,10 @@ from router.options import AUTO, PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
+from router.warm_up import AnswerText, NextTurn, WarmUps
 from speculator_service.limits import check_length as check_speculator_length
 from target_service.limits import check_length as check_target_length
+from target_service.sampling import DELTA
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class Prompt:
     """A rendered prompt with its sampling parameters.
 
     sampling: as in GenerateRequest. conversation, text, offsets: the messages of a chat, the text that its template
-    rendered, and each token's character range in that text; conversation is None for raw prompts.
+    rendered, and each token's character range in that text; conversation is None for raw prompts. next_turn: renders
+    the start of the next turn; None where it cannot be predicted.
     """
 
     token_ids: list[int]
@@ -61,6 +65,7 @@ class Prompt:
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    next_turn: NextTurn | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +103,7 @@ class Dispatcher:
         *,
         affinity: bool = True,
         migration: bool = True,
+        warm_up: bool = False,
     ) -> None:
         self.pools = pools
         self.meter = meter
@@ -106,6 +112,7 @@ class Dispatcher:
         self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
+        self._warm_ups = WarmUps(meter) if warm_up else None
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -127,6 +134,7 @@ class Dispatcher:
 
         with context.span.child(GENERATE, "client") as span:
             tally, answer = AnswerTally(span, prompt.sampling), AnswerIds(prompt.sampling)
+            text = AnswerText(prompt.sampling.get("output_kind", DELTA) != DELTA)
             sent = time.perf_counter()
             try:
                 stream = migrate(_request(run, kept, span), self.pools.generate, moved, enabled=self._migration)
@@ -138,6 +146,7 @@ class Dispatcher:
                             self._begin(run, kept, output, sent)
                         tally.add(output)
                         answer.add(output)
+                        text.add(output)
                         yield output
             except (ReplicaLostError, GivenUpError):
                 held = False
@@ -150,6 +159,23 @@ class Dispatcher:
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
                     self._end(kept.session)
+        self._warm_up(run, kept, text)
+
+    def _warm_up(self, run: Run, kept: KeptPrompt, answer: AnswerText) -> None:
+        """Let idle replicas read the start of the next turn, if this is a chat's only answer and it is complete."""
+        prompt = run.prompt
+        if self._warm_ups is None or prompt.next_turn is None or not answer.complete:
+            return
+        if prompt.sampling.get("n", 1) != 1:
+            return
+        self._warm_ups.begin(
+            self.pools,
+            WarmUpRequest(f"{run.request_id}-next-turn", kept, run.request_id, prompt.cache_salt),
+            prompt.token_ids,
+            prompt.next_turn,
+            answer.text,
+            speculative=run.outcome.mode == "speculative",
+        )
 
     def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext) -> Run:
         outcome = context.begin(len(prompt.token_ids))

@@ -10,6 +10,7 @@ import traceback
 import types
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -36,10 +37,11 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, TokenLogprob
+from kv_transfer.messages import GenerateOutput, Int32Array, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.middleware import SkimMiddleware
+from router.warm_up import next_conversation, start_of_next_turn
 from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
@@ -237,9 +239,21 @@ def _record_conversations(renderer: BaseRenderer) -> None:
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
-            for conversation, prompt in zip(rendered, prompts, strict=True):
-                context.conversations[prompt.get("prompt")] = conversation
+            for sent, conversation, prompt in zip(conversations, rendered, prompts, strict=True):
+                text = prompt.get("prompt")
+                context.conversations[text] = conversation
+                # After a tool call, the next turn does not begin with a user message.
+                if not chat_params.chat_template_kwargs.get("tools"):
+                    context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
         return rendered, prompts
+
+    async def next_turn(
+        conversation: Any, chat_params: Any, tok_params: TokenizeParams | None, answer: str
+    ) -> Int32Array:
+        """The start of the next turn's prompt (`warm_up.NextTurn`)."""
+        tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        _, [prompt] = await render_chat([next_conversation(conversation, answer)], chat_params, tok_params)
+        return start_of_next_turn(prompt["prompt"], prompt["prompt_token_ids"], prompt["prompt_token_offsets"])
 
     renderer.render_chat_async = render_and_note
 
@@ -267,6 +281,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
         cache_salt=prompt.get("cache_salt"),
+        next_turn=context.next_turns.get(prompt.get("prompt")),
         priority=priority,
         engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
     )

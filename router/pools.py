@@ -31,6 +31,7 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
+    WarmUpRequest,
 )
 from router.migration import ReplicaLostError, migrate
 from router.replica_choice import by_prefix, where
@@ -38,6 +39,7 @@ from router.replica_choice import by_prefix, where
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
+WARM_UP_TIMEOUT_S = 60.0
 WAKE_AFTER_S = 1.0
 """After this time a selection may be waiting for an empty speculator pool to start."""
 
@@ -63,6 +65,13 @@ class Pools(Protocol):
         """One attempt on one replica. Raises SkimError, and ReplicaLostError if that replica is lost.
 
         Closing the generator aborts the work in the pool.
+        """
+        ...
+
+    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
+        """Ask the replica of `pool` (speculator or target) that took the request `request.follows` to read this prompt.
+
+        Returns whether it did. Raises SkimError.
         """
         ...
 
@@ -139,6 +148,18 @@ class ServePools:
                 await replica.remote(session.id)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
+
+    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
+        if pool == "target" and self._prefill is not None:
+            # The halves share no prefix cache: the blocks would have to cross now and again with the next turn.
+            return False
+        handle = self._unary[("speculator", "target").index(pool)]
+        replica = handle.options(method_name="warm_up", session_id=where(request.follows))
+        try:
+            async with asyncio.timeout(WARM_UP_TIMEOUT_S):
+                return bool(await replica.remote(encode(request)))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineUnavailableError(f"the {pool} pool did not warm up: {type(error).__name__}") from error
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         first: GenerateOutput | None = None

@@ -55,6 +55,12 @@ _ALL = (
     Metric("skim_router_migrations_total", "counter", "requests moved to another target replica, by cause", ("cause",)),
     Metric("skim_router_replayed_tokens_total", "counter", "answer tokens that the next replica had to prefill"),
     Metric("skim_router_given_up_total", "counter", "requests that ended with an error after losing target replicas"),
+    Metric(
+        "skim_router_warm_ups_total",
+        "counter",
+        "starts of next turns for idle replicas, by pool: read, busy (dropped) or failed",
+        ("pool", "outcome"),
+    ),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),

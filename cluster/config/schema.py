@@ -64,6 +64,9 @@ class RouterConfig(BaseModel):
     migration: bool = Field(
         True, description="continue the answers of a lost target replica on another one; false: they end with an error"
     )
+    warm_up: bool = Field(
+        False, description="idle replicas read the start of a chat's next turn when an answer is complete"
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )

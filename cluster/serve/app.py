@@ -106,6 +106,7 @@ def build_app(config: DeploymentConfig) -> Application:
         admission_timeout_s=config.router.admission_timeout_s,
         affinity=config.router.affinity,
         migration=config.router.migration,
+        warm_up=config.router.warm_up,
         vllm_args=config.router.vllm_args,
         **traces,
     )

@@ -21,6 +21,7 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
     TokenLogprob,
+    WarmUpRequest,
 )
 
 ids = st.integers(0, 2**31 - 1)
@@ -177,7 +178,9 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 draft_replies = st.builds(DraftReply, ids, by_session(drafts()), st.lists(names, max_size=3))
 
+warm_up_requests = st.builds(WarmUpRequest, names, kept_prompts(), names, st.none() | names)
 messages = st.one_of(
+    warm_up_requests,
     draft_requests,
     draft_replies,
     kept_prompts(),

@@ -25,6 +25,7 @@ from kv_transfer.messages import (
     SelectionOptions,
     SelectRequest,
     SessionHandle,
+    WarmUpRequest,
 )
 from tests.unit.kv_transfer.message_strategies import messages, same
 from tests.unit.kv_transfer.recorded_messages import VERSION_1
@@ -41,6 +42,7 @@ CLASSES = [
     SelectionOptions,
     DraftRequest,
     DraftReply,
+    WarmUpRequest,
 ]
 INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6

@@ -1,0 +1,139 @@
+"""Next-turn warm-up: idle replicas read the predictable start of a chat's next turn before the client sends it.
+
+When an answer is complete, the next turn's prompt is known up to the user's next message: the conversation, the answer
+as the chat template renders it, and the template's text before a user message. Reading it fills the prefix caches; no
+answer depends on it. (Dynamo and llm-d call this "speculative prefill".) A replica that has anything else to do drops
+it. The speculator reads the text as it is; the target reads what was kept of this turn, then what follows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from actors.observability.metrics import Meter
+from kv_transfer.errors import SkimError
+from kv_transfer.messages import GenerateOutput, Int32Array, KeptPrompt, WarmUpRequest
+from router.pools import Pools
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING = 8
+"""Warm-ups that one router has in progress; more are dropped."""
+
+NEXT_MESSAGE = "skim-next-user-message"
+"""Stands for the user's next message when the next turn is rendered."""
+
+
+class NextTurn(Protocol):
+    """The start of the next turn's prompt, int32 [T], from the text of this turn's answer. May raise any error."""
+
+    async def __call__(self, answer: str) -> Int32Array: ...
+
+
+@dataclass(slots=True)
+class AnswerText:
+    """The text of an answer. cumulative: each output holds all of the text so far. complete: nothing follows it."""
+
+    cumulative: bool
+    text: str = ""
+    complete: bool = False
+
+    def add(self, output: GenerateOutput) -> None:
+        for completion in output.completions:
+            self.text = completion.text if self.cumulative else self.text + completion.text
+            self.complete = completion.finish_reason in ("stop", "length")
+
+
+class WarmUps:
+    """The warm-ups of one router."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self,
+        pools: Pools,
+        request: WarmUpRequest,
+        prompt: Sequence[int],
+        next_turn: NextTurn,
+        answer: str,
+        *,
+        speculative: bool,
+    ) -> None:
+        """Warm up in the background. request: with what the target read of this turn's `prompt` [M].
+
+        speculative: whether the speculator read the prompt too.
+        The task has its own context: Serve cancels calls that belong to a finished request, and finds them by context.
+        """
+        pool_names = ("speculator", "target") if speculative else ("target",)
+        if len(self._running) >= MAX_RUNNING:
+            for pool in pool_names:
+                self._record(pool, "busy")
+            return
+
+        async def run() -> None:
+            try:
+                following = await next_turn(answer)
+            except Exception as error:  # templates and tokenizers raise many kinds
+                logger.debug("request %s: the next turn cannot be rendered: %s", request.follows, error)
+                return
+            read = {"speculator": KeptPrompt.dense(following), "target": continued(request.prompt, prompt, following)}
+            await asyncio.gather(*(self._read(pools, pool, request, read[pool]) for pool in pool_names))
+
+        task = asyncio.create_task(run(), context=Context())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _read(self, pools: Pools, pool: str, request: WarmUpRequest, prompt: KeptPrompt) -> None:
+        asked = WarmUpRequest(request.request_id, prompt, request.follows, request.cache_salt)
+        try:
+            self._record(pool, "read" if await pools.warm_up(pool, asked) else "busy")
+        except SkimError as error:
+            logger.debug("request %s: no warm-up of the %s: %s", request.follows, pool, error)
+            self._record(pool, "failed")
+
+    def _record(self, pool: str, outcome: str) -> None:
+        self._meter.record("skim_router_warm_ups_total", 1, pool=pool, outcome=outcome)
+
+
+def continued(kept: KeptPrompt, prompt: Sequence[int], following: Int32Array) -> KeptPrompt:
+    """The kept prompt of the next turn's start: the slots of `kept` whose text both turns share, then all new tokens.
+
+    kept: what was kept of `prompt` [M]. following: int32 [T], T >= 1.
+    """
+    ids = np.asarray(prompt, np.int32)
+    size = min(ids.size, following.size)
+    differ = np.flatnonzero(ids[:size] != following[:size])
+    common = int(differ[0]) if differ.size else size
+    later = np.flatnonzero(kept.positions >= common)
+    slots = int(later[0]) if later.size else kept.positions.size
+    if slots == 0 and common == following.size:
+        return KeptPrompt.dense(following)
+    return KeptPrompt(
+        np.concatenate([kept.token_ids[:slots], following[common:]]),
+        np.concatenate([kept.positions[:slots], np.arange(common, following.size, dtype=np.int32)]),
+        int(following.size),
+    )
+
+
+def start_of_next_turn(text: str, token_ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Int32Array:
+    """The tokens before NEXT_MESSAGE in a rendered prompt, int32 [T]. offsets: each token's character range in `text`.
+
+    Raises ValueError if the template dropped the message, or if nothing is before it.
+    """
+    place = text.rindex(NEXT_MESSAGE)
+    count = next((i for i, (_, end) in enumerate(offsets) if end > place), len(offsets))
+    if not count:
+        raise ValueError("the next message has nothing before it")
+    return np.asarray(token_ids[:count], np.int32)
+
+
+def next_conversation(conversation: Sequence[Any], answer: str) -> list[Any]:
+    """This turn's messages, the answer, and a user message that stands for the next one."""
+    return [*conversation, {"role": "assistant", "content": answer}, {"role": "user", "content": NEXT_MESSAGE}]
