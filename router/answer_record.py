@@ -97,7 +97,8 @@ class AnswerRecord:
         """
         earlier, self._first = self._first, self._first or output
         if index is None:
-            self._cached_tokens = output.cached_tokens
+            # Some engines tell it on their first output only.
+            self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
             grown = [self._grow(completion) for completion in output.completions]
         else:
             grown = [self._grow(self._continued(completion, index)) for completion in output.completions]

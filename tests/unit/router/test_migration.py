@@ -219,6 +219,14 @@ async def test_once_only_fields_come_from_the_first_output_and_probabilities_add
         assert len(outputs[-1].completions[0].logprobs) == 3
 
 
+@pytest.mark.parametrize("kind", [CUMULATIVE, FINAL_ONLY])
+async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost(kind: int) -> None:
+    generate, _ = scripted([output(5, cached_tokens=2), output(6), output(7, reason="length")])
+    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind})
+    outputs = [o async for o in migrate(request, generate, lambda move: None)]
+    assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
+
+
 async def test_a_seed_gives_other_random_numbers_to_the_rest_and_says_so(engine: MockTarget) -> None:
     replicas = Replicas(engine, 3, 2)
     _, moves = await run(replicas, max_tokens=12, seed=7, temperature=0.8)
