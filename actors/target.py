@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from actors.draining import Draining, own_replica
 from actors.failures import reply_to_failure
 from actors.idle_work import IdleWork
 from actors.observability.logs import kept_log_file, log_through_serve
@@ -18,6 +19,7 @@ from actors.placement import fetch_on_nodes, own_group, ray_for_ranks
 from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
+from kv_transfer.errors import HandoverError
 from kv_transfer.messages import ACCEPTED, GenerateRequest, WarmUpRequest
 from target_service.factory import create_engine
 from target_service.warm_up import warm_up
@@ -53,6 +55,7 @@ class TargetActor:
             with uncollected(), kept_log_file(), ray_for_ranks(group):
                 self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
         self._watch = EngineWatch(self._engine, "target", group)
+        self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
         self._idle = IdleWork(self._work, self._watch)
@@ -63,7 +66,10 @@ class TargetActor:
         return encode(self._engine.info)
 
     async def generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message."""
+        """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message.
+
+        When Serve stops this replica, and the time for its answers ends, the error is a HandoverError.
+        """
         yield ACCEPTED
         try:
             self._idle.stop()
@@ -76,6 +82,8 @@ class TargetActor:
                     async for output in outputs:
                         answer.add(output)
                         yield encode(output)
+                        if self._draining.over and not output.finished:
+                            raise HandoverError("this replica stops; another one continues the answer")
         except Exception as error:
             await self._watch.check()
             yield reply_to_failure(error, "target")

@@ -39,7 +39,7 @@ class Answers:
         self._answers = [_Answer(i, sampling, max_tokens, tokenizer, eos_ids) for i in range(sampling.n)]
         for answer in self._answers:
             answer.resume(answered)
-        self._output_kind = sampling.output_kind
+        self._output_kind, self._interval = sampling.output_kind, sampling.stream_interval or 1
         self._grown: list[_Answer] = []
         self.on_first_output: dict[str, Any] = {}
 
@@ -59,10 +59,13 @@ class Answers:
             answer.add(step[answer.index])
 
     def output(self) -> GenerateOutput | None:
-        """The output to send after this step, by `output_kind`; None if there is none."""
-        if self._output_kind == FINAL_ONLY and not self.finished:
+        """The output to send after this step, by `output_kind` and `stream_interval`; None if there is none."""
+        if self._output_kind == FINAL_ONLY:
+            sent = self._answers if self.finished else []
+        else:
+            sent = [answer for answer in self._grown if answer.is_due(self._interval)]
+        if not sent:
             return None
-        sent = self._answers if self._output_kind == FINAL_ONLY else self._grown
         once, self.on_first_output = self.on_first_output, {}
         return GenerateOutput([a.completion() for a in sent], self.finished, **once)
 
@@ -93,6 +96,11 @@ class _Answer:
             self._text += self._decode.step(self._backend, id) or ""
         self._sent_text = max(len(self._text) - self._held_back, 0)
         self._sent_tokens = self._resumed = len(self.token_ids)
+
+    def is_due(self, interval: int) -> bool:
+        """Whether to send it now: its first token, its end, and each time that it has `interval` new tokens."""
+        unsent = len(self.token_ids) - self._sent_tokens
+        return self._sent_tokens == 0 or self.finish_reason is not None or unsent >= interval
 
     def add(self, token: NewToken) -> None:
         self.token_ids.append(token.id)

@@ -21,7 +21,6 @@ _WITHOUT_EFFECT = {
     "skip_clone",
     "skip_reading_prefix_cache",
     "spaces_between_special_tokens",
-    "stream_interval",
 }
 
 
@@ -40,6 +39,7 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     output_kind: Annotated[int, msgspec.Meta(ge=CUMULATIVE, le=FINAL_ONLY)] = DELTA
+    stream_interval: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -3,14 +3,23 @@
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from actors.draining import Draining
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
+from kv_transfer.errors import (
+    EngineUnavailableError,
+    HandoverError,
+    InvalidRequestError,
+    ModelError,
+    SkimError,
+    WireError,
+)
 from kv_transfer.messages import (
     ACCEPTED,
     DecodeOptions,
@@ -289,3 +298,41 @@ async def test_a_replica_that_goes_closes_its_engine(make):
     actor.__del__()
     assert closed
     actor._engine.close = lambda: None
+
+
+class StoppingReplica:
+    """Stands in for Serve's object of a replica. The clock stands still until a test moves it."""
+
+    def __init__(self, timeout_s):
+        self._shutting_down, self.now = False, 0.0
+        self._deployment_config = SimpleNamespace(graceful_shutdown_timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(("timeout_s", "wait_s"), [(60.0, 55.0), (4.0, 2.0), (0.0, 0.0)])
+async def test_a_replica_that_stops_hands_its_answers_over_before_it_is_killed(timeout_s, wait_s):
+    actor, replica = await target(), StoppingReplica(timeout_s)
+    actor._draining = Draining(replica, lambda: replica.now)
+    stream = actor.generate(generate_request(max_tokens=9))
+    assert await anext(stream) == ACCEPTED
+    replica.now = 1000.0
+    seen = [decode(await anext(stream), GenerateOutput)]
+    replica._shutting_down = True
+    if wait_s:
+        seen.append(decode(await anext(stream), GenerateOutput))
+        replica.now += wait_s - 0.1
+        seen.append(decode(await anext(stream), GenerateOutput))
+        replica.now += 0.1
+    with pytest.raises(HandoverError, match="another one continues the answer"):
+        decode(await anext(stream), GenerateOutput)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert [output.finished for output in seen] == [False] * len(seen)
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_an_answer_that_ends_just_then_is_not_handed_over():
+    actor, replica = await target(), StoppingReplica(0.0)
+    actor._draining = Draining(replica)
+    replica._shutting_down = True
+    _, last = await replies(actor, generate_request(max_tokens=1))
+    assert decode(last, GenerateOutput).finished

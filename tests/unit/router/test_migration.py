@@ -27,13 +27,14 @@ def engine() -> MockTarget:
 class Replicas:
     """Stands in for the target pool. lives: outputs after which each replica is lost, in order; the last one lives.
 
-    A life of None is a replica that was gone before it had the request. requests: what each replica got.
+    A life of None is a replica that was gone before it had the request. requests: what each replica got. sent: the
+    number of outputs of all replicas.
     """
 
     def __init__(self, engine: MockTarget, *lives: int | None, cause: str = "died") -> None:
         self._engine, self._lives, self._cause = engine, list(lives), cause
         self.requests: list[GenerateRequest] = []
-        self.open = 0
+        self.open = self.sent = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         self.requests.append(decode(encode(request), GenerateRequest))
@@ -47,6 +48,7 @@ class Replicas:
                     if life == 0:
                         raise ReplicaLostError(self._cause, accepted=True)
                     life -= 1
+                    self.sent += 1
                     yield decode(encode(output), GenerateOutput)
         finally:
             self.open -= 1
@@ -91,11 +93,12 @@ SAMPLINGS = {
 async def test_the_outputs_are_those_of_an_undisturbed_run(engine: MockTarget, name: str, kind: int) -> None:
     """Lost after any number of outputs, up to four times in one answer."""
     sampling = {"max_tokens": 20, **SAMPLINGS[name], "output_kind": kind}
-    quiet, moves = await run(Replicas(engine), **sampling)
+    undisturbed = Replicas(engine)
+    quiet, moves = await run(undisturbed, **sampling)
     assert not moves
     for lives in ([0], [1], [2], [19], [1, 1, 1, 1], [3, 5, 1, 4]):
         outputs, moves = await run(Replicas(engine, *lives), **sampling)
-        assert bool(moves) == (lives[0] < sampling["max_tokens"])
+        assert bool(moves) == (lives[0] < undisturbed.sent)
         assert told(outputs, kind) == told(quiet, kind)
         assert [o.finished for o in outputs].index(True) == len(outputs) - 1
 

@@ -72,6 +72,34 @@ async def test_stop_token_and_stop_string_end_the_answer(target: MockTarget) -> 
     assert by_string[-1].completions[0].stop_reason == stop
 
 
+async def test_outputs_come_at_the_stream_interval(target: MockTarget) -> None:
+    """The first token at once, then every 5 tokens, then the end; a continued answer counts from what was sent."""
+    whole = await collect(target, {"max_tokens": 13, "n": 2})
+    rare = await collect(target, {"max_tokens": 13, "n": 2, "stream_interval": 5})
+    assert [[c.token_ids.size for c in o.completions] for o in rare] == [[1, 1], [5, 5], [5, 5], [2, 2]]
+    for index in range(2):
+        assert (tokens_of(rare, index), text_of(rare, index)) == (tokens_of(whole, index), text_of(whole, index))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 17, 29])
+async def test_an_answer_that_has_begun_goes_on(target: MockTarget, cut: int) -> None:
+    """Its tokens depend on the whole answer so far, so a wrong token before the cut changes what follows."""
+    sampling = {"max_tokens": 30, "logprobs": 0, "stop": ["never said, so that text is held back"]}
+    whole = await collect(target, sampling)
+    ids = tokens_of(whole)
+
+    async def rest(answer: list[int]) -> list[GenerateOutput]:
+        request = GenerateRequest("r", PROMPT.extended(answer), sampling, answered=len(answer))
+        return [o async for o in target.generate(request)]
+
+    told = await rest(ids[:cut])
+    assert tokens_of(told) == ids[cut:]
+    assert text_of(told) == text_of(whole[cut:])
+    assert [len(c.logprobs) for o in told for c in o.completions] == [1] * (30 - cut)
+    wrong = await rest([*ids[: cut - 1], (ids[cut - 1] + 1) % target.info.vocab_size])
+    assert tokens_of(wrong) != ids[cut:]
+
+
 async def test_logprobs_when_asked(target: MockTarget) -> None:
     [output] = await collect(target, {"max_tokens": 3, "logprobs": 1, "output_kind": 2})
     rows = output.completions[0].logprobs

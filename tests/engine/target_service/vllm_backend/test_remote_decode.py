@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.channel_server import DraftServer
-from kv_transfer.messages import DecodeOptions, DraftAhead, SessionHandle
+from kv_transfer.drafts import DraftRequest, DraftRow
+from kv_transfer.messages import DecodeOptions, DraftAhead, GenerateRequest, SessionHandle
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
@@ -30,7 +31,7 @@ from tests.engine.target_service.vllm_backend.drafting import (
 )
 from tests.engine.target_service.vllm_backend.drafting import wrong_answers as wrong
 from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
-from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import shuffled
 
 HOST = "127.0.0.1"
@@ -118,6 +119,36 @@ async def test_drafting_ahead_does_not_change_the_answer(
         await service.close()
     assert (counts["lost"], counts["restored"]) == (0, 0)
     assert counts["ahead_hits"] > 0.3 * counts["draft_requests"] or mode == "off"
+
+
+@pytest.mark.parametrize("known", [0, 17, 20, 26])
+async def test_a_session_goes_on_when_another_replica_continues_the_answer(
+    engine: VllmTarget, cases: list[Case], known: int
+) -> None:
+    """The client has 20 tokens. The drafter may know fewer, or more: the lost replica told it, but not the router."""
+    service = DraftService(KnowingEngine({c.name: c.answer for c in cases}, 0.25, VOCABULARY), clock=lambda: 0.0)
+    server = DraftServer(service.handle, HOST)
+    address = f"{HOST}:{await server.start()}"
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
+
+    async def rest(case: Case) -> list[int]:
+        service.adopt(case.name, np.array(case.answer[:3], np.int32))
+        await service.handle(DraftRequest(1, [DraftRow(case.name, 0, np.array(case.answer[:known], np.int32), 0)]))
+        prompt = replace(case.prompt.extended(case.answer[:20]), session=SessionHandle(address, case.name))
+        sampling = {"temperature": 0.0, "ignore_eos": True, "max_tokens": len(case.answer)}
+        request = GenerateRequest(f"{case.name}-rest", prompt, sampling, decode=options, answered=20)
+        return joined([o async for o in engine.generate(request)])[0]
+
+    before = await engine.decode_stats()
+    try:
+        assert await asyncio.gather(*map(rest, cases[:8])) == [case.answer[20:] for case in cases[:8]]
+        counts = service.metrics()
+    finally:
+        await server.stop()
+        await service.close()
+    assert (counts["lost"], counts["restored"]) == (0, 0)
+    rose = gained(before, await engine.decode_stats())
+    assert 0.4 < rose["accepted"] / rose["drafts"] < 0.8
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])

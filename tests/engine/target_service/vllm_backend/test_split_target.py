@@ -115,6 +115,26 @@ async def test_drafts_are_verified_on_the_decoding_side(halves: Halves) -> None:
     assert gained(before, await halves.decode.decode_stats())["accepted"] > 10
 
 
+async def test_both_halves_continue_an_answer_that_has_begun(halves: Halves) -> None:
+    """The tokens sent so far are prefilled with the prompt, and their KV blocks cross too."""
+    prompt = kept_prompt(500, 150, seed=32)
+    sampling = {**GREEDY, "frequency_penalty": 0.8}
+    whole = GenerateRequest("begun", prompt, sampling, decode=PLAIN, cache_salt="begun")
+    answer = joined([o async for o in halves.decode.generate(whole)])[0]
+    for cut in (1, 20, 42):
+        longer = prompt.extended(answer[:cut])
+        told = await halves.blocks(longer, f"begun-{cut}")
+        before = halves.decode.transfer_stats()
+        request = GenerateRequest(
+            f"begun-{cut}", longer, sampling, decode=PLAIN, kv_blocks=told.kv_blocks, answered=cut, cache_salt=str(cut)
+        )
+        outputs = [o async for o in halves.decode.generate(request)]
+        assert answer[:cut] + joined(outputs)[0] == answer
+        assert outputs[0].cached_tokens == longer.token_ids.size
+        rose = gained(before, halves.decode.transfer_stats())
+        assert (rose["transfers"], rose["failed_transfers"]) == (1, 0)
+
+
 @pytest.mark.parametrize("broken", ["no such engine", "no such blocks"])
 async def test_blocks_that_do_not_arrive_are_computed_again(halves: Halves, broken: str) -> None:
     prompt = kept_prompt(500, 180, seed=41)

@@ -29,3 +29,7 @@ def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
         assert seen[name]["difference"] <= 1e-3
     assert seen["cached"]["cached_tokens"] == seen["late"]["cached_tokens"] == 32
     assert seen["withheld"]["wrong"] > seen["tokens"] / 2
+    # Answers that another replica began; told only as a part of the prompt, the penalties miss their tokens.
+    assert len(seen["cut"]) > 2
+    assert seen["cut"] == [[]] * len(seen["cut"])
+    assert any("tokens" in wrong for wrong in seen["cut_untold"])

@@ -19,6 +19,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.continued import differs, rest, whole
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import random_prompt
 from tests.reference.segments import shuffled, with_late_chunk
@@ -63,6 +64,11 @@ async def compare(target: Target, oracle: GenerationOracle) -> dict[str, Any]:
     dropped = np.setdiff1d(np.arange(200, dtype=np.int32), prompts["kept"].positions)[20:40]
     late = with_late_chunk(prompts["kept"], ids, dropped, last=8)
     seen["cached"], seen["late"] = await asyncio.gather(one(prompts["kept"], "cached"), one(late, "late"))
+    answer = await whole(target, prompts["kept"], "whole", logit_bias={5: 8.0}, frequency_penalty=2.0, max_tokens=24)
+    cuts = answer.cuts[::6]
+    for name, told in (("cut", True), ("cut_untold", False)):
+        rests = await asyncio.gather(*(rest(target, answer, cut, name, told=told) for cut in cuts))
+        seen[name] = [differs(answer, cut, outputs) for cut, outputs in zip(cuts, rests, strict=True)]
     seen["runner"], seen["model_state"] = zip(*await target.rpc("names"), strict=True)
     await target.rpc("falsify_positions", "withheld")
     seen["withheld"] = await one(kept_prompt(200, 60, seed=4), "withheld")
