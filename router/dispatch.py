@@ -225,13 +225,23 @@ class Dispatcher:
         if decision.speculative and options.enabled == AUTO:
             decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
         outcome.reason = decision.reason
-        if decision.speculative:
-            check_speculator_length(traits.prompt_tokens, options.tokens_ahead, self.pools.speculator, _OR_DENSE)
-            if selection := await self._select(run):
-                entry = explanation(selection, options, run.spans.protected, outcome.timings)
-                self.selections.add(run.request_id, entry)
-                return selection.kept
+        if decision.speculative and (selection := await self._selection_or_dense(run)):
+            entry = explanation(selection, options, run.spans.protected, outcome.timings)
+            self.selections.add(run.request_id, entry)
+            return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
+
+    async def _selection_or_dense(self, run: Run) -> Selection | None:
+        """As `_select`. Under `auto`, a prompt that the speculator cannot read runs dense, too."""
+        options = run.context.options
+        try:
+            check_speculator_length(len(run.prompt.token_ids), options.tokens_ahead, self.pools.speculator, _OR_DENSE)
+            return await self._select(run)
+        except InvalidRequestError:
+            if options.enabled != AUTO:
+                raise
+            run.outcome.reason = "speculator-limit"
+            return None
 
     async def _select(self, run: Run) -> Selection | None:
         """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""

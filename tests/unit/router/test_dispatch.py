@@ -174,6 +174,25 @@ async def test_a_prompt_that_just_fits_both_pools_runs():
     assert (await run(LocalPools({"max_model_len": 100}), prompt(), enabled=False)).outputs[-1].finished
 
 
+@pytest.mark.parametrize("error", [None, InvalidRequestError("9,000 of its own tokens")])
+async def test_a_prompt_that_the_speculator_cannot_read_runs_dense_under_auto(error):
+    """With another tokenizer only the speculator itself knows that the prompt is too long for it."""
+    pools = LocalPools({} if error else {"max_model_len": 607})
+    pools.select_error = error
+    ran = await run(pools, prompt(), enabled="auto")
+    assert (ran.outcome.mode, ran.outcome.reason) == ("dense", "speculator-limit")
+    assert pools.generates[0].prompt.is_dense
+    assert ran.outputs[-1].finished
+    pools.select_error = error
+    with pytest.raises(InvalidRequestError):
+        await run(pools, prompt(), enabled=True)
+
+
+async def test_a_prompt_that_no_pool_can_read_is_refused_under_auto():
+    with pytest.raises(InvalidRequestError, match="token id 5000"):
+        await run(LocalPools(), prompt([5000, *IDS]), enabled="auto")
+
+
 async def test_salt_priority_and_engine_arguments_reach_the_pools():
     pools = LocalPools()
     await run(pools, prompt(cache_salt="salt", priority=3, engine_args={"reasoning_ended": True}))
