@@ -31,7 +31,6 @@ from kv_transfer.messages import (
 )
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
-from router.forecast import Forecaster
 from router.options import PrefillOptions, SpeculationOptions
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
@@ -93,7 +92,6 @@ class _Skim:
         self._options, self._decode = options, SpeculationOptions(method="none")
         self._pools = MockPools(speculator, target)
         self._dispatcher = Dispatcher(self._pools, self._options, self._decode, 3600.0, _Unmetered())
-        self._dispatcher.forecaster = Forecaster(lambda: asyncio.get_running_loop().time())
         self._router_ms = router_ms
 
     async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:

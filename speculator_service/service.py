@@ -1,7 +1,7 @@
 """Makes a selection: checks the request, scores the prompt, chooses what to keep, returns the kept prompt."""
 
+import time
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class SpeculatorService:
         if scores.importance.shape != request.token_ids.shape:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
             raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
-        start = perf_counter()
+        start = time.perf_counter()
         kept, share = self._choose(request, scores)
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
@@ -93,7 +93,7 @@ class SpeculatorService:
         )
         if context == "kept":
             await self.engine.open_session(request.request_id, prompt, cache_salt=request.cache_salt)
-        timings = {**scores.timings, "select": (perf_counter() - start) * 1e3}
+        timings = {**scores.timings, "select": (time.perf_counter() - start) * 1e3}
         importance = scores.importance.to(torch.float32).numpy() if request.return_importance else None
         return Selection(prompt, share, importance, timings, kept.reused, scores.cached_tokens)
 
