@@ -1,0 +1,82 @@
+"""Questions about the same documents meet the caches that hold them: four replicas in each pool, two routers.
+
+The engines are mocks, whose prefix caches count honestly. Each request has its own connection, so both routers serve.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.conftest import ROOT, Served, skim_serve
+
+pytestmark = pytest.mark.slow
+
+DOCUMENTS, QUESTIONS, DOCUMENT_TOKENS, QUESTION_TOKENS = 8, 3, 2000, 40
+REPLICAS, ROUTERS = 4, 2
+
+
+def settings(affinity: bool) -> dict[str, Any]:
+    pools = {
+        pool: {
+            "model": str(ROOT / "demo_models" / pool),
+            "engine": "mock",
+            "engine_options": {"cache_tokens": 200_000, "max_model_len": 4096},
+            "replicas": REPLICAS,
+            "cpus_per_replica": 0.1,
+        }
+        for pool in ("speculator", "target")
+    }
+    router = {"replicas": ROUTERS, "cpus": 0.1, "affinity": affinity}
+    router["vllm_args"] = {"enable_prompt_tokens_details": True}
+    return {"served_model_name": "skim-demo", **pools, "router": router}
+
+
+def serve(folder: Path, affinity: bool) -> Served:
+    config = folder / "mock.yaml"
+    config.write_text(yaml.safe_dump(settings(affinity)))
+    return skim_serve(config, folder)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    served = serve(tmp_path_factory.mktemp("serve"), affinity=True)
+    try:
+        served.await_ready()
+        yield served.url
+    finally:
+        served.stop()
+
+
+def tokens(name: str, count: int) -> list[int]:
+    return random.Random(name).choices(range(10, 900), k=count)
+
+
+def ask(url: str, document: int, question: int, speculative: bool) -> httpx.Response:
+    prompt = tokens(f"document {document} {speculative}", DOCUMENT_TOKENS) + tokens(f"{question}", QUESTION_TOKENS)
+    body = {"model": "skim-demo", "prompt": prompt, "max_tokens": 2, "speculative_prefill": speculative}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
+
+
+def shares(url: str) -> dict[str, float]:
+    """Of the later questions: the share of the prompt that the target had cached, and that found its record."""
+    cached, records = [], []
+    for question in range(QUESTIONS):
+        for document in range(DOCUMENTS):
+            dense = ask(url, document, question, False).json()["usage"]
+            speculative = ask(url, document, question, True)
+            if question:
+                details = dense["prompt_tokens_details"] or {"cached_tokens": 0}
+                cached.append(details["cached_tokens"] / DOCUMENT_TOKENS)
+                records.append(int(speculative.headers["x-skim-reused-tokens"]) > 0)
+    return {"target": sum(cached) / len(cached), "speculator": sum(records) / len(records)}
+
+
+def test_later_questions_meet_the_caches_of_the_first_ones(url: str) -> None:
+    found = shares(url)
+    assert found["target"] > 0.95, found
+    assert found["speculator"] > 0.95, found
