@@ -1,0 +1,78 @@
+"""Streams go on while target replicas are killed, with the bytes of an undisturbed run."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.config.load import config_from_settings
+from cluster.serve.deployment import apply
+from tests.chaos.conftest import SETTINGS, await_answers
+from tests.chaos.lost_replicas import (
+    Killer,
+    Stream,
+    await_running,
+    differing,
+    disturbed,
+    greedy_bodies,
+    streams,
+)
+from tests.e2e.conftest import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
+
+BODIES = greedy_bodies(12, prompt_tokens=1100, answer_tokens=150)
+"""Each stream takes 4 to 5 s."""
+
+
+@pytest.fixture(scope="module")
+def settings(served: Served) -> dict[str, Any]:
+    target = {**SETTINGS["target"], "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}}
+    router = {**SETTINGS["router"], "port": served.port, "admission_timeout_s": 60.0}
+    speculator = {**SETTINGS["speculator"], "engine_options": {}}
+    return {**SETTINGS, "speculator": speculator, "target": target, "router": router}
+
+
+def use(settings: dict[str, Any]) -> None:
+    apply(config_from_settings(settings), progress=lambda line: None)
+    await_running(settings["target"]["replicas"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restored(served: Served, on_its_ray: None) -> Iterator[None]:
+    yield
+    use({**SETTINGS, "router": {**SETTINGS["router"], "port": served.port}})
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        await_answers("target", 2, client)
+
+
+@pytest.fixture(scope="module")
+def quiet(served: Served, settings: dict[str, Any]) -> list[Stream]:
+    use(settings)
+    return asyncio.run(streams(served.url, BODIES, 6))
+
+
+def test_all_streams_complete_while_a_replica_is_killed_every_2_s(served: Served, quiet: list[Stream]) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    killer = Killer(random.Random(seed), count=2, every_s=2.0)
+    moved = asyncio.run(disturbed(served.url, BODIES, 6, killer))
+    assert killer.killed >= 1
+    assert differing(quiet, moved) == []
+
+
+def test_without_migration_the_streams_break(served: Served, quiet: list[Stream], settings: dict[str, Any]) -> None:
+    """Negative control."""
+    use({**settings, "router": {**settings["router"], "migration": False}})
+    deadline = time.monotonic() + 60
+    while True:
+        moved = asyncio.run(disturbed(served.url, BODIES, 12, Killer(random.Random(1), count=2, every_s=1.5)))
+        if differing(quiet, moved):
+            break
+        assert time.monotonic() < deadline, "no stream broke although its replica was killed"
+    broken = [moved[index] for index in differing(quiet, moved)]
+    assert all(stream.errors for stream in broken)
