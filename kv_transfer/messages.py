@@ -71,7 +71,7 @@ class SelectionOptions(BaseModel):
         "on", description="extend what was kept for an earlier prompt with the same beginning"
     )
     max_keep: float | None = Field(
-        None, gt=0, le=1, description="largest kept share with reuse; none: twice what a fresh selection keeps"
+        None, gt=0, le=1, description="largest kept share with reuse; none: three times what a fresh selection keeps"
     )
 
     @property

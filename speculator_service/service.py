@@ -106,7 +106,7 @@ class SpeculatorService:
             return Extended(fresh, 0), share
         importance = scores.importance.to("cpu", torch.float32).numpy()
         prompt = Prompt(importance, fresh, mask_of(spans, importance.size), request.options, request.question)
-        found = self._find(request, scores, prompt.question_start)
+        found = self._find(request, scores)
         if found is None:
             self.records.add(request.token_ids, fresh, request.options, request.cache_salt)
             return Extended(fresh, 0), share
@@ -121,13 +121,14 @@ class SpeculatorService:
         self._count(kept)
         return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
 
-    def _find(self, request: SelectRequest, scores: Scores, question_start: int) -> Found | None:
+    def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
         found = self.records.find(request.token_ids, request.cache_salt)
         if found is None or not self.engine.cache_tokens:
             return found
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
-        expected = min(found.common, question_start) // 4 - BLOCK_TOKENS
+        asked = request.question[0] if request.question else found.common
+        expected = min(found.common, asked) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return found
         self._counts.records_lost += 1

@@ -6,12 +6,14 @@ positions to positions.
 
 The rule of value against cost:
 
-- Late chunks are those of a fresh selection that do not stand yet, the most important first. At most a quarter of the
+- Late chunks are those of a fresh selection that do not stand yet, the most important first. At most an eighth of the
   fresh selection's chunks of the old text are added per turn (LATE_SHARE), or LATE_TOKENS if that is more, or as many
   as it takes until as much of the old text stands as a fresh selection keeps. A chunk that is less important than the
   median chunk of the old text is left out. Protected tokens that do not stand are always added.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
-  extended prompt is longer than `max_keep` allows, or if nothing is dropped or reused.
+  extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
+  two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
+  without the first, so a sentence that begins in one and ends in the other is not understood.
 """
 
 import math
@@ -23,11 +25,11 @@ import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array, SelectionOptions
 
-LATE_SHARE = 0.25
+LATE_SHARE = 1 / 8
 LATE_TOKENS = 128
 SHORT = 256
 """Tokens. A new text of at most this length is kept whole; a question of this length is read again for late chunks."""
-GROWTH = 2.0
+GROWTH = 3.0
 """Without `max_keep`, an extended prompt has at most this many times the tokens of a fresh selection."""
 
 
@@ -82,10 +84,6 @@ class Prompt:
         mask[-self.options.protect_last :] = True
         return mask
 
-    @property
-    def question_start(self) -> int:
-        return self.question[0] if self.question else max(0, self.size - self.options.protect_last)
-
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     """The kept prompt: the record's longest prefix before position C, the earlier answer, late chunks, the new text."""
@@ -93,13 +91,14 @@ def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     fresh = Extended(prompt.fresh, min(lead, known.positions.size))
     common = min(known.common, prompt.size - 1)  # the prompt's last token is read last
     plan, new = _plan(prompt, known, common)
-    if plan.late and prompt.question_start < common:
+    if plan.late and prompt.question and prompt.question[0] < common:
         # Late chunks after the question are hardly used. A short question is read again after them.
-        again, read = _plan(prompt, known, prompt.question_start)
+        again, read = _plan(prompt, known, prompt.question[0])
         if read - new <= max(SHORT, new):
             plan, new = again, read
     too_long = prompt.fresh.size == prompt.size or plan.positions.size > _limit(prompt)
-    if too_long or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
+    torn = _is_torn(prompt, plan.positions, common)
+    if too_long or torn or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
         return replace(fresh, compacted=plan.reused > fresh.reused)
     return plan
 
@@ -120,13 +119,22 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
         new[answer:] = True
     late = _late(prompt, standing, wanted, common)
 
-    before = prompt.question_start if prompt.question and prompt.question_start >= common else answer
     ordered = np.flatnonzero(new)
-    split = int(np.searchsorted(ordered, before))
+    split = int(np.searchsorted(ordered, _place_of_late(prompt, answer, common)))
     parts = (reused, ordered[:split], np.flatnonzero(late), ordered[split:])
     positions = np.concatenate(parts).astype(np.int32)
     read = positions.size - _shared(positions, _held(prompt, known, common))
     return Extended(positions, int(reused.size), int(late.sum())), read
+
+
+def _place_of_late(prompt: Prompt, answer: int, common: int) -> int:
+    """The position before which late chunks stand: the question or, if it is unknown or stands already, the first
+    droppable text after the answer. In a tool turn that is the tool's result, and the call before it stays cached.
+    """
+    if prompt.question and prompt.question[0] >= common:
+        return prompt.question[0]
+    text = np.flatnonzero(~prompt.spans[answer:-1])
+    return answer + int(text[0]) if text.size else answer
 
 
 def _late(
@@ -143,7 +151,7 @@ def _late(
     )
     if not missing.any():
         return late
-    mean = np.add.reduceat(prompt.importance.astype(np.float64), starts) / np.diff(np.append(starts, prompt.size))
+    mean = _means(prompt, starts)
     wanting = int(chosen.sum()) - int(stands.sum())
     bound = max(math.ceil(LATE_SHARE * chosen.sum()), LATE_TOKENS // size, wanting)
     candidates = np.flatnonzero(missing)
@@ -151,6 +159,29 @@ def _late(
     added = np.zeros(starts.size, bool)
     added[falling[mean[falling] >= np.median(mean[starts < common])]] = True
     return late | (np.repeat(added, size)[: prompt.size] & old & ~standing)
+
+
+def _means(prompt: Prompt, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The mean importance of the chunks that begin at `starts`."""
+    sums = np.add.reduceat(prompt.importance.astype(np.float64), starts)
+    return sums / np.diff(np.append(starts, prompt.size))
+
+
+def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
+    """Whether the second of two adjacent important chunks of the old text stands before the first.
+
+    positions: in cache order. Single tokens (granularity token) are no text that could be torn.
+    """
+    if prompt.options.granularity == "token":
+        return False
+    size = prompt.options.chunk_size
+    starts = np.arange(0, prompt.size, size)
+    old = starts[np.logical_or.reduceat(~prompt.protected, starts) & (starts < common)]
+    important = old[np.argsort(-_means(prompt, starts)[old // size], kind="stable")[: max(2, LATE_TOKENS // size)]]
+    second = important[np.isin(important - size, important)]
+    slots = np.full(prompt.size, -1)
+    slots[positions] = np.arange(positions.size)
+    return bool(((slots[second] >= 0) & (slots[second] < slots[second - 1])).any())
 
 
 def _answer_end(prompt: Prompt, known: KnownPrefix, reused: int, common: int) -> int:

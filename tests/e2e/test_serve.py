@@ -13,6 +13,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from cluster.commands.demo_document import DemoDocument, make_document
+from cluster.in_process.prompts import load_tokenizer
+from evals.turns import make_conversations
+from tests.unit.conftest import MODELS
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +120,36 @@ def test_the_explain_view_covers_the_answer(client: httpx.Client, document: Demo
     assert view["prompt_tokens"] == document.prompt_tokens
     assert sum(end - start for start, end in view["kept_spans"]) == int(answer.headers["x-skim-kept-tokens"])
     assert client.get("/v1/requests/nobody/selection").status_code == 404
+
+
+def test_a_conversation_extends_what_was_kept(openai: OpenAI) -> None:
+    """Three questions, a tool turn and a question about its result: each turn reuses the kept prompt before it."""
+    tokenizer = load_tokenizer(str(MODELS / "target"))
+    [turns] = make_conversations(3, [3000], 1, seed=2, style="plain", tokens=lambda t: len(tokenizer(t).input_ids))
+    messages: list[Any] = []
+    before = 0
+
+    def ask(*more: dict[str, Any]) -> str:
+        nonlocal before
+        messages.extend(more)
+        raw = openai.chat.completions.with_raw_response.create(
+            messages=messages, **GREEDY, extra_body={"speculative_prefill": {"keep_rate": 0.1}}
+        )
+        assert raw.headers["x-skim-mode"] == "speculative"
+        assert int(raw.headers["x-skim-reused-tokens"]) == before
+        before = int(raw.headers["x-skim-kept-tokens"])
+        text = raw.parse().choices[0].message.content or ""
+        messages.append({"role": "assistant", "content": text.strip()})
+        view = httpx.get(f"{openai.base_url}requests/{raw.parse().id}/selection").json()
+        assert sum(end - start for start, end in view["reused_spans"]) == view["reused_tokens"]
+        return text
+
+    for sample in turns:
+        assert sample.quiz.score(ask({"role": "user", "content": sample.text})) == 1
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages[-1] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    ask({"role": "tool", "tool_call_id": "1", "content": "The price of the quiet clock is 7306."})
+    assert "7306" in ask({"role": "user", "content": "Question: What is the price of the quiet clock?"})
 
 
 def test_the_router_holds_no_weights(endpoint: str) -> None:

@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 
 from cluster.commands.demo_document import DemoDocument, make_document
+from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.pair import Pair
 from cluster.in_process.prompts import render
 from cluster.in_process.selection import PairSelection
-from kv_transfer.messages import DecodeOptions, GenerateOutput, KeptPrompt, SelectionOptions, WarmUpRequest
+from evals.tasks import Sample
+from evals.turns import make_conversations, without_late_chunks
+from kv_transfer.messages import DecodeOptions, GenerateOutput, KeptPrompt, Selection, SelectionOptions, WarmUpRequest
 from router.warm_up import continued, next_conversation, start_of_next_turn
 from speculator_service.service import SpeculatorService
+from target_service.sampling import FINAL_ONLY
 from target_service.warm_up import warm_up
 
 MODELS = Path(__file__).parents[4] / "demo_models"
+BLOCK = 32
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}
 DOCUMENTS = [make_document(2048, seed) for seed in (3, 4, 5)]
 
@@ -28,7 +33,7 @@ def pair() -> Iterator[Pair]:
     with Pair(
         MODELS / "target",
         MODELS / "speculator",
-        target_options={**OPTIONS, "draft_channel": {"deadline_s": 20.0}},
+        target_options={**OPTIONS, "block_size": BLOCK, "draft_channel": {"deadline_s": 20.0}},
         speculator_options=OPTIONS,
         decode=DecodeOptions(adaptive=False),
     ) as pair:
@@ -100,3 +105,39 @@ def test_the_start_of_the_next_turn_is_read_ahead(pair: Pair, *, warm: bool) -> 
 
 async def _outputs(stream: AsyncGenerator[GenerateOutput, None]) -> list[GenerateOutput]:
     return [output async for output in stream]
+
+
+@pytest.mark.parametrize("draft_context", ["full", "kept"])
+def test_later_turns_extend_the_first(pair: Pair, draft_context: str) -> None:
+    """The target reads late chunks, question and template; it has the rest in its prefix cache.
+
+    Negative control: without the late chunks, later answers are wrong.
+    """
+    right = {"extended": 0, "no late chunks": 0}
+    tokenizer = pair._pair.tokenizer
+    made = make_conversations(3, [2048], 3, seed=3, style="plain", tokens=lambda text: len(tokenizer(text).input_ids))
+    for number, conversation in enumerate(made):
+        salt, before = f"{draft_context} {number}", 0
+        for turn, sample in enumerate(conversation):
+            decode = DecodeOptions(adaptive=False, draft_context=draft_context)
+            selection, cached, text = pair._thread.run(_turn(pair._pair, sample, salt, decode))
+            if turn:
+                assert selection.reused_tokens == before
+                assert cached >= before // BLOCK * BLOCK
+                assert selection.cached_tokens > 0.9 * 2048
+                right["extended"] += sample.quiz.score(text) == 1
+                without = pair.generate(without_late_chunks(selection), max_tokens=8).text
+                right["no late chunks"] += sample.quiz.score(without) == 1
+            before = selection.kept.token_ids.size
+    assert right["extended"] == 6
+    assert right["no late chunks"] <= 3
+
+
+async def _turn(pair: AsyncPair, sample: Sample, salt: str, decode: DecodeOptions) -> tuple[Selection, int, str]:
+    """The selection of a turn, the target's cached tokens, and the answer."""
+    prompt = render(sample.messages, pair.tokenizer)
+    options = SelectionOptions(keep_rate=0.1)
+    selection = await pair.select(prompt, options, decode=decode, cache_salt=salt)
+    sampling = {"max_tokens": 8, "temperature": 0.0, "output_kind": FINAL_ONLY}
+    [output] = [o async for o in pair.generate(selection.kept, sampling, decode=decode, cache_salt=salt)]
+    return selection, output.cached_tokens, output.completions[0].text
