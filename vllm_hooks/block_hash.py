@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.position_map import PositionMap, position_map
+from kv_transfer.position_map import Int64Array, PositionMap, position_map
 
 HOOKED = tuple(
     (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
@@ -50,12 +50,12 @@ def hash_positions() -> None:
     block_pool.generate_block_hash_extra_keys = extra_keys
 
 
-def position_offsets(request: Any, start: int, end: int) -> list[int]:
-    """Original position minus slot, for each slot in [start, end). All are zero for a plain request."""
+def position_offsets(request: Any, start: int, end: int) -> Int64Array:
+    """Original position minus slot, int64 [end - start]: for each slot in [start, end). Zeros for a plain request."""
     offsets = np.zeros(end - start, np.int64)
     if restored := _map_of(request):
         restored.fill(offsets, start)
-    return offsets.tolist()
+    return offsets
 
 
 def _map_of(request: Any) -> PositionMap | None:

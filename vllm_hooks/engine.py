@@ -12,7 +12,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import ModelError, SkimError
 from kv_transfer.validation import sentence
-from vllm_hooks import block_hash, positions_v1, positions_v2
+from vllm_hooks import block_hash, partial_blocks, positions_v1, positions_v2
+from vllm_hooks.partial_blocks import remembers_partial_blocks
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment
 from vllm_hooks.symbols import Symbol, check_symbols
 
@@ -70,12 +71,14 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
     """A running engine with this configuration.
 
     hooked: the vLLM symbols that the service's own hooks depend on. arguments: for AsyncLLM.from_vllm_config.
-    Raises SkimError for a vLLM without one of the symbols, before any process starts; ModelError if a worker refuses
+    Raises SkimError for a vLLM without one of the symbols and for options that cannot work, before any process starts;
+    ModelError if a worker refuses
     the model; SkimError that begins with `failure` for every other cause.
     """
     check_connector(config)
+    remembers_partial_blocks(config)
     positions = positions_v2 if config.use_v2_model_runner else positions_v1
-    check_symbols((*HOOKED, *block_hash.HOOKED, *positions.HOOKED, *hooked))
+    check_symbols((*HOOKED, *block_hash.HOOKED, *partial_blocks.HOOKED, *positions.HOOKED, *hooked))
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
         config.compilation_config.custom_ops.append("-rotary_embedding")

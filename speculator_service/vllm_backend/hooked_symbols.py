@@ -1,11 +1,11 @@
 """The vLLM symbols that only the speculator wraps, overrides, patches or calls, for `symbols.check_symbols`.
 
-Private methods that it calls are included. The symbols of restored positions and block hashes are in `vllm_hooks`.
+Private methods that it calls are included. The symbols of restored positions, block hashes and partial blocks are in
+`vllm_hooks`.
 """
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _MANAGER = "vllm.v1.core.kv_cache_manager"
-_POOL = "vllm.v1.core.block_pool"
 _WORKER = "vllm.v1.worker.gpu_worker"
 _SAMPLING = "vllm.v1.sample.ops.topk_topp_sampler"
 
@@ -21,14 +21,7 @@ HOOKED = (
     (_SCHEDULER, "Scheduler.add_request", "self request"),
     (_SCHEDULER, "Scheduler.schedule", "self"),
     (_SCHEDULER, "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
-    (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
-    (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
     (_MANAGER, "KVCacheManager.allocate_slots", "self request num_new_tokens"),
-    (_MANAGER, "KVCacheManager.cache_blocks", "self request num_computed_tokens"),
-    (_MANAGER, "KVCacheManager.get_blocks", "self request_id"),
-    (_MANAGER, "KVCacheManager.prefix_cache_lookup_enabled", "self request"),
-    (_POOL, "BlockPool._insert_block_hash", "self block_hash_with_group_id block num_tokens"),
-    (_POOL, "BlockPool._remove_cached_block_hashes", "self block"),
     # exact_top_k
     (_SAMPLING, "apply_top_k_top_p", "logits k p"),
     (_SAMPLING, "compiled_random_sample", "logits"),

@@ -20,9 +20,10 @@ def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.Monk
     from speculator_service.vllm_backend import hooked_symbols as speculator
     from target_service.vllm_backend import draft_probs
     from target_service.vllm_backend import start as target
-    from vllm_hooks import block_hash, engine, positions_v1, positions_v2
+    from vllm_hooks import block_hash, engine, partial_blocks, positions_v1, positions_v2
 
-    shared = (*engine.HOOKED, *block_hash.HOOKED, *positions_v1.HOOKED, *positions_v2.HOOKED)
+    hooks = (engine, block_hash, partial_blocks, positions_v1, positions_v2)
+    shared = tuple(symbol for hook in hooks for symbol in hook.HOOKED)
     symbols = (*shared, *speculator.HOOKED, *speculator.HOOKED_V2, *target.HOOKED, *draft_probs.HOOKED)
     check_symbols(symbols)
     for symbol in symbols:

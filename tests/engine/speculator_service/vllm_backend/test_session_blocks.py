@@ -2,19 +2,19 @@
 
 import asyncio
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt, SelectionOptions
-from speculator_service.vllm_backend.scheduler import multi_step, partial_blocks
+from speculator_service.vllm_backend.scheduler import multi_step
 from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine, continuation
 from tests.reference.models import build_model
 from tests.reference.segments import shuffled
+from vllm_hooks import partial_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +180,24 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     engine.close()
 
 
+async def test_a_part_of_a_whole_block_is_found(start):
+    """The same prompt again; a prompt that differs inside a block. Negative control: nothing is remembered."""
+    engine, prompt = start(), np.random.default_rng(3).integers(16, 1016, 150).astype(np.int32)
+
+    async def read(ids):
+        before = engine._engine.tokens_read
+        await engine.score("s", ids, SelectionOptions(look_ahead=40))
+        return engine._engine.tokens_read - before - 40  # the look-ahead tokens fill the block of the prompt's end
+
+    other = np.concatenate([prompt[:90], prompt[:30]])
+    assert [await read(ids) for ids in (prompt, prompt, other)] == [150, 1, 30]
+    engine._engine.scheduler._whole_blocks.clear()
+    engine._engine.scheduler._partial_blocks.clear()
+    assert [await read(ids) for ids in (prompt, other)] == [150 % BLOCK, 120 % BLOCK]
+    assert engine._engine.wrong_reads == 0
+    engine.close()
+
+
 EQUAL = np.arange(16, 66, dtype=np.int32)
 """Tokens that several kept prompts have: a whole block and a partial one."""
 
@@ -216,7 +234,7 @@ async def test_partial_blocks_of_other_positions_are_not_shared(start, one, othe
 
 @pytest.mark.parametrize(("one", "other"), CASES)
 async def test_control_partial_blocks_that_do_not_know_positions_are_seen(start, monkeypatch, one, other):
-    monkeypatch.setattr(partial_blocks, "position_offsets", lambda request, start, end: [0] * (end - start))
+    monkeypatch.setattr(partial_blocks, "position_offsets", lambda request, start, end: np.zeros(end - start, np.int64))
     engine = start()
     await read_kept(engine, "one", one, 200)
     read, _ = await read_kept(engine, "other", other, 200)
@@ -266,15 +284,6 @@ async def test_partial_blocks_can_be_switched_off(start, chosen):
     assert (engine._engine.tokens_read - read < 30) == chosen
     assert engine.session_stats()["rebuilt"] == engine._engine.wrong_reads == 0
     engine.close()
-
-
-@pytest.mark.parametrize(("device", "chosen", "expected"), [
-    ("cpu", {}, True), ("cuda", {}, False),
-    ("cpu", {partial_blocks.PARTIAL_BLOCKS: False}, False), ("cuda", {partial_blocks.PARTIAL_BLOCKS: True}, True),
-])  # fmt: skip
-def test_partial_blocks_are_for_cpu_by_default(device, chosen, expected):
-    config = SimpleNamespace(device_config=SimpleNamespace(device_type=device), additional_config=chosen)
-    assert partial_blocks.remembers_partial_blocks(config) == expected
 
 
 async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):

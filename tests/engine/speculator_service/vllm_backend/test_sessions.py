@@ -13,6 +13,7 @@ from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kep
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
 from tests.reference.segments import shuffled
+from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +194,9 @@ async def test_salts_share_nothing(rig):
         drafted = await rig.engine.draft("s", NOTHING, 2)
         rig.check_greedy(KeptPrompt.dense(prompt), NOTHING, drafted, 2)
         spared.append((await rig.engine.worker_stats())[0]["cached_tokens"] - before)
-    assert spared == [0, 288, 0, 288, 0]
+    # All but the last token, which is always computed; whole blocks alone are 288.
+    again = 319 if remembers_partial_blocks(rig.engine._engine.vllm_config) else 288
+    assert spared == [0, again, 0, again, 0]
     assert rig.engine.session_stats()["rebuilt"] == 0
     await rig.engine.close_session("s")
 
@@ -209,7 +212,8 @@ async def test_kept_sessions_of_two_tenants_share_nothing(rig, monkeypatch, leng
         return output
 
     monkeypatch.setattr(rig.engine, "_generate", noting)
-    prompt = kept_of(random_prompt(2 * length, seed=31), 31)
+    # Each length has tokens of its own: equal first tokens would be found.
+    prompt = kept_of(random_prompt(2 * length, seed=length), 31)
     for salt in (None, "one", "one", "two", None):
         await rig.engine.open_session("k", prompt, cache_salt=salt)
         await rig.engine.close_session("k")

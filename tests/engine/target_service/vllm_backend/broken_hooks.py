@@ -1,17 +1,32 @@
 """Workers and engines with hooks that are broken on purpose. The oracle tests must notice this."""
 
 import numpy as np
+from vllm.v1.request import Request
 
 from kv_transfer.position_map import PositionMap
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.worker import TargetWorker
 from vllm_hooks import positions_v1, positions_v2
+from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
 class BreakableWorker(TargetWorker):
-    """A worker whose position maps a test can break (`withheld`, `wrong_origin`) and repair (`right`)."""
+    """A worker whose hooks a test can break and repair."""
+
+    def remember_more(self, tokens: int) -> None:
+        """The scheduler remembers so many tokens more than were computed. It runs in this process: one rank only."""
+
+        def remember(scheduler: PartialBlockScheduler, request: Request) -> None:
+            computed, blocks = request.num_computed_tokens, scheduler.kv_cache_manager.get_blocks(request.request_id)
+            request.num_computed_tokens = min(computed + tokens, scheduler.block_size * len(blocks.blocks[0]))
+            self._right_remember(scheduler, request)
+            request.num_computed_tokens = computed
+
+        self._right_remember = getattr(self, "_right_remember", PartialBlockScheduler._remember)
+        PartialBlockScheduler._remember = remember
 
     def falsify_positions(self, how: str) -> None:
+        """Restored positions are `withheld`, `wrong_origin`, or `right` again."""
         right = positions_v1.position_map if not hasattr(self, "_right") else self._right
         self._right = right
 
@@ -28,12 +43,20 @@ class BreakableWorker(TargetWorker):
         positions_v1.position_map = positions_v2.position_map = falsified
 
 
-class HashlessTarget(VllmTarget):
-    """A target with vLLM's own schedulers, so that block hashes lack positions, and with a BreakableWorker."""
+class BreakableTarget(VllmTarget):
+    """A target with a BreakableWorker."""
 
     worker_cls = "tests.engine.target_service.vllm_backend.broken_hooks.BreakableWorker"
-    scheduler_cls = "vllm.v1.core.sched.scheduler.Scheduler"
-    async_scheduler_cls = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+
+    async def remember_more(self, tokens: int) -> None:
+        await self._engine.collective_rpc("remember_more", args=(tokens,))
 
     async def falsify_positions(self, how: str) -> None:
         await self._engine.collective_rpc("falsify_positions", args=(how,))
+
+
+class HashlessTarget(BreakableTarget):
+    """A target with vLLM's own schedulers, so that block hashes lack positions."""
+
+    scheduler_cls = "vllm.v1.core.sched.scheduler.Scheduler"
+    async_scheduler_cls = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"

@@ -16,6 +16,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     VOCABULARY,
     assert_right,
     build_target,
+    cached_tokens,
     collect,
     dense_prompt,
     engine_options,
@@ -93,8 +94,8 @@ async def test_cached_blocks_are_shared_only_at_equal_positions(engine: VllmTarg
         outputs = await collect(engine, prompt, name)
         assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
         cached.append(outputs[0].cached_tokens)
-    # The 100 lead-in tokens fill 3 blocks of 32. The prompt fills 12 blocks and part of one that is never cached.
-    assert cached == [0, 0, 96, 384]
+    # The 100 lead-in tokens, and all but the last token, which is always computed.
+    assert cached == [0, 0, *cached_tokens(engine, 100, 399)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ async def test_a_whole_prompt_in_another_order_shares_no_block_with_a_plain_one(
         outputs = await collect(engine, prompt, name)
         assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
         cached.append(outputs[0].cached_tokens)
-    assert cached == [0, 0, 448]
+    assert cached == [0, 0, *cached_tokens(engine, 479)]
 
 
 async def test_what_is_appended_reuses_the_blocks_of_what_stands(engine: VllmTarget, oracle: GenerationOracle) -> None:
@@ -129,8 +130,8 @@ async def test_what_is_appended_reuses_the_blocks_of_what_stands(engine: VllmTar
         assert oracle.wrong_tokens(prompt, tokens) == 0
         assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
         cached.append(outputs[0].cached_tokens)
-    # Whole blocks of the 392 tokens that stand before the chunk, and of the 463 before the answer's last token.
-    assert cached == [384, 448]
+    # What stands before the chunk, and before the answer's last token.
+    assert cached == cached_tokens(engine, 392, 463)
 
 
 async def test_several_sampled_answers(engine: VllmTarget, oracle: GenerationOracle) -> None:
@@ -194,7 +195,7 @@ async def test_other_salts_share_no_cached_blocks(engine: VllmTarget) -> None:
         request = GenerateRequest("salted", prompt, {"max_tokens": 1}, cache_salt=salt)
         outputs = [o async for o in engine.generate(request)]
         cached.append(outputs[0].cached_tokens)
-    assert cached == [0, 0, 192]
+    assert cached == [0, 0, *cached_tokens(engine, 199)]
 
 
 async def running_in_core(engine: VllmTarget) -> float:

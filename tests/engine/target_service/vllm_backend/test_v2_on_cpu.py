@@ -27,7 +27,7 @@ def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
     for name in ("kept", "plain", "chunked", "shuffled", "cached", "late"):
         assert seen[name]["wrong"] == 0
         assert seen[name]["difference"] <= 1e-3
-    assert seen["cached"]["cached_tokens"] == seen["late"]["cached_tokens"] == 32
+    assert (seen["cached"]["cached_tokens"], seen["late"]["cached_tokens"]) == (59, 52)
     assert seen["withheld"]["wrong"] > seen["tokens"] / 2
     # Answers that another replica began; told only as a part of the prompt, the penalties miss their tokens.
     assert len(seen["cut"]) > 2
