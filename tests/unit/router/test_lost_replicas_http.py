@@ -29,8 +29,9 @@ class Losing(LocalPools):
             yield output
 
 
-CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 18}
-TEXT = {"model": "demo", "prompt": [20, 21, 22], "max_tokens": 18}
+# An answer that is not streamed comes in outputs of 16 tokens: so it has six of them, more than any life above.
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
+TEXT = {"model": "demo", "prompt": [20, 21, 22], "max_tokens": 100}
 REQUESTS = {
     "chat": ("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}}),
     "chat-whole": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1}),
@@ -39,7 +40,7 @@ REQUESTS = {
     "text": ("/v1/completions", {**TEXT, "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}),
     "text-echo": ("/v1/completions", {**TEXT, "echo": True, "logprobs": 1}),
     "text-several": ("/v1/completions", {**TEXT, "prompt": [[20, 21], [22, 23, 24]], "n": 2}),
-    "responses": ("/v1/responses", {"model": "demo", "input": "hello", "max_output_tokens": 18, "stream": True}),
+    "responses": ("/v1/responses", {"model": "demo", "input": "hello", "max_output_tokens": 100, "stream": True}),
     "messages": ("/v1/messages", {**CHAT, "stream": True}),
     "beams": ("/v1/completions", {**TEXT, "max_tokens": 4, "n": 2, "use_beam_search": True, "temperature": 0.0}),
 }
