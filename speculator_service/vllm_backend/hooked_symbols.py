@@ -21,6 +21,8 @@ HOOKED = (
     (_SCHEDULER, "Scheduler.add_request", "self request"),
     (_SCHEDULER, "Scheduler.schedule", "self"),
     (_SCHEDULER, "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
+    (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
+    (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
     (_MANAGER, "KVCacheManager.allocate_slots", "self request num_new_tokens"),
     # exact_top_k
     (_SAMPLING, "apply_top_k_top_p", "logits k p"),
