@@ -38,7 +38,7 @@ unit: $(INSTALLED) ## run the tests without an engine, about a minute
 
 engine: $(INSTALLED) ## run the tests of real engines, on CPU
 	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) -n 2 --dist loadfile tests/engine
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 
 e2e: $(INSTALLED) ## run the tests of Ray, HTTP and real clients
 	@printf '\n== e2e: Ray, HTTP, real clients\n'

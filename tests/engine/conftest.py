@@ -8,6 +8,11 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with `LONGEST = True` come first, so that no worker of pytest-xdist ends long after the others."""
+    items.sort(key=lambda item: not getattr(getattr(item, "module", None), "LONGEST", False))
+
+
 class _Process(ForkServerProcess):
     """A process with the environment of its parent, as if it were spawned, not that of the fork server."""
 

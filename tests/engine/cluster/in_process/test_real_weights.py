@@ -54,8 +54,8 @@ def test_a_fifth_of_real_text_is_enough(pair: Pair, document: RealDocument) -> N
 
 
 def test_without_the_fact_the_answer_is_wrong(pair: Pair) -> None:
-    """Negative control: as many tokens, but those at the end of the prompt."""
-    answer = pair.ask(CODE.messages, keep_rate=0.0001, protect_last=240, max_tokens=24)
+    """Negative control: as many tokens, but those at the end of the prompt, and none of an earlier selection."""
+    answer = pair.ask(CODE.messages, keep_rate=0.0001, protect_last=240, reuse="off", max_tokens=24)
     assert CODE.answer not in answer.text
 
 

@@ -18,6 +18,7 @@ from kv_transfer.environment import CORES
 ROOT = Path(__file__).parents[4]
 SCRIPTS = "tests.engine.target_service.vllm_backend.v2_on_cpu"
 pytestmark = pytest.mark.slow
+LONGEST = True
 
 
 @pytest.fixture(autouse=True)
