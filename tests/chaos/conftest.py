@@ -12,6 +12,7 @@ import psutil
 import pytest
 import ray
 import yaml
+from ray.serve.context import _disconnect
 
 from cluster.commands.demo_document import make_document
 from cluster.serve.app import APP_NAME
@@ -72,6 +73,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def on_its_ray(served: Served) -> Iterator[None]:
     """Connects this process to the Ray of `served`, to read the replicas' counters and to kill replicas."""
+    # Serve keeps a client by job id, and the clusters of other modules have jobs of the same ids.
+    _disconnect()
     ray.init(address="auto", log_to_driver=False)
     yield
     ray.shutdown()
