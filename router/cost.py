@@ -23,7 +23,7 @@ SURPRISE = 3.0
 QUEUE_DECAY_S = 10.0
 """A measured wait in the queue says little after this time."""
 MARGIN = 0.1
-"""A prompt changes the form of its earlier turn only for a gain of this share."""
+"""A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
 ENOUGH = 3
 """Measurements before an estimate counts: the first requests of an engine can be slow."""
 STALE_S = 60.0
@@ -117,17 +117,19 @@ def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float)
 
 
 def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
-    """Whether the first token is sooner speculative; dense at a tie.
+    """Whether the first token is sooner speculative, by MARGIN; else dense, which reads the whole prompt.
 
-    before: how the earlier turn of this prompt ran, if there was one: the other mode must be sooner by MARGIN.
+    before: how the earlier turn of this prompt ran, if there was one. After a speculative turn, dense must be sooner by
+    MARGIN.
     Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `probe`.
     """
     if estimate is None:
         return Decision(True, "unmeasured")
-    dense = estimate.dense * (1 - MARGIN if before == "dense" else 1)
+    worth = (1 - MARGIN) * estimate.cold
+    dense = estimate.dense if before == "speculative" else (1 - MARGIN) * estimate.dense
     speculative = estimate.speculative * (1 - MARGIN if before == "speculative" else 1)
     if speculative < dense:
         return Decision(True, "sooner")
     if estimate.age_s * estimate.dense > STALE_S * estimate.speculative:
         return Decision(True, "probe")
-    return Decision(False, "cached" if estimate.speculative < estimate.cold else "sooner")
+    return Decision(False, "cached" if estimate.speculative < worth else "sooner")
