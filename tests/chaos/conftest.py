@@ -50,13 +50,17 @@ def target_folder(folder: Path) -> Path:
     return folder / "target"
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The deployment of a `skim serve` that was started in `folder`."""
+    return {**SETTINGS, "target": {**SETTINGS["target"], "model": str(target_folder(folder))}}
+
+
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     config = folder / "mock.yaml"
-    settings = {**SETTINGS, "target": {**SETTINGS["target"], "model": str(target_folder(folder))}}
     shutil.copytree(ROOT / "demo_models" / "target", target_folder(folder))
-    config.write_text(yaml.safe_dump(settings))
+    config.write_text(yaml.safe_dump(settings_in(folder)))
     served = skim_serve(config, folder)
     processes = [psutil.Process(served.process.pid)]
     try:

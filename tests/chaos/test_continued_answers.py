@@ -11,7 +11,7 @@ import pytest
 
 from cluster.config.load import config_from_settings
 from cluster.serve.deployment import apply
-from tests.chaos.conftest import SETTINGS, await_answers
+from tests.chaos.conftest import await_answers, settings_in
 from tests.chaos.lost_replicas import (
     Killer,
     Stream,
@@ -31,10 +31,11 @@ BODIES = greedy_bodies(12, prompt_tokens=1100, answer_tokens=150)
 
 @pytest.fixture(scope="module")
 def settings(served: Served) -> dict[str, Any]:
-    target = {**SETTINGS["target"], "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}}
-    router = {**SETTINGS["router"], "port": served.port, "admission_timeout_s": 60.0}
-    speculator = {**SETTINGS["speculator"], "engine_options": {}}
-    return {**SETTINGS, "speculator": speculator, "target": target, "router": router}
+    before = settings_in(served.log.parent)
+    target = {**before["target"], "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}}
+    router = {**before["router"], "port": served.port, "admission_timeout_s": 60.0}
+    speculator = {**before["speculator"], "engine_options": {}}
+    return {**before, "speculator": speculator, "target": target, "router": router}
 
 
 def use(settings: dict[str, Any]) -> None:
@@ -45,7 +46,8 @@ def use(settings: dict[str, Any]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def restored(served: Served, on_its_ray: None) -> Iterator[None]:
     yield
-    use({**SETTINGS, "router": {**SETTINGS["router"], "port": served.port}})
+    before = settings_in(served.log.parent)
+    use({**before, "router": {**before["router"], "port": served.port}})
     with httpx.Client(base_url=served.url, timeout=120) as client:
         await_answers("target", 2, client)
 
