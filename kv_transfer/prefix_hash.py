@@ -4,6 +4,7 @@ Unlike vLLM's block hashes they need no engine, do not depend on a seed of the p
 which prompts begin alike: for affinity, for what a pool has cached, and for records.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -12,18 +13,20 @@ import numpy.typing as npt
 DIGEST_BYTES = 16
 
 
-def block_hashes(token_ids: npt.ArrayLike, block_size: int, salt: str | None = None) -> list[bytes]:
+def block_hashes(
+    token_ids: npt.ArrayLike, block_size: int, salt: str | None = None, *, known: Sequence[bytes] = ()
+) -> list[bytes]:
     """One hash per whole block: hash i covers the tokens [0, (i + 1) * block_size) and the salt.
 
     token_ids: integers [M], hashed as int32. Tokens after the last whole block are not hashed. salt: prompts with
-    different salts have no hash in common (`cache_salt`).
+    different salts have no hash in common (`cache_salt`). known: the hashes of the first blocks, if they are known.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     ids = np.ascontiguousarray(token_ids, "<i4")
-    chain = _seed(salt)
-    hashes = []
-    for start in range(0, ids.size - block_size + 1, block_size):
+    hashes = list(known)
+    chain = hashes[-1] if hashes else _seed(salt)
+    for start in range(len(hashes) * block_size, ids.size - block_size + 1, block_size):
         chain = blake2b(chain + ids[start : start + block_size].tobytes(), digest_size=DIGEST_BYTES).digest()
         hashes.append(chain)
     return hashes

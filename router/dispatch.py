@@ -25,20 +25,20 @@ from kv_transfer.messages import (
     WarmUpRequest,
 )
 from router.affinity import PrefixKeys
+from router.answer_record import AnswerRecord
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
-from router.forecast import AnswerIds, Forecast, Forecaster
+from router.forecast import Forecast, Forecaster
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import AUTO, PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
-from router.warm_up import AnswerText, NextTurn, WarmUps
+from router.warm_up import NextTurn, WarmUps
 from speculator_service.limits import check_length as check_speculator_length
 from target_service.limits import check_length as check_target_length
-from target_service.sampling import DELTA
 
 logger = logging.getLogger(__name__)
 
@@ -133,11 +133,11 @@ class Dispatcher:
             self.selections.note_migration(request_id, outcome.prompt_tokens, migration)
 
         with context.span.child(GENERATE, "client") as span:
-            tally, answer = AnswerTally(span, prompt.sampling), AnswerIds(prompt.sampling)
-            text = AnswerText(prompt.sampling.get("output_kind", DELTA) != DELTA)
+            tally = AnswerTally(span, prompt.sampling)
+            answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
             try:
-                stream = migrate(_request(run, kept, span), self.pools.generate, moved, enabled=self._migration)
+                stream = migrate(answer, self.pools.generate, moved, enabled=self._migration)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         held = True
@@ -145,8 +145,6 @@ class Dispatcher:
                             began = True
                             self._begin(run, kept, output, sent)
                         tally.add(output)
-                        answer.add(output)
-                        text.add(output)
                         yield output
             except (ReplicaLostError, GivenUpError):
                 held = False
@@ -155,25 +153,23 @@ class Dispatcher:
             finally:
                 outcome.answer_tokens = tally.tokens
                 note_prompt(span, request_id, outcome, tally)
-                self.forecaster.ended(run.forecast, kept, answer.token_ids)
+                self.forecaster.ended(run.forecast, kept, answer.first_token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
                     self._end(kept.session)
-        self._warm_up(run, kept, text)
+        self._warm_up(run, kept, answer.whole_text)
 
-    def _warm_up(self, run: Run, kept: KeptPrompt, answer: AnswerText) -> None:
-        """Let idle replicas read the start of the next turn, if this is a chat's only answer and it is complete."""
+    def _warm_up(self, run: Run, kept: KeptPrompt, answer: str | None) -> None:
+        """Let idle replicas read the start of the next turn. answer: as `AnswerRecord.whole_text`."""
         prompt = run.prompt
-        if self._warm_ups is None or prompt.next_turn is None or not answer.complete:
-            return
-        if prompt.sampling.get("n", 1) != 1:
+        if self._warm_ups is None or prompt.next_turn is None or answer is None:
             return
         self._warm_ups.begin(
             self.pools,
             WarmUpRequest(f"{run.request_id}-next-turn", kept, run.request_id, prompt.cache_salt),
             prompt.token_ids,
             prompt.next_turn,
-            answer.text,
+            answer,
             speculative=run.outcome.mode == "speculative",
         )
 

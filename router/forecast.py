@@ -5,14 +5,12 @@ nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from actors.observability.pool_spans import DELTA
-from kv_transfer.messages import GenerateOutput, Int32Array, KeptPrompt, Selection
+from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.prefix_hash import block_hashes
 from router.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
@@ -98,7 +96,8 @@ class Forecaster:
             return
         for ledger in (self.dense, self.kept):
             ledger.wrote(int(answer.size))
-        hashes = block_hashes(np.concatenate([forecast.ids, answer]), BLOCK_TOKENS, forecast.salt)
+        whole = np.concatenate([forecast.ids, answer])
+        hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
         self._add(hashes, prompt)
         if prompt.session is not None:
             self.read.add(hashes, [0] * len(hashes))
@@ -116,25 +115,6 @@ class Forecaster:
         if options.coverage is None:
             return options.keep_rate
         return self._coverage_share if self._coverage_share is not None else options.coverage
-
-
-class AnswerIds:
-    """Collects the token ids of the first answer. sampling: as in GenerateRequest."""
-
-    def __init__(self, sampling: Mapping[str, Any]) -> None:
-        self._delta = sampling.get("output_kind", DELTA) == DELTA
-        self._parts: list[Int32Array] = []
-
-    def add(self, output: GenerateOutput) -> None:
-        for completion in output.completions:
-            if completion.index == 0:
-                if not self._delta:
-                    self._parts.clear()
-                self._parts.append(completion.token_ids)
-
-    @property
-    def token_ids(self) -> Int32Array:
-        return np.concatenate(self._parts) if self._parts else np.empty(0, np.int32)
 
 
 def _rest(tokens: int, cached: int) -> int:

@@ -62,14 +62,15 @@ class Migration:
 
 
 async def migrate(
-    request: GenerateRequest, attempt: Attempt, note: Callable[[Migration], None], *, enabled: bool = True
+    record: AnswerRecord, attempt: Attempt, note: Callable[[Migration], None], *, enabled: bool = True
 ) -> AsyncGenerator[GenerateOutput, None]:
-    """The outputs of `request`, from as many replicas as it takes. note: called before each change of the replica.
+    """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
 
-    enabled: False: an answer that has begun is not continued. Raises GivenUpError, ReplicaLostError if not `enabled`,
-    and what `attempt` raises. Closing the generator aborts all attempts.
+    note: called before each change of the replica. enabled: False: an answer that has begun is not continued.
+    Raises GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the generator aborts all
+    attempts.
     """
-    moves = _Moves(AnswerRecord(request), attempt, note, enabled)
+    moves = _Moves(record, attempt, note, enabled)
     async with aclosing(moves.whole()) as outputs:
         async for output in outputs:
             yield output

@@ -33,6 +33,7 @@ from kv_transfer.messages import (
     SessionHandle,
     WarmUpRequest,
 )
+from router.answer_record import AnswerRecord
 from router.migration import ReplicaLostError, migrate
 from router.replica_choice import by_prefix, where
 
@@ -178,7 +179,7 @@ class ServePools:
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
         attempt = partial(self._stream, handle)
         try:
-            async with aclosing(migrate(leg, attempt, lambda migration: None, enabled=False)) as outputs:
+            async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
                 received = [output async for output in outputs]
         except InvalidRequestError:
             raise

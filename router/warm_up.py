@@ -10,14 +10,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from actors.observability.metrics import Meter
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import GenerateOutput, Int32Array, KeptPrompt, WarmUpRequest
+from kv_transfer.messages import Int32Array, KeptPrompt, WarmUpRequest
 from router.pools import Pools
 
 logger = logging.getLogger(__name__)
@@ -33,20 +32,6 @@ class NextTurn(Protocol):
     """The start of the next turn's prompt, int32 [T], from the text of this turn's answer. May raise any error."""
 
     async def __call__(self, answer: str) -> Int32Array: ...
-
-
-@dataclass(slots=True)
-class AnswerText:
-    """The text of an answer. cumulative: each output holds all of the text so far. complete: nothing follows it."""
-
-    cumulative: bool
-    text: str = ""
-    complete: bool = False
-
-    def add(self, output: GenerateOutput) -> None:
-        for completion in output.completions:
-            self.text = completion.text if self.cumulative else self.text + completion.text
-            self.complete = completion.finish_reason in ("stop", "length")
 
 
 class WarmUps:

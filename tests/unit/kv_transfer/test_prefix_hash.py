@@ -36,6 +36,14 @@ def test_salts_share_nothing(ids, salt, other):
         assert prefix_hash(ids, salt) != prefix_hash(ids, other)
 
 
+@given(IDS, st.integers(0, 5))
+def test_known_hashes_are_continued(ids, known):
+    hashes = block_hashes(ids, 3, "salt")
+    assert block_hashes(ids, 3, "salt", known=hashes[:known]) == hashes
+    changed = [b"other", *hashes[1:]][: len(hashes)]
+    assert block_hashes(ids, 3, "salt", known=changed)[: len(changed)] == changed, "known hashes are not computed again"
+
+
 def test_another_process_computes_the_same():
     program = "from kv_transfer.prefix_hash import *; print(block_hashes(range(5), 2, 's')[-1].hex())"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kv_transfer.messages import Completion, GenerateOutput, KeptPrompt, Selection, SessionHandle
+from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from kv_transfer.prefix_hash import block_hashes
 from router.cache_ledger import CacheLedger, Found
-from router.forecast import AnswerIds, Forecaster
+from router.forecast import Forecaster
 from router.options import PrefillOptions
 
 OPTIONS = PrefillOptions(keep_rate=0.2)
@@ -218,15 +218,3 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     assert again.kept.kept == kept.token_ids.size + 256
     assert again.estimate.speculative < 0.2 * first.estimate.speculative
     assert forecaster.look(turn, "another tenant", OPTIONS, 65).kept == Found()
-
-
-def test_an_answers_ids_are_collected_whatever_the_stream_is():
-    def outputs(*parts):
-        return [GenerateOutput([Completion(0, "", np.array(p, np.int32)), Completion(1, "", p)], False) for p in parts]
-
-    for kind, sent in [(1, ([1], [2, 3])), (0, ([1], [1, 2, 3])), (2, ([1, 2, 3],))]:
-        answer = AnswerIds({"output_kind": kind})
-        assert answer.token_ids.size == 0
-        for output in outputs(*sent):
-            answer.add(output)
-        assert answer.token_ids.tolist() == [1, 2, 3]

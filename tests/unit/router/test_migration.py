@@ -11,6 +11,7 @@ import pytest
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from router.answer_record import AnswerRecord
 from router.migration import MAX_DEATHS, MAX_REFUSALS, GivenUpError, Migration, ReplicaLostError, migrate
 from target_service.mock_engine import MockTarget
 from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
@@ -58,7 +59,7 @@ async def run(replicas: Replicas, prompt: KeptPrompt = PROMPT, **sampling: objec
     """All outputs, and the migrations."""
     moves: list[Migration] = []
     request = GenerateRequest("r", prompt, sampling)
-    return [output async for output in migrate(request, replicas.generate, moves.append)], moves
+    return [output async for output in migrate(AnswerRecord(request), replicas.generate, moves.append)], moves
 
 
 def told(outputs: list[GenerateOutput], kind: int = DELTA) -> dict[int, tuple[object, ...]]:
@@ -211,7 +212,7 @@ async def test_once_only_fields_come_from_the_first_output_and_probabilities_add
     request = GenerateRequest(
         "r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind, "prompt_logprobs": 0, "logprobs": 0}
     )
-    outputs = [o async for o in migrate(request, generate, lambda move: None)]
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
     assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
     assert [dict(o.timings) for o in outputs] == [{"prefill": 7.0}, {}, {}][: len(outputs)]
     assert outputs[0].prompt_logprobs == prompt_logprobs
@@ -226,7 +227,7 @@ async def test_once_only_fields_come_from_the_first_output_and_probabilities_add
 async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost(kind: int) -> None:
     generate, _ = scripted([output(5, cached_tokens=2), output(6), output(7, reason="length")])
     request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind})
-    outputs = [o async for o in migrate(request, generate, lambda move: None)]
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
     assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
 
 
@@ -250,7 +251,7 @@ async def test_answers_of_several_that_had_not_begun_get_their_own_seeds(engine:
     end = output(9, reason="length")
     generate, requests = scripted([one, DIED], [end], [end], [end])
     request = GenerateRequest("r", PROMPT, {"n": 3, "seed": 40})
-    outputs = [o async for o in migrate(request, generate, lambda move: None)]
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
     asked = {r.request_id: r for r in requests[1:]}
     assert (asked["r-0"].sampling["seed"], asked["r-2"].sampling["seed"]) == (40, 42)
     assert asked["r-1"].sampling["seed"] not in (40, 41, 42)
@@ -291,18 +292,20 @@ async def test_a_drained_replica_hands_over_and_is_nobodys_fault(engine: MockTar
 async def test_without_migration_an_answer_that_has_begun_ends_with_an_error(engine: MockTarget) -> None:
     """Negative control: this is what every stream of a dead replica did before."""
     request = GenerateRequest("r", PROMPT, {"max_tokens": 9})
-    broken = migrate(request, Replicas(engine, 4).generate, lambda move: None, enabled=False)
+    broken = migrate(AnswerRecord(request), Replicas(engine, 4).generate, lambda move: None, enabled=False)
     assert [bool(await anext(broken)) for _ in range(4)] == [True] * 4
     with pytest.raises(EngineUnavailableError, match="died during its answer"):
         await anext(broken)
-    outputs = [o async for o in migrate(request, Replicas(engine, 0).generate, lambda move: None, enabled=False)]
+    outputs = [
+        o async for o in migrate(AnswerRecord(request), Replicas(engine, 0).generate, lambda move: None, enabled=False)
+    ]
     assert outputs[-1].finished
 
 
 async def test_other_errors_are_the_callers(engine: MockTarget) -> None:
     generate, requests = scripted([output(1), EngineUnavailableError("the engine failed")])
     with pytest.raises(EngineUnavailableError, match="the engine failed"):
-        _ = [o async for o in migrate(GenerateRequest("r", PROMPT), generate, lambda move: None)]
+        _ = [o async for o in migrate(AnswerRecord(GenerateRequest("r", PROMPT)), generate, lambda move: None)]
     assert len(requests) == 1
 
 
@@ -310,7 +313,8 @@ async def test_a_client_that_hangs_up_ends_every_attempt() -> None:
     slow = MockTarget(str(MODELS / "target"), decode_ms=1.0)
     for n in (1, 3):
         replicas = Replicas(slow, 3)
-        stream = migrate(GenerateRequest("r", PROMPT, {"n": n, "max_tokens": 10**3}), replicas.generate, lambda m: None)
+        record = AnswerRecord(GenerateRequest("r", PROMPT, {"n": n, "max_tokens": 10**3}))
+        stream = migrate(record, replicas.generate, lambda m: None)
         async for _ in stream:
             if len(replicas.requests) == 1 + n and replicas.open == n:
                 break
@@ -329,7 +333,7 @@ async def test_a_client_that_hangs_up_between_two_replicas() -> None:
         raise DIED
 
     async def client() -> None:
-        async for _ in migrate(GenerateRequest("r", PROMPT), generate, lambda move: None):
+        async for _ in migrate(AnswerRecord(GenerateRequest("r", PROMPT)), generate, lambda move: None):
             pass
 
     task = asyncio.create_task(client())
