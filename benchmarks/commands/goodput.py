@@ -6,30 +6,18 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands.pair_options import KeepRate, SpeculatorOrRandom, TargetOrRandom, both_or_neither
 from benchmarks.commands.show import JsonFile, PlotFile, measure
-from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
 
 
 def goodput(
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Target: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
-    speculator: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Speculator: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
     target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per answer.")] = 4,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.1,
+    keep_rate: KeepRate = 0.1,
     requests: Annotated[int, typer.Option(min=10, help="Smallest number of requests per request rate.")] = 24,
     points: Annotated[int, typer.Option(min=1, help="Number of request rates to try per server.")] = 3,
     objective: Annotated[
@@ -47,8 +35,7 @@ def goodput(
     from benchmarks import goodput as benchmark
     from benchmarks.models import TARGET, bench_pair
 
-    if (target is None) != (speculator is None):
-        raise SkimError("give both --target and --speculator, or neither to use models of random weights")
+    both_or_neither(target, speculator)
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
     settings = benchmark.GoodputSettings(
         target=str(pair.target) if pair else located(str(target), Path.cwd()),

@@ -5,8 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from kv_transfer.errors import SkimError
+
 Target = Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")]
 Speculator = Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")]
+_RANDOM = "The default is a model of random weights."
+TargetOrRandom = Annotated[
+    Path | None, typer.Option(metavar="MODEL", help=f"Target: a folder, or owner/name@revision. {_RANDOM}")
+]
+SpeculatorOrRandom = Annotated[
+    Path | None, typer.Option(metavar="MODEL", help=f"Speculator: a folder, or owner/name@revision. {_RANDOM}")
+]
 AnswerTokens = Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")]
 KeepRate = Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")]
 Drafts = Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")]
@@ -19,3 +28,9 @@ Documents = Annotated[
     Literal["demo", "code"],
     typer.Option(help="Prompts: questions of the demo pair, or Python code to explain, for real models."),
 ]
+
+
+def both_or_neither(target: Path | None, speculator: Path | None) -> None:
+    """Raise SkimError if only one of the two models is given."""
+    if (target is None) != (speculator is None):
+        raise SkimError("give both --target and --speculator, or neither to use models of random weights")

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.commands.pair_options import Dtype, ScoreQueries
+from benchmarks.commands.pair_options import (
+    Dtype,
+    KeepRate,
+    ScoreQueries,
+    SpeculatorOrRandom,
+    TargetOrRandom,
+    both_or_neither,
+)
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
@@ -21,20 +28,8 @@ def replay(
         Literal["vllm", "mock"],
         typer.Option(help="vllm: real engines. mock: a simulation at the costs of a large pair."),
     ] = "vllm",
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Target: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
-    speculator: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Speculator: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
     target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
     profile: Annotated[str, typer.Option(metavar="PAIR", help="Costs of mock engines: 70b+8b or 70b+1b.")] = "70b+8b",
     requests: Annotated[int, typer.Option(min=1, help="Number of requests of the trace, in whole conversations.")] = 48,
@@ -44,7 +39,7 @@ def replay(
         int, typer.Option(min=1, max=512, help="Tokens for each block of 512 tokens of the trace.")
     ] = 128,
     seconds: Annotated[float, typer.Option(min=1, help="Time until the last request arrives.")] = 80.0,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    keep_rate: KeepRate = 0.2,
     score_queries: ScoreQueries = "look_ahead",
     answer_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 8,
     kv_tokens: Annotated[
@@ -62,8 +57,7 @@ def replay(
     from benchmarks.models import TARGET, bench_pair
     from benchmarks.trace import CONVERSATION
 
-    if (target is None) != (speculator is None):
-        raise SkimError("give both --target and --speculator, or neither to use models of random weights")
+    both_or_neither(target, speculator)
     if profile not in PROFILES:
         raise SkimError(f"--profile: {profile!r} is not a profile; choose from {', '.join(PROFILES)}")
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None and engine == "vllm" else None

@@ -6,27 +6,23 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.commands.lists import values
-from benchmarks.commands.pair_options import Dtype, ScoreQueries
+from benchmarks.commands.pair_options import (
+    AnswerTokens,
+    Dtype,
+    KeepRate,
+    ScoreQueries,
+    SpeculatorOrRandom,
+    TargetOrRandom,
+    both_or_neither,
+)
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
 
 
 def turns(
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Target: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
-    speculator: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Speculator: a folder, or owner/name@revision. The default is a model of random weights.",
-        ),
-    ] = None,
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
     document_tokens: Annotated[
         int, typer.Option(min=1200, help="Length of the first prompt, in tokens of the demo pair.")
     ] = 8192,
@@ -34,9 +30,9 @@ def turns(
         int, typer.Option("--turns", min=1, max=20, help="Number of turns of a conversation.")
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.1,
+    keep_rate: KeepRate = 0.1,
     score_queries: ScoreQueries = "look_ahead",
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")] = 8,
+    answer_tokens: AnswerTokens = 8,
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; dense is always measured.")
     ] = None,
@@ -56,8 +52,7 @@ def turns(
     from benchmarks import turns as benchmark
     from benchmarks.models import bench_pair
 
-    if (target is None) != (speculator is None):
-        raise SkimError("give both --target and --speculator, or neither to use models of random weights")
+    both_or_neither(target, speculator)
     pair = bench_pair() if target is None else None
     chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
     if wrong := [mode for mode in chosen if mode not in benchmark.MODES]:
