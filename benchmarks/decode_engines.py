@@ -22,8 +22,9 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.environment import CORES, with_environment
-from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.model_source import local_folder
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine as create_speculator
 from target_service.factory import create_engine as create_target

@@ -10,7 +10,8 @@ from benchmarks.chat_client import Timed
 from cluster.commands.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, render
-from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from target_service.sampling import DELTA, FINAL_ONLY
 
 

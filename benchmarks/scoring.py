@@ -20,7 +20,7 @@ from benchmarks.machine import machine
 from benchmarks.models import bench_pair, random_prompt
 from benchmarks.progress import Progress, silent
 from benchmarks.servers import engine_environment, engine_options
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 LENGTHS = tuple(1024 * 2**i for i in range(8))
 PREFILL_LENGTHS = (4096, 16384)

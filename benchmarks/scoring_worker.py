@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend.scored_requests import RequestLedger, ScoredRequest
 
 READ_BYTES = 2**28

@@ -17,7 +17,8 @@ from cluster.in_process.prompts import RenderedPrompt
 from cluster.in_process.prompts import render as render_prompt
 from evals.tasks import Sample
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
+from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.options import SelectionOptions
 from router.options import PrefillOptions
 from speculator_service.scoring.selection import select
 

@@ -20,17 +20,16 @@ from kv_transfer.draft_columns import ReplyColumns, RequestColumns
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import SkimError, WireError, error_of_kind
 from kv_transfer.messages import (
-    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
     ModelInfo,
     Selection,
-    SelectionOptions,
     SelectRequest,
     SessionHandle,
     WarmUpRequest,
 )
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.validation import sentence
 
 VERSION = 2

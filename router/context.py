@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.options import DecodeOptions
 from router.cost import Estimate
 from router.options import InvalidOptionError, PrefillOptions
 from router.server_timing import TOTAL, write_server_timing

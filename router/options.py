@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.validation import problems
 
 MAX_PROTECTED_SPANS = 4096

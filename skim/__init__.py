@@ -7,7 +7,8 @@ torch, transformers nor vLLM.
 from cluster.in_process.pair import Pair, PairAnswer
 from cluster.in_process.selection import PairSelection
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import DecodeOptions, KeptPrompt
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import DecodeOptions
 from router.options import PrefillOptions
 
 __all__ = ["DecodeOptions", "KeptPrompt", "Pair", "PairAnswer", "PairSelection", "PrefillOptions", "SkimError"]

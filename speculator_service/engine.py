@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 import torch
 
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo, SelectionOptions
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo
+from kv_transfer.options import SelectionOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

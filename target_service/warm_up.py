@@ -2,7 +2,8 @@
 
 from contextlib import aclosing
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, WarmUpRequest
+from kv_transfer.messages import GenerateRequest, WarmUpRequest
+from kv_transfer.options import DecodeOptions
 from target_service.engine import TargetEngine
 
 # An engine has no request without an output token.

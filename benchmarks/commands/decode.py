@@ -19,8 +19,8 @@ from benchmarks.commands.pair_options import (
 )
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import MAX_LOOK_AHEAD
 from kv_transfer.model_source import located
+from kv_transfer.options import MAX_LOOK_AHEAD
 
 
 def decode(

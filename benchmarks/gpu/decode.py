@@ -16,7 +16,8 @@ from benchmarks.gpu.pair import Decoded, MeasuredPair
 from benchmarks.gpu.ttft import prompt_ids
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from kv_transfer.messages import KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from target_service.drafting.acceptance import expected_tokens
 
 COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -17,7 +17,7 @@ from benchmarks import plots
 from benchmarks.gpu.pair import MeasuredPair
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from cluster.kuberay.settings import KubernetesConfig
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from target_service.drafting.stages import check_stages
 
 

@@ -15,16 +15,9 @@ from cluster.in_process.prompts import RenderedPrompt, load_tokenizer
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.environment import with_environment
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import (
-    DecodeOptions,
-    GenerateOutput,
-    GenerateRequest,
-    KeptPrompt,
-    Selection,
-    SelectionOptions,
-    SelectRequest,
-)
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.model_info import inspect_model
+from kv_transfer.options import DecodeOptions, SelectionOptions
 
 if TYPE_CHECKING:
     from kv_transfer.channel_server import DraftServer

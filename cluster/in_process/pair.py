@@ -16,8 +16,9 @@ from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
 from cluster.in_process.selection import PairSelection
 from kv_transfer.environment import unless_set
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import Completion, DecodeOptions, KeptPrompt, TokenLogprob
+from kv_transfer.messages import Completion, KeptPrompt, TokenLogprob
 from kv_transfer.model_source import is_within_reach
+from kv_transfer.options import DecodeOptions
 from router.options import PREFILL, PrefillOptions
 from target_service.sampling import FINAL_ONLY
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from cluster.json_file import read_json, write_json
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import Float32Array, KeptPrompt, Selection, SelectionOptions
+from kv_transfer.messages import Float32Array, KeptPrompt, Selection
+from kv_transfer.options import SelectionOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array, SelectionOptions
+from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.options import SelectionOptions
 
 LATE_SHARE = 1 / 8
 LATE_TOKENS = 128

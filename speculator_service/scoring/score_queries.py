@@ -7,7 +7,7 @@ decoded after it. The queries of the question's own tokens need no decoding, so 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 MAX_QUESTION_ROWS = 64
 """Of a longer question, the last tokens are used."""

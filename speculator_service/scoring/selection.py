@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 
 def select(

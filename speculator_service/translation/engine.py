@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from kv_transfer.errors import InvalidRequestError, SessionLostError
-from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo
 from kv_transfer.model_info import inspect_model, same_tokens
 from kv_transfer.model_source import is_within_reach
+from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import segments_of
 from speculator_service.engine import Drafted, Scores, SpeculatorEngine
 from speculator_service.translation.answer import AnswerTranslation

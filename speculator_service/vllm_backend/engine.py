@@ -23,9 +23,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
-from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectionOptions
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo
 from kv_transfer.model_info import check_speculator, inspect_model
 from kv_transfer.model_source import local_folder
+from kv_transfer.options import SelectionOptions
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.scoring.score_queries import ScoreQueries

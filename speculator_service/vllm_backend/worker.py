@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.errors import ModelError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.device_timer import DeviceTimer
 from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for

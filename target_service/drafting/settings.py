@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import DraftAhead, GenerateRequest, Int32Array, SessionHandle
+from kv_transfer.messages import GenerateRequest, Int32Array, SessionHandle
+from kv_transfer.options import DraftAhead
 
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which are cheap to copy."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.drafts import Draft, DraftRow, SessionState
-from kv_transfer.messages import DraftAhead, Float32Array, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.options import DraftAhead
 
 MAX_RESTORE_AFTER = 64
 """A session that is lost repeatedly is restored after 1, 2, 4, ... rounds, at most 64."""

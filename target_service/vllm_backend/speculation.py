@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from vllm.sampling_params import SamplingParams
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import DecodeOptions
 from kv_transfer.model_source import local_folder
+from kv_transfer.options import DecodeOptions
 from kv_transfer.validation import sentence
 from target_service.vllm_backend.proposer import PROPOSER
 from target_service.vllm_backend.remote_drafts import CHANNEL

@@ -23,7 +23,8 @@ from cluster.serve.app import build_app
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import ModelError
-from kv_transfer.messages import ACCEPTED, DecodeOptions, GenerateOutput, GenerateRequest, SessionHandle
+from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, SessionHandle
+from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.e2e.conftest import ROOT

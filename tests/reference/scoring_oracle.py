@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from benchmarks.gpu.proof.target import TOKENS, answer
 from benchmarks.gpu.vllm_pair import Forced
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import DecodeOptions, KeptPrompt, SessionHandle
+from kv_transfer.messages import KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions
 
 DRAFTS = 4
 HOST = "127.0.0.1"

@@ -18,7 +18,7 @@ from benchmarks.gpu.presets import configs, make_folder, preset
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
 from kv_transfer.environment import with_environment
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 
 DRAFTS = 4
 COSTS = {

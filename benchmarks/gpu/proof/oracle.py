@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import avg_pool1d
 from transformers import AutoModelForCausalLM
 
-from kv_transfer.messages import GenerateOutput, KeptPrompt, SelectionOptions
+from kv_transfer.messages import GenerateOutput, KeptPrompt
+from kv_transfer.options import SelectionOptions
 
 POOL = SelectionOptions().pool_kernel
 TIE = 0.05

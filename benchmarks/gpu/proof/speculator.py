@@ -13,7 +13,8 @@ from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_wha
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
 from benchmarks.gpu.proof.oracle import TIE, Oracle
 from benchmarks.gpu.proof.plan import ROOT
-from kv_transfer.messages import KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
 
 DEMO = str(ROOT / "demo_models" / "speculator")

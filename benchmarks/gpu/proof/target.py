@@ -11,7 +11,8 @@ from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
 from benchmarks.gpu.proof.oracle import TIE, Answer, Oracle
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions
 
 TOKENS = 64
 NEARLY = 60

@@ -22,17 +22,16 @@ from kv_transfer.errors import (
 )
 from kv_transfer.messages import (
     ACCEPTED,
-    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
     ModelInfo,
     Selection,
-    SelectionOptions,
     SelectRequest,
     WarmUpRequest,
 )
 from kv_transfer.model_info import check_pair
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights
 

@@ -14,8 +14,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from actors.failures import reply_to_failure
 from kv_transfer.codec import decode
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectionOptions
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection
 from kv_transfer.model_info import inspect_model
+from kv_transfer.options import SelectionOptions
 from router.context import HttpError
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from speculator_service.vllm_backend.engine import VllmSpeculator

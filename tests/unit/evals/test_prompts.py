@@ -9,7 +9,7 @@ import torch
 from evals.prompts import SELECTORS, fill, kept_prompts, render
 from evals.tasks import make_samples
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from router.options import PrefillOptions
 from speculator_service.scoring.selection import select
 

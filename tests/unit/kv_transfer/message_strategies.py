@@ -11,18 +11,17 @@ from hypothesis.extra.numpy import arrays
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import (
     Completion,
-    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
     ModelInfo,
     Selection,
-    SelectionOptions,
     SelectRequest,
     SessionHandle,
     TokenLogprob,
     WarmUpRequest,
 )
+from kv_transfer.options import DecodeOptions, SelectionOptions
 
 ids = st.integers(0, 2**31 - 1)
 names = st.text(max_size=20)

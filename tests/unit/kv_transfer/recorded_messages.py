@@ -8,18 +8,17 @@ from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, Sessio
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import (
     Completion,
-    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     Int32Array,
     KeptPrompt,
     ModelInfo,
     Selection,
-    SelectionOptions,
     SelectRequest,
     SessionHandle,
     TokenLogprob,
 )
+from kv_transfer.options import DecodeOptions, SelectionOptions
 
 
 def _ids(*values: int) -> Int32Array:

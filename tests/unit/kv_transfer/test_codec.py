@@ -16,17 +16,16 @@ from kv_transfer.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest, SessionState
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
 from kv_transfer.messages import (
-    DecodeOptions,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
     ModelInfo,
     Selection,
-    SelectionOptions,
     SelectRequest,
     SessionHandle,
     WarmUpRequest,
 )
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.unit.kv_transfer.message_strategies import messages, same
 from tests.unit.kv_transfer.recorded_messages import VERSION_1
 

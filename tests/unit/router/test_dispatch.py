@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
-from kv_transfer.messages import DecodeOptions, KeptPrompt, Selection
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.explain import SelectionLog, explanation

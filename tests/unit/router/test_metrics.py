@@ -3,7 +3,7 @@
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.options import PrefillOptions, SpeculationOptions

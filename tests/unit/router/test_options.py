@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from router.context import HttpError
 from router.options import (
     DECODE,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.errors import EngineUnavailableError
-from kv_transfer.messages import DecodeOptions, KeptPrompt
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.options import PrefillOptions, SpeculationOptions

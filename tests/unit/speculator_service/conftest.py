@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from kv_transfer.messages import SelectionOptions, SelectRequest
+from kv_transfer.messages import SelectRequest
+from kv_transfer.options import SelectionOptions
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import DecodeOptions, ModelInfo
+from kv_transfer.messages import ModelInfo
+from kv_transfer.options import DecodeOptions
 from speculator_service.engine import Scores
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService

@@ -12,7 +12,8 @@ from benchmarks.gpu.presets import MODELS, Preset
 from benchmarks.gpu.torch_model import TorchModel
 from benchmarks.gpu.torch_pair import TorchPair
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.importance import Aggregate, layer_scores
 
 SMALL = Preset("toy-small", "toy-small", (64,))

@@ -15,7 +15,8 @@ from cluster.in_process.prompts import render
 from cluster.in_process.selection import PairSelection
 from evals.tasks import Sample
 from evals.turns import make_conversations, without_late_chunks
-from kv_transfer.messages import DecodeOptions, GenerateOutput, KeptPrompt, Selection, SelectionOptions, WarmUpRequest
+from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection, WarmUpRequest
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.warm_up import continued, next_conversation, start_of_next_turn
 from speculator_service.service import SpeculatorService
 from target_service.sampling import FINAL_ONLY

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.in_process.pair import Pair
-from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
 from tests.reference.real_documents import CODE, KEEPER, RealDocument

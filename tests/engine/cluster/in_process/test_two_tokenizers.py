@@ -9,7 +9,7 @@ import pytest
 
 from cluster.commands.demo_document import make_document
 from cluster.in_process.pair import Pair
-from kv_transfer.messages import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.models import build_model
 from tests.reference.tokenizers_by_kind import model_without_weights, renumbered_model, tokenizer_of

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SessionLostError
-from kv_transfer.messages import Int32Array, KeptPrompt, SelectionOptions
+from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.options import SelectionOptions
 from speculator_service.factory import create_engine
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.reference.generation_oracle import GenerationOracle

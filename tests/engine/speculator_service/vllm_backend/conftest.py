@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.messages import KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from speculator_service.engine import Scores
 from speculator_service.scoring.selection import select
 from tests.reference import models, scoring_oracle

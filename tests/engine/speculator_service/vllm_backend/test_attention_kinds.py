@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kv_transfer.errors import ModelError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend.engine import VllmSpeculator
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of
 from tests.reference.models import WINDOW, build_model, random_prompt

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 

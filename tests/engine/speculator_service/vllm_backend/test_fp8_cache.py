@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference import scoring_oracle

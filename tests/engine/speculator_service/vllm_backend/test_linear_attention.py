@@ -9,7 +9,7 @@ import asyncio
 import pytest
 import torch
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.models import random_prompt
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, tokens_a_step
 from tests.reference.models import random_prompt
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend import worker as scoring_worker
 from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowScheduler
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG, RequestLedger

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend import key_reader
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt

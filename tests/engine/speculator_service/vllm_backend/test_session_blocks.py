@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from vllm.utils.hashing import sha256
 
-from kv_transfer.messages import KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend.scheduler import multi_step
 from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices

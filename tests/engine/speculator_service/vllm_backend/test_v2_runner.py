@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.segments import shuffled

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions
 from target_service.engine import TargetEngine
 from tests.engine.target_service.vllm_backend.cases import GREEDY
 from tests.reference.drafters import FakeSpeculator

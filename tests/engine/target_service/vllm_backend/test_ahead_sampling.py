@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kv_transfer.channel_server import DraftServer
-from kv_transfer.messages import DecodeOptions, DraftAhead, GenerateRequest, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Drafted
 from target_service.vllm_backend.engine import VllmTarget

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import DecodeOptions, KeptPrompt
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, dense_prompt, engine_options, kept_prompt
 from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.drafting.target_session import Proposal, TargetSession, one_hot

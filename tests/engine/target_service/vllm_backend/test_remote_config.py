@@ -8,7 +8,7 @@ import pytest
 import vllm.config.vllm as vllm_config
 from vllm.config import VllmConfig
 
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.draft_report import REPORT, DraftReport
 from target_service.vllm_backend.remote_config import RemoteDraftsConfig, remote_drafts_config
 from target_service.vllm_backend.scheduler import AsyncTargetScheduler, _limit_drafts

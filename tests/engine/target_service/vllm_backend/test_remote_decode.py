@@ -9,7 +9,8 @@ import pytest
 
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import DecodeOptions, DraftAhead, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarget

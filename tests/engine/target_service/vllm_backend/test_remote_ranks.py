@@ -13,7 +13,8 @@ import torch
 
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import Draft, DraftRow
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from target_service.vllm_backend.engine import VllmTarget

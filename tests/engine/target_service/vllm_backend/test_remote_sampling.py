@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest, KeptPrompt
+from kv_transfer.messages import GenerateRequest, KeptPrompt
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import engine_options
 from tests.engine.target_service.vllm_backend.drafting import Case, gained, with_session

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.messages import DecodeOptions, SessionHandle
+from kv_transfer.messages import SessionHandle
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, engine_options, kept_prompt
 from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, Case, decode, gained, plain_cases

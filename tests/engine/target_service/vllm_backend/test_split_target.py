@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import DecodeOptions, GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,

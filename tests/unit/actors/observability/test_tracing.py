@@ -25,15 +25,8 @@ from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import (
-    DecodeOptions,
-    GenerateOutput,
-    GenerateRequest,
-    KeptPrompt,
-    Selection,
-    SelectionOptions,
-    SelectRequest,
-)
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from target_service.mock_engine import MockTarget
 from tests.reference.otlp_receiver import otlp_receiver
 from tests.unit.actors.observability.span_recorder import SpanRecorder

@@ -11,8 +11,8 @@ from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.messages import DecodeOptions, SelectionOptions
 from kv_transfer.model_info import inspect_model
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from speculator_service.mock_engine import MockSpeculator
 from tests.unit.conftest import MODELS
 

@@ -12,7 +12,8 @@ from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.pair import AskFields, Pair, SelectFields
 from cluster.in_process.selection import PairSelection
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
-from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.options import PrefillOptions
 from target_service.mock_engine import mock_tokens
 from tests.unit.conftest import MODELS

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import mask_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import select

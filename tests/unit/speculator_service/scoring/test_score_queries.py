@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.score_queries import MAX_QUESTION_ROWS, ScoreQueries
 
 

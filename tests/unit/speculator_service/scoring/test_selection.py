@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
 from kv_transfer.errors import InvalidRequestError, SessionLostError
-from kv_transfer.messages import DecodeOptions, KeptPrompt, SelectionOptions, SelectRequest
+from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.model_info import check_pair, inspect_model
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService

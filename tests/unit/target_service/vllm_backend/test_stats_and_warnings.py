@@ -7,7 +7,7 @@ import pytest
 from vllm.config import ModelConfig
 
 from kv_transfer.errors import ModelError
-from kv_transfer.messages import DecodeOptions
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.start import _check_compact_layers
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.messages import DecodeOptions, GenerateRequest
+from kv_transfer.messages import GenerateRequest
+from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     VOCABULARY,

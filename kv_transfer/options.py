@@ -1,0 +1,80 @@
+"""The options of a request that cross between the pools: how a prompt is selected, and how its answer is drafted."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+DraftAhead = Literal["off", "chain", "branches"]
+
+MAX_LOOK_AHEAD = 64
+
+
+def _odd(value: int) -> int:
+    if value % 2 == 0:
+        raise ValueError("must be odd, so that the pooled score keeps its place")
+    return value
+
+
+class SelectionOptions(BaseModel):
+    """How the speculator scores a prompt and what it keeps (Speculative Prefill, arXiv 2502.02789, section 3).
+
+    This class defines the request option `speculative_prefill`, the `selection:` section of a config file, and the form
+    on the wire. Unknown fields, wrong types and values out of range are errors that name the field.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    keep_rate: float = Field(0.2, gt=0, le=1, description="share of the prompt's chunks to keep, in (0, 1]")
+    coverage: float | None = Field(
+        None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
+    )
+    score_queries: Literal["look_ahead", "question", "both"] = Field(
+        "look_ahead",
+        description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
+    )
+    look_ahead: int = Field(
+        8,
+        ge=0,
+        le=MAX_LOOK_AHEAD,
+        description="tokens decoded after the prompt; none are if score_queries is question",
+    )
+    chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk")
+    pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
+        13, ge=1, le=1023, description="width of the average pooling along the prompt; odd, 1 switches it off"
+    )
+    layers: Literal["all", "last4", "last1"] = Field("all", description="speculator layers whose attention counts")
+    aggregation: Literal["max", "head_max_layer_mean"] = Field(
+        "max", description="over heads and layers: the maximum (the paper), or maximum over heads, mean over layers"
+    )
+    granularity: Literal["chunk", "token"] = Field("chunk", description="unit that is kept or dropped")
+    protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
+    reuse: Literal["on", "off"] = Field(
+        "on", description="extend what was kept for an earlier prompt with the same beginning"
+    )
+    max_keep: float | None = Field(
+        None, gt=0, le=1, description="largest kept share with reuse; none: three times what a fresh selection keeps"
+    )
+
+    @property
+    def tokens_ahead(self) -> int:
+        """N, the number of tokens that the speculator decodes after the prompt."""
+        return 0 if self.score_queries == "question" else self.look_ahead
+
+
+class DecodeOptions(BaseModel):
+    """Options of speculative decoding (arXiv 2211.17192 and 2302.01318).
+
+    This class defines the request option `speculative_decode`, the `decode:` section of a config file, and the form on
+    the wire. With the method `remote` the speculator drafts. The other methods are vLLM's own and run in the target.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["remote", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp", "none"] = Field(
+        "remote", description="drafting method; a request may choose the deployment's method or none"
+    )
+    max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
+    adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
+    draft_ahead: DraftAhead = Field("chain", description="draft ahead while the target verifies")
+    draft_context: Literal["full", "kept"] = Field("full", description="prompt of the drafter: full or kept tokens")
+    q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution sent per draft")
