@@ -22,16 +22,18 @@ def variable_tracking(tokens: int, rng: random.Random) -> Quiz:
     names = ["".join(rng.sample(string.ascii_uppercase, 5)) for _ in range(CHAINS * LINKS)]
     chains = [names[i * LINKS : (i + 1) * LINKS] for i in range(CHAINS)]
     values = rng.sample(range(1000, 10_000), CHAINS)
-    steps = []
+    assignments = []
     for chain, value in zip(chains, values, strict=True):
         sources = [str(value), *(f"VAR {name}" for name in chain)]
-        steps.append(iter([f"VAR {name} = {source}." for name, source in zip(chain, sources, strict=False)]))
+        assignments.append([f"VAR {name} = {source}." for name, source in zip(chain, sources, strict=False)])
+    steps = [iter(chain) for chain in assignments]
     turns = [i for i in range(CHAINS) for _ in range(LINKS)]
     rng.shuffle(turns)
     question = f"Which variables hold the value {values[0]}?"
     others = tuple(name for chain in chains[1:] for name in chain)
     hint = "Answer with the names of the variables only, separated by commas."
-    return Quiz([next(steps[i]) for i in turns], question, hint, tuple(chains[0]), others)
+    needles, evidence = [next(steps[i]) for i in turns], tuple(assignments[0])
+    return Quiz(needles, question, hint, tuple(chains[0]), others, evidence)
 
 
 def counting(tokens: int, rng: random.Random) -> Quiz:
@@ -44,7 +46,8 @@ def counting(tokens: int, rng: random.Random) -> Quiz:
     rng.shuffle(needles)
     question = f"How many times did the bell of the {places[0]} ring?"
     others = tuple(str(n) for n in range(1, MOST_COUNTED + 1) if n != counts[0])
-    return Quiz(needles, question, "Answer with one number in digits.", (str(counts[0]),), others)
+    evidence = (f"The bell of the {places[0]} rang.",)
+    return Quiz(needles, question, "Answer with one number in digits.", (str(counts[0]),), others, evidence)
 
 
 def most_frequent(tokens: int, rng: random.Random) -> Quiz:
@@ -56,4 +59,4 @@ def most_frequent(tokens: int, rng: random.Random) -> Quiz:
     needles = [f"{name} won a game of chess." for name, n in wins.items() for _ in range(n)]
     rng.shuffle(needles)
     question = "Who won a game of chess most often?"
-    return Quiz(needles, question, "Answer with one name.", (winner,), tuple(others))
+    return Quiz(needles, question, "Answer with one name.", (winner,), tuple(others), tuple(sorted(set(needles))))

@@ -31,12 +31,14 @@ def _one_of(times: int, asked: int, tokens: int, rng: random.Random) -> Quiz:
     """`times` values of one key among distractors; the question asks for value number `asked`, counted from 0."""
     found = with_distractors(times, tokens, rng)
     found[:times] = [replace(found[0], value=r.value) for r in found[:times]]
-    values = [r.value for r in found[:times]]
+    one, values = found[0], [r.value for r in found[:times]]
     order = {0: "first", 1: "second", 2: "third", times - 1: "last"}[asked]
-    question = found[0].question(order=order, wording=WORDING)
+    question = one.question(order=order, wording=WORDING)
     # The values are assigned after the shuffle, so that they stand in this order in the document.
     rng.shuffle(found)
     places = iter(values)
     needles = [replace(r, value=next(places)).sentence() if r.value in values else r.sentence() for r in found]
     others = tuple(value for value in values if value != values[asked])
-    return Quiz(needles, question, ONE_NUMBER, (values[asked],), others)
+    # Only all records of the key together show which one stands at the place that is asked for.
+    evidence = tuple(replace(one, value=value).sentence() for value in values)
+    return Quiz(needles, question, ONE_NUMBER, (values[asked],), others, evidence)

@@ -24,7 +24,8 @@ class Quiz:
     """A question with its answer.
 
     needles: sentences that the document must hold, in this order. hint: the form of the answer, for the style instruct.
-    expected: words that the answer must state. excluded: words that it must not state.
+    expected: words that the answer must state. excluded: words that it must not state. evidence: the texts of the
+    prompt that the answer follows from, wherever they occur (`evals.evidence`).
     """
 
     needles: list[str]
@@ -32,6 +33,7 @@ class Quiz:
     hint: str
     expected: tuple[str, ...]
     excluded: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
 
     def score(self, answer: str) -> float:
         """The share of `expected` that `answer` states as whole words; 0 if it states any of `excluded`.

@@ -32,14 +32,16 @@ def with_distractors(count: int, tokens: int, rng: random.Random) -> list[Record
 def single_needle(tokens: int, rng: random.Random) -> Quiz:
     """One record among filler sentences; the question asks for its value. Metric: the answer states the value."""
     [record] = records(1, rng)
-    return Quiz([record.sentence()], record.question(wording=WORDING), ONE_NUMBER, (record.value,))
+    sentence, question = record.sentence(), record.question(wording=WORDING)
+    return Quiz([sentence], question, ONE_NUMBER, (record.value,), evidence=(sentence,))
 
 
 def multi_key(tokens: int, rng: random.Random) -> Quiz:
     """One record among many with other keys; the question asks for its value. Metric: the answer states the value."""
     found = with_distractors(2, tokens, rng)
     asked = rng.choice(found)
-    return Quiz([r.sentence() for r in found], asked.question(wording=WORDING), ONE_NUMBER, (asked.value,))
+    needles, question = [r.sentence() for r in found], asked.question(wording=WORDING)
+    return Quiz(needles, question, ONE_NUMBER, (asked.value,), evidence=(asked.sentence(),))
 
 
 def multi_query(tokens: int, rng: random.Random) -> Quiz:
@@ -48,7 +50,8 @@ def multi_query(tokens: int, rng: random.Random) -> Quiz:
     asked = rng.sample(found, ASKED_AT_ONCE)
     *most, last = [f"the {r.attribute} of the {r.adjective} {r.noun}" for r in asked]
     question = f"What are {', '.join(most)} and {last}?"
-    return Quiz([r.sentence() for r in found], question, ALL_NUMBERS, tuple(r.value for r in asked))
+    evidence = tuple(r.sentence() for r in asked)
+    return Quiz([r.sentence() for r in found], question, ALL_NUMBERS, tuple(r.value for r in asked), evidence=evidence)
 
 
 def multi_value(tokens: int, rng: random.Random) -> Quiz:
@@ -59,4 +62,4 @@ def multi_value(tokens: int, rng: random.Random) -> Quiz:
     one = found[0]
     needles = [Record(one.attribute, one.adjective, one.noun, r.value).sentence() for r in found]
     question = f"What are all the values of the {one.attribute} of the {one.adjective} {one.noun}?"
-    return Quiz(needles, question, ALL_NUMBERS, tuple(r.value for r in found))
+    return Quiz(needles, question, ALL_NUMBERS, tuple(r.value for r in found), evidence=tuple(needles))

@@ -5,7 +5,7 @@ prompt is compressed at all.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,12 +32,16 @@ def no_spans() -> Int32Array:
 class RenderedPrompt:
     """A prompt as the models see it.
 
-    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question: as in SelectRequest.
+    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question: as in SelectRequest. text: what
+    was tokenized; empty for token ids. offsets: int64 [M, 2], each token's half-open character range in `text`; None
+    unless it is a rendered chat.
     """
 
     token_ids: Int32Array
     protected: Int32Array
     question: tuple[int, int] | None = None
+    text: str = ""
+    offsets: npt.NDArray[np.int64] | None = None
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
@@ -69,11 +73,11 @@ def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] =
     """
     if isinstance(prompt, RenderedPrompt):
         more = prompt_spans(prompt.token_ids.size, asked, None, None, None).protected if asked else no_spans()
-        return RenderedPrompt(prompt.token_ids, np.concatenate([prompt.protected, more]), prompt.question)
+        return replace(prompt, protected=np.concatenate([prompt.protected, more]))
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
-        return _raw(np.asarray(tokenizer(prompt).input_ids, np.int32), asked)
+        return replace(_raw(np.asarray(tokenizer(prompt).input_ids, np.int32), asked), text=prompt)
     if all(isinstance(part, Mapping) for part in prompt):
         return _chat(prompt, tokenizer, asked)  # type: ignore[arg-type]
     return _raw(as_token_ids(prompt), asked)
@@ -95,7 +99,8 @@ def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) ->
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, asked, messages, text, encoded.offset_mapping)
-    return RenderedPrompt(token_ids, spans.protected, spans.question)
+    offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
+    return RenderedPrompt(token_ids, spans.protected, spans.question, text, offsets)
 
 
 def as_token_ids(prompt: Any) -> Int32Array:
