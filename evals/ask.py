@@ -3,7 +3,7 @@
 import asyncio
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,8 +49,8 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-class Engines:
-    """A speculator and a target engine in this process, without Ray. A prompt is scored once per look-ahead."""
+class InProcess:
+    """A speculator and a target engine in this process, without Ray: what the askers with engines share."""
 
     def __init__(
         self,
@@ -63,22 +63,43 @@ class Engines:
         max_tokens: int,
         target_options: Mapping[str, Any],
         speculator_options: Mapping[str, Any],
+        create_target: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the engines. engine: vllm, transformers or mock. Only vllm can decode from a wrong origin.
+        """Start the engines. engine: vllm, transformers or mock. create_target: as `EngineSettings.create`.
 
         Raises ModelError for models that do not fit, SkimError for an engine that does not start.
         """
         self._tokenizer = load_tokenizer(target)
-        self.selectors = tuple(name for name in SELECTORS if engine == "vllm" or name != WRONG_ORIGIN)
         self._rates = [rate for rate in keep_rates if rate < 1]
         self._options = PrefillOptions(look_ahead=look_ahead)
         self._max_tokens = max_tokens
         environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if engine == "vllm" else {}
-        create = _create_wrong_origin if engine == "vllm" else None
         self._pair = AsyncPair(
             speculator=EngineSettings(speculator, engine, speculator_options, environment=environment),
-            target=EngineSettings(target, engine, target_options, environment=environment, create=create),
+            target=EngineSettings(target, engine, target_options, environment=environment, create=create_target),
         )
+
+    async def _answer(self, kept: KeptPrompt, extra_args: Mapping[str, Any] | None = None) -> str:
+        """The target's answer. extra_args: of vLLM's sampling parameters."""
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self._max_tokens, "output_kind": FINAL_ONLY}
+        if extra_args:
+            sampling["extra_args"] = dict(extra_args)
+        outputs = [output async for output in self._pair.generate(kept, sampling)]
+        return outputs[-1].completions[0].text
+
+    async def close(self) -> None:
+        """Stop both engines."""
+        await self._pair.close()
+
+
+class Engines(InProcess):
+    """Every selector, from engines in this process. A prompt is scored once per look-ahead."""
+
+    def __init__(self, target: str, speculator: str, *, engine: str, **settings: Any) -> None:
+        """As `InProcess`. Only vllm can decode from a wrong origin."""
+        self.selectors = tuple(name for name in SELECTORS if engine == "vllm" or name != WRONG_ORIGIN)
+        create = _create_wrong_origin if engine == "vllm" else None
+        super().__init__(target, speculator, engine=engine, create_target=create, **settings)
 
     async def ask(self, sample: Sample) -> dict[Case, Answer]:
         """Raises SkimError for a prompt that cannot be served, or that serving would not compress."""
@@ -95,7 +116,7 @@ class Engines:
         late = {case for case in asked if case[0] == WRONG_ORIGIN}
         answers: dict[Case, Answer] = {}
         for cases in ([case for case in asked if case not in late], [case for case in asked if case in late]):
-            texts = await asyncio.gather(*(self._answer(case, asked[case]) for case in cases))
+            texts = await asyncio.gather(*(self._answer(asked[case], _extra_args(case)) for case in cases))
             shares = (asked[case].token_ids.size / prompt.token_ids.size for case in cases)
             answers |= {case: Answer(text, share) for case, text, share in zip(cases, texts, shares, strict=True)}
         return answers
@@ -106,18 +127,13 @@ class Engines:
         scores = await self._pair.speculator.score(self._pair.name("score"), token_ids, options)
         return scores.importance
 
-    async def _answer(self, case: Case, kept: KeptPrompt) -> str:
-        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self._max_tokens, "output_kind": FINAL_ONLY}
-        if case[0] == WRONG_ORIGIN:
-            from evals.vllm_wrong_origin import FROM_KEPT
 
-            sampling["extra_args"] = {FROM_KEPT: True}
-        outputs = [output async for output in self._pair.generate(kept, sampling)]
-        return outputs[-1].completions[0].text
+def _extra_args(case: Case) -> Mapping[str, Any]:
+    if case[0] != WRONG_ORIGIN:
+        return {}
+    from evals.vllm_wrong_origin import FROM_KEPT
 
-    async def close(self) -> None:
-        """Stop both engines."""
-        await self._pair.close()
+    return {FROM_KEPT: True}
 
 
 def _create_wrong_origin(kind: str, model: str, *, tensor_parallel: int, options: Mapping[str, Any]) -> Any:

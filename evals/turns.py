@@ -8,19 +8,14 @@ import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt
-from evals.ask import Answer, Case, load_tokenizer
+from evals.ask import Answer, Case, InProcess
 from evals.prompts import DENSE, SPECULATOR, render
 from evals.quiz import Count, Quiz, Style, ask, compose
 from evals.retrieval import ONE_NUMBER, WORDING, with_distractors
 from evals.tasks import Sample
-from kv_transfer.environment import unless_set
 from kv_transfer.messages import KeptPrompt, Selection
-from router.options import PrefillOptions
-from target_service.sampling import FINAL_ONLY
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 
@@ -62,33 +57,10 @@ def make_conversations(
             yield samples
 
 
-class TurnEngines:
-    """A speculator and a target engine in this process, without Ray."""
+class TurnEngines(InProcess):
+    """Every selector of a conversation, from engines in this process."""
 
     selectors = tuple(SELECTORS)
-
-    def __init__(
-        self,
-        target: str,
-        speculator: str,
-        *,
-        engine: str,
-        keep_rates: Sequence[float],
-        look_ahead: int,
-        max_tokens: int,
-        target_options: Mapping[str, Any],
-        speculator_options: Mapping[str, Any],
-    ) -> None:
-        """As `evals.ask.Engines`."""
-        self._tokenizer = load_tokenizer(target)
-        self._rates = [rate for rate in keep_rates if rate < 1]
-        self._options = PrefillOptions(look_ahead=look_ahead)
-        self._max_tokens = max_tokens
-        environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if engine == "vllm" else {}
-        self._pair = AsyncPair(
-            speculator=EngineSettings(speculator, engine, speculator_options, environment=environment),
-            target=EngineSettings(target, engine, target_options, environment=environment),
-        )
 
     async def ask(self, sample: Sample) -> dict[Case, Answer]:
         """Ask one turn; those before it must have been asked. Raises SkimError for a prompt that cannot be served."""
@@ -106,15 +78,6 @@ class TurnEngines:
         extended = await self._pair.select(prompt, options, cache_salt=f"{sample.seed} {rate}")
         fresh = await self._pair.select(prompt, options.model_copy(update={"reuse": "off"}))
         return {EXTENDED: extended.kept, SPECULATOR: fresh.kept, NO_LATE: without_late_chunks(extended)}
-
-    async def _answer(self, kept: KeptPrompt) -> str:
-        sampling = {"temperature": 0.0, "max_tokens": self._max_tokens, "output_kind": FINAL_ONLY}
-        outputs = [output async for output in self._pair.generate(kept, sampling)]
-        return outputs[-1].completions[0].text
-
-    async def close(self) -> None:
-        """Stop both engines."""
-        await self._pair.close()
 
 
 def without_late_chunks(selection: Selection) -> KeptPrompt:
