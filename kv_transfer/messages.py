@@ -130,6 +130,8 @@ class Selection:
     importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
     importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
     stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
+    chunk_scores: float32 [ceil(M / chunk_size)], the mean importance of each chunk of the request's `chunk_size`; None
+    from a speculator of an earlier release.
     """
 
     kept: KeptPrompt
@@ -138,6 +140,7 @@ class Selection:
     timings: Mapping[str, float] = field(default_factory=dict)
     reused_tokens: int = 0
     cached_tokens: int = 0
+    chunk_scores: Float32Array | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.coverage):
@@ -147,6 +150,8 @@ class Selection:
                 f"importance needs one score for each of {self.kept.context_length} tokens, not"
                 f" {list(self.importance.shape)}"
             )
+        if self.chunk_scores is not None and not 0 < self.chunk_scores.size <= self.kept.context_length:
+            raise ValueError(f"{self.chunk_scores.size} chunk scores do not fit {self.kept.context_length} tokens")
 
     @property
     def late(self) -> npt.NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from kv_transfer.spans import mask_of
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_request
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
+from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import coverage, select
 
@@ -94,8 +95,16 @@ class SpeculatorService:
         if context == "kept":
             await self.engine.open_session(request.request_id, prompt, cache_salt=request.cache_salt)
         timings = {**scores.timings, "select": (time.perf_counter() - start) * 1e3}
-        importance = scores.importance.to(torch.float32).numpy() if request.return_importance else None
-        return Selection(prompt, share, importance, timings, kept.reused, scores.cached_tokens)
+        importance = scores.importance.to("cpu", torch.float32).numpy()
+        return Selection(
+            prompt,
+            share,
+            importance if request.return_importance else None,
+            timings,
+            kept.reused,
+            scores.cached_tokens,
+            chunk_means(importance, request.options.chunk_size).astype(np.float32),
+        )
 
     def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
         """What is kept, and its share of the importance. Reads and writes the records, without waiting."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.options import SelectionOptions
+from speculator_service.scoring.chunks import chunk_means
 
 LATE_SHARE = 1 / 8
 LATE_TOKENS = 128
@@ -152,7 +153,7 @@ def _late(
     )
     if not missing.any():
         return late
-    mean = _means(prompt, starts)
+    mean = chunk_means(prompt.importance, size)
     wanting = int(chosen.sum()) - int(stands.sum())
     bound = max(math.ceil(LATE_SHARE * chosen.sum()), LATE_TOKENS // size, wanting)
     candidates = np.flatnonzero(missing)
@@ -160,12 +161,6 @@ def _late(
     added = np.zeros(starts.size, bool)
     added[falling[mean[falling] >= np.median(mean[starts < common])]] = True
     return late | (np.repeat(added, size)[: prompt.size] & old & ~standing)
-
-
-def _means(prompt: Prompt, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The mean importance of the chunks that begin at `starts`."""
-    sums = np.add.reduceat(prompt.importance.astype(np.float64), starts)
-    return sums / np.diff(np.append(starts, prompt.size))
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
@@ -178,7 +173,8 @@ def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
     size = prompt.options.chunk_size
     starts = np.arange(0, prompt.size, size)
     old = starts[np.logical_or.reduceat(~prompt.protected, starts) & (starts < common)]
-    important = old[np.argsort(-_means(prompt, starts)[old // size], kind="stable")[: max(2, LATE_TOKENS // size)]]
+    mean = chunk_means(prompt.importance, size)[old // size]
+    important = old[np.argsort(-mean, kind="stable")[: max(2, LATE_TOKENS // size)]]
     second = important[np.isin(important - size, important)]
     slots = np.full(prompt.size, -1)
     slots[positions] = np.arange(positions.size)

@@ -63,7 +63,11 @@ def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
 def selections(draw: st.DrawFn) -> Selection:
     kept = draw(kept_prompts())
     scores = arrays(np.float32, kept.context_length, elements=st.floats(0, 1, width=32))
-    return Selection(kept, draw(st.floats(0, 1)), draw(st.none() | scores), draw(timings))
+    chunks = arrays(np.float32, st.integers(1, kept.context_length), elements=st.floats(0, 1, width=32))
+    counts = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    return Selection(
+        kept, draw(st.floats(0, 1)), draw(st.none() | scores), draw(timings), *counts, draw(st.none() | chunks)
+    )
 
 
 options = st.builds(

@@ -66,6 +66,13 @@ async def test_the_engine_learns_where_the_question_is(make_request):
         replace(make_request([7, 8, 9]), question=(2, 4))
 
 
+async def test_the_mean_importance_of_each_chunk_comes_with_every_selection(make_request):
+    service = SpeculatorService(ScriptedEngine([0.5, 0.25, 1.0, 0.0, 0.75]))
+    selection = await service.select(make_request(range(5), chunk_size=2))
+    assert selection.chunk_scores.dtype == np.float32
+    assert selection.chunk_scores.tolist() == [0.375, 0.5, 0.75]
+
+
 async def test_importance_only_when_asked(make_request):
     service = SpeculatorService(ScriptedEngine([0.5, 0.25]))
     selection = await service.select(make_request([7, 8], return_importance=True))
