@@ -2,37 +2,19 @@
 
 import asyncio
 from contextvars import ContextVar
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
-from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
-from router.dispatch import Dispatcher, Prompt
-from router.explain import SelectionLog, explanation
-from router.migration import ReplicaLostError
+from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.server_timing import TIMING_PARTS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
-
-IDS = [7 + i % 900 for i in range(600)]
-SAMPLING = {"max_tokens": 4}
-
-
-def prompt(ids=IDS, **fields):
-    return Prompt(**{"token_ids": ids, "sampling": SAMPLING, "max_tokens": 4, **fields})
-
-
-async def run(pools, one_prompt, timeout_s=60.0, **options):
-    """The outputs, the outcome, the dispatcher and the context of one prompt."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
-    context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
-    outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
-    return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
+from tests.unit.router.dispatching import IDS, prompt, run
 
 
 async def test_the_target_sees_what_the_speculator_kept():
@@ -271,40 +253,6 @@ async def test_the_session_of_an_answer_that_began_is_the_targets():
     assert set(pools.speculator_engine.sessions) == {"r"}
 
 
-async def test_the_explanation_adds_up():
-    ran = await run(pools := LocalPools(), prompt(), keep_rate=0.1, protected_spans=[[0, 3]])
-    entry = ran.dispatcher.selections.get("r")
-    positions = np.concatenate([np.arange(start, end) for start, end in entry["kept_spans"]])
-    assert positions.tolist() == pools.generates[0].prompt.positions.tolist()
-    assert all(end < start for (_, end), (start, _) in zip(entry["kept_spans"], entry["kept_spans"][1:], strict=False))
-    assert (entry["prompt_tokens"], entry["kept_tokens"]) == (600, positions.size)
-    assert entry["keep_rate"] == positions.size / 600
-    assert entry["protected_spans"] == [[0, 3]]
-    assert entry["options"]["keep_rate"] == 0.1
-    assert len(entry["look_ahead_tokens"]) == 8
-    assert entry["segments"] is None
-    # Numbers only: the view must not show another client's prompt.
-    assert not any(isinstance(value, str) for value in entry.values())
-
-
-def test_the_explanation_of_segments_in_another_order():
-    positions = np.r_[0:4, 8:12, 4:6, 14:16].astype(np.int32)
-    selection = Selection(KeptPrompt(positions, positions, 16), 1.0, cached_tokens=12)
-    entry = explanation(selection, PrefillOptions(), np.empty((0, 2), np.int32), {})
-    assert entry["kept_spans"] == [[0, 6], [8, 12], [14, 16]]
-    assert entry["segments"] == [[0, 4], [8, 12], [4, 6], [14, 16]]
-    assert entry["cached_tokens"] == 12
-
-
-def test_the_log_holds_the_latest_selections():
-    log = SelectionLog(capacity=2)
-    for name in ("a-0", "b_0", "c"):
-        log.add(name, {"name": name})
-    assert log.get("a") is None
-    assert log.get("b") == {"name": "b_0"}
-    assert log.get("c") == {"name": "c"}
-
-
 async def test_several_prompts_are_accounted_for_in_their_order():
     """The second prompt is decided first, because the first one waits for its selection."""
     selected = asyncio.Event()
@@ -332,97 +280,6 @@ async def test_several_prompts_are_accounted_for_in_their_order():
     assert headers["x-skim-mode"] == "speculative, dense"
     assert headers["x-skim-prompt-tokens"] == "600, 10"
     assert headers["x-skim-look-ahead"] == "8, 0"
-
-
-class LosingPools(LocalPools):
-    """Its target replicas are lost after this many outputs of each attempt, in order; the last one lives."""
-
-    def __init__(self, *lives, cause="died"):
-        super().__init__()
-        self._lives, self._cause = list(lives), cause
-
-    async def generate(self, request):
-        life = self._lives.pop(0) if self._lives else -1
-        async for output in super().generate(request):
-            if life == 0:
-                raise ReplicaLostError(self._cause, accepted=True)
-            life -= 1
-            yield output
-
-
-def answer_of(ran):
-    return [id for output in ran.outputs for completion in output.completions for id in completion.token_ids.tolist()]
-
-
-def counted(dispatcher, name, **tags):
-    return sum(value for value, told in dispatcher.meter.recorded.get(name, ()) if told == tags)
-
-
-def long_prompt():
-    return prompt(sampling={"max_tokens": 12}, max_tokens=12)
-
-
-def small_dispatcher(pools, **options):
-    """A dispatcher, and the context of a request that it selects for."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter(), **options)
-    return dispatcher, RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
-
-
-async def test_a_lost_replica_is_seen_in_metrics_and_explain_view_only():
-    quiet = await run(LocalPools(), long_prompt())
-    ran = await run(LosingPools(5, 3, cause="drained"), long_prompt())
-    assert answer_of(ran) == answer_of(quiet)
-    assert counted(ran.dispatcher, "skim_router_migrations_total", cause="drained") == 2
-    assert counted(ran.dispatcher, "skim_router_replayed_tokens_total") == 5 + 8
-    entry = ran.dispatcher.selections.get("r")
-    assert entry["migrations"] == [{"cause": "drained", "answered": count, "reseeded": False} for count in (5, 8)]
-    assert "kept_spans" in entry
-    assert ran.outcome.timings.keys() == quiet.outcome.timings.keys()
-
-
-async def test_a_dense_request_gets_an_entry_in_the_explain_view_when_it_moves():
-    ran = await run(LosingPools(2), prompt(sampling={"max_tokens": 4, "seed": 3}), enabled=False)
-    move = {"cause": "died", "answered": 2, "reseeded": True}
-    assert ran.dispatcher.selections.get("r") == {"prompt_tokens": 600, "kept_tokens": 600, "migrations": [move]}
-
-
-async def test_a_request_that_is_given_up_ends_its_session_and_is_counted():
-    pools = LosingPools(3, 0)
-    dispatcher, context = small_dispatcher(pools)
-    with pytest.raises(EngineUnavailableError, match="two target replicas died"):
-        _ = [output async for output in dispatcher.run("r", long_prompt(), context)]
-    assert counted(dispatcher, "skim_router_given_up_total") == 1
-    await until(lambda: not pools.speculator_engine.sessions)
-
-
-async def test_a_client_that_leaves_while_no_replica_has_its_request_ends_the_session():
-    reached = asyncio.Event()
-
-    class Stuck(LosingPools):
-        async def generate(self, request):
-            if request.answered:
-                reached.set()
-                await asyncio.Event().wait()
-            async for output in super().generate(request):
-                yield output
-
-    pools = Stuck(3)
-    task = asyncio.create_task(run(pools, long_prompt()))
-    await until(reached.is_set)
-    assert pools.speculator_engine.sessions
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(lambda: not pools.speculator_engine.sessions)
-
-
-async def test_without_migration_a_lost_replica_ends_the_answer():
-    pools = LosingPools(3)
-    dispatcher, context = small_dispatcher(pools, migration=False)
-    with pytest.raises(EngineUnavailableError, match="died during its answer"):
-        _ = [output async for output in dispatcher.run("r", long_prompt(), context)]
-    assert len(pools.generates) == 1
-    assert counted(dispatcher, "skim_router_given_up_total") == 1
 
 
 async def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():

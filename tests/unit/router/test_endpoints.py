@@ -1,49 +1,18 @@
 """vLLM's HTTP app with mock pools: the option has the same effect on every endpoint, with and without streaming."""
 
-import json
-
 import pytest
 from transformers import AutoTokenizer
 
 from kv_transfer.model_info import check_pair
 from router.middleware import SkimMiddleware
 from router.server_timing import TIMING_PARTS, TOTAL
-from router.warm_up import WarmUps
 from speculator_service.mock_engine import MockSpeculator
-from speculator_service.records import Records
 from speculator_service.translation.engine import translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights
-from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.router.conftest import MODEL_NAME, MODELS, until
+from tests.unit.router.asking import ENDPOINTS, KEEP, ask, events, request_body
+from tests.unit.router.conftest import MODEL_NAME, MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-KEEP = {"keep_rate": 0.5}
-CHAT_LIKE = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-ENDPOINTS = (*CHAT_LIKE, "/v1/completions")
-
-
-def request_body(path, document, max_tokens=4, **fields):
-    """The request body of each endpoint for the document and its question."""
-    prompt = {
-        "/v1/chat/completions": {"messages": document.messages, "max_tokens": max_tokens},
-        "/v1/completions": {"prompt": document.prompt, "max_tokens": max_tokens},
-        "/v1/responses": {"input": document.prompt, "max_output_tokens": max_tokens},
-        "/v1/messages": {"messages": document.messages, "max_tokens": max_tokens},
-    }[path]
-    return {"model": MODEL_NAME, **prompt, **fields}
-
-
-async def ask(client, path, body, **kwargs):
-    response = await client.post(path, json=body, **kwargs)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def events(response):
-    """The JSON objects in a stream of server-sent events."""
-    lines = (line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {"))
-    return [json.loads(line) for line in lines]
 
 
 async def test_a_speculator_with_another_tokenizer(client, use_pools, document, tmp_path):
@@ -315,47 +284,3 @@ async def test_endpoints_that_generate_nothing_are_left_alone(client, pools):
     assert (card["id"], card["root"]) == (MODEL_NAME, "target")  # the model's name, and no path of the server
     assert (await client.get("/health")).status_code == 200
     assert pools.generates == []
-
-
-@pytest.mark.parametrize("path", ENDPOINTS)
-async def test_after_a_chat_s_answer_idle_pools_read_the_start_of_the_next_turn(
-    client, served, use_pools, document, path, monkeypatch
-):
-    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter()))
-    cache = {"cache_tokens": 16384, "block_size": 4}
-    pools = use_pools(speculator=cache, target=cache)
-    pools.records = Records()
-    response = await ask(client, path, request_body(path, document, max_tokens=40, speculative_prefill=KEEP))
-    await until(lambda: not warm_ups._running)
-    if path == "/v1/completions":
-        assert pools.warm_ups == []
-        return
-    read = dict(pools.warm_ups)["speculator"].prompt.token_ids.tolist()
-    kept = dict(pools.warm_ups)["target"].prompt
-    answer = response.json()
-    text = {
-        "/v1/chat/completions": lambda: answer["choices"][0]["message"]["content"],
-        "/v1/responses": lambda: answer["output"][0]["content"][0]["text"],
-        "/v1/messages": lambda: answer["content"][0]["text"],
-    }[path]()
-    turns = [*document.messages, {"role": "assistant", "content": text}, {"role": "user", "content": "And why?"}]
-    before = pools.speculator_engine.compute.cached_tokens
-    chat = {"model": MODEL_NAME, "messages": turns, "max_tokens": 4, "speculative_prefill": KEEP}
-    await ask(client, "/v1/chat/completions", chat)
-    assert pools.selects[1].token_ids[: len(read)].tolist() == read
-    # The whole answer is read already, and not only the prompt before it.
-    spared = pools.speculator_engine.compute.cached_tokens - before
-    assert spared >= len(read) - 4 > document.prompt_tokens + 20
-    # The target's prompt begins with what was kept of the first turn and the answer, as it was read ahead.
-    assert kept.token_ids.size > pools.generates[0].prompt.token_ids.size + 20
-    assert pools.generates[1].prompt.positions[: kept.positions.size].tolist() == kept.positions.tolist()
-
-
-async def test_a_chat_with_tools_is_not_warmed_up(client, served, pools, document, monkeypatch):
-    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter()))
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    path = "/v1/chat/completions"
-    await ask(client, path, request_body(path, document, tools=[tool], tool_choice="none"))
-    await until(lambda: not warm_ups._running)
-    assert len(pools.generates) == 1
-    assert pools.warm_ups == []

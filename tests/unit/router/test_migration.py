@@ -3,82 +3,23 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import numpy as np
 import pytest
 
-from kv_transfer.codec import decode, encode
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from router.answer_record import AnswerRecord
-from router.migration import MAX_DEATHS, MAX_REFUSALS, GivenUpError, Migration, ReplicaLostError, migrate
+from router.migration import Migration, ReplicaLostError, migrate
 from target_service.mock_engine import MockTarget
 from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS, until
-
-PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
+from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
 
 
 @pytest.fixture(scope="module")
 def engine() -> MockTarget:
     return MockTarget(str(MODELS / "target"))
-
-
-class Replicas:
-    """Stands in for the target pool. lives: outputs after which each replica is lost, in order; the last one lives.
-
-    A life of None is a replica that was gone before it had the request. requests: what each replica got. sent: the
-    number of outputs of all replicas.
-    """
-
-    def __init__(self, engine: MockTarget, *lives: int | None, cause: str = "died") -> None:
-        self._engine, self._lives, self._cause = engine, list(lives), cause
-        self.requests: list[GenerateRequest] = []
-        self.open = self.sent = 0
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        self.requests.append(decode(encode(request), GenerateRequest))
-        life = self._lives.pop(0) if self._lives else 10**9
-        if life is None:
-            raise ReplicaLostError(self._cause, accepted=False)
-        self.open += 1
-        try:
-            async with aclosing(self._engine.generate(self.requests[-1])) as outputs:
-                async for output in outputs:
-                    if life == 0:
-                        raise ReplicaLostError(self._cause, accepted=True)
-                    life -= 1
-                    self.sent += 1
-                    yield decode(encode(output), GenerateOutput)
-        finally:
-            self.open -= 1
-
-
-async def run(replicas: Replicas, prompt: KeptPrompt = PROMPT, **sampling: object):
-    """All outputs, and the migrations."""
-    moves: list[Migration] = []
-    request = GenerateRequest("r", prompt, sampling)
-    return [output async for output in migrate(AnswerRecord(request), replicas.generate, moves.append)], moves
-
-
-def told(outputs: list[GenerateOutput], kind: int = DELTA) -> dict[int, tuple[object, ...]]:
-    """Of each answer: its tokens, text, logprobs, and end. kind: of the outputs; all but DELTA repeat what was sent."""
-    indices = sorted({c.index for o in outputs for c in o.completions})
-    parts = {i: [c for o in outputs for c in o.completions if c.index == i] for i in indices}
-    if kind != DELTA:
-        parts = {i: part[-1:] for i, part in parts.items()}
-    return {
-        i: (
-            [t for c in part for t in c.token_ids.tolist()],
-            "".join(c.text for c in part),
-            [[n.token_id for n in row] for c in part for row in c.logprobs or []],
-            part[-1].finish_reason,
-            part[-1].stop_reason,
-            part[-1].cumulative_logprob,
-        )
-        for i, part in parts.items()
-    }
 
 
 SAMPLINGS = {
@@ -258,48 +199,6 @@ async def test_answers_of_several_that_had_not_begun_get_their_own_seeds(engine:
     assert [asked[f"r-{i}"].answered for i in range(3)] == [0, 1, 0]
     assert sorted(c.index for o in outputs[1:] for c in o.completions) == [0, 1, 2]
     assert [o.finished for o in outputs] == [False, False, False, True]
-
-
-async def test_given_up_when_two_replicas_died_under_it_without_a_token(engine: MockTarget) -> None:
-    replicas = Replicas(engine, *[0] * 9)
-    with pytest.raises(GivenUpError, match="two target replicas died under this request without a token in between"):
-        await run(replicas, max_tokens=5)
-    assert len(replicas.requests) == MAX_DEATHS
-    replicas = Replicas(engine, 2, 0, 1, 1)
-    with pytest.raises(GivenUpError):
-        await run(replicas, max_tokens=9)
-    assert len(replicas.requests) == 2
-    # A token in between starts the count anew.
-    outputs, moves = await run(Replicas(engine, 0, 1, 1, 1, 1), max_tokens=9)
-    assert (len(told(outputs)[0][0]), len(moves)) == (9, 5)
-
-
-async def test_replicas_that_were_gone_before_do_not_count_as_deaths(engine: MockTarget) -> None:
-    outputs, moves = await run(Replicas(engine, None, None, 3, None, None), max_tokens=5)
-    assert (len(told(outputs)[0][0]), len(moves)) == (5, 5)
-    replicas = Replicas(engine, *[None] * 9)
-    with pytest.raises(GivenUpError, match="no target replica could take this request"):
-        await run(replicas, max_tokens=5)
-    assert len(replicas.requests) == MAX_REFUSALS
-
-
-async def test_a_drained_replica_hands_over_and_is_nobodys_fault(engine: MockTarget, monkeypatch) -> None:
-    monkeypatch.setattr("router.migration.HANDOVER_PAUSE_S", 0.0)
-    outputs, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, 0, cause="drained"), max_tokens=5)
-    assert (len(told(outputs)[0][0]), {move.cause for move in moves}) == (5, {"drained"})
-
-
-async def test_without_migration_an_answer_that_has_begun_ends_with_an_error(engine: MockTarget) -> None:
-    """Negative control: this is what every stream of a dead replica did before."""
-    request = GenerateRequest("r", PROMPT, {"max_tokens": 9})
-    broken = migrate(AnswerRecord(request), Replicas(engine, 4).generate, lambda move: None, enabled=False)
-    assert [bool(await anext(broken)) for _ in range(4)] == [True] * 4
-    with pytest.raises(EngineUnavailableError, match="died during its answer"):
-        await anext(broken)
-    outputs = [
-        o async for o in migrate(AnswerRecord(request), Replicas(engine, 0).generate, lambda move: None, enabled=False)
-    ]
-    assert outputs[-1].finished
 
 
 async def test_other_errors_are_the_callers(engine: MockTarget) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
@@ -17,8 +17,6 @@ from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarge
 from tests.engine.target_service.vllm_backend.cases import (
     VOCABULARY,
     build_target,
-    cached_tokens,
-    collect,
     dense_prompt,
     engine_options,
     kept_prompt,
@@ -34,9 +32,10 @@ from tests.engine.target_service.vllm_backend.drafting import (
     with_session,
 )
 from tests.engine.target_service.vllm_backend.drafting import wrong_answers as wrong
+from tests.engine.target_service.vllm_backend.second_turns import second_turns
 from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
 from tests.reference.generation_oracle import GenerationOracle, joined
-from tests.reference.segments import next_turn, shuffled
+from tests.reference.segments import shuffled
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 HOST = "127.0.0.1"
@@ -94,29 +93,6 @@ async def test_drafts_do_not_change_the_answer(
     # All sessions end, and the drafter is informed.
     await until(lambda: len(speculator.closed) == count)
     assert set(speculator.closed) == {c.name for c in cases[:count]}
-
-
-async def second_turns(
-    engine: BreakableTarget, oracle: GenerationOracle, cases: list[Case], speculator: FakeSpeculator, stopped: bool
-) -> int:
-    """Answer with drafts, then a second turn each. Returns the wrong tokens of the second turns.
-
-    stopped: the first answers end at a stop token, perhaps among accepted drafts.
-    """
-    options, wrong_tokens = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False), 0
-    for i, case in enumerate(cases):
-        ending = {"stop_token_ids": [case.answer[40]]} if stopped else {}
-        answer = await decode(engine, with_session(case, speculator), case.name, options, **ending)
-        chunk = kept_prompt(case.prompt.context_length, 30, seed=900 + i)
-        new = ~np.isin(chunk.positions, case.prompt.positions)
-        late = KeptPrompt(chunk.token_ids[new], chunk.positions[new], chunk.context_length)
-        turn = next_turn(case.prompt, np.array(answer, np.int32), late, dense_prompt(9, seed=i).token_ids)
-        outputs = await collect(engine, turn, f"{case.name}-turn-2", max_tokens=8)
-        wrong_tokens += oracle.wrong_tokens(turn, joined(outputs)[0])
-        # All but the answer's last token, whose KV nobody needed. A stop token may be an accepted draft with KV.
-        most = case.prompt.token_ids.size + len(answer)
-        assert outputs[0].cached_tokens in (*cached_tokens(engine, most - 1, most), most)
-    return wrong_tokens
 
 
 @pytest.mark.parametrize("stopped", [False, True])

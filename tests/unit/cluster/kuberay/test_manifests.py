@@ -1,49 +1,20 @@
 """The objects match the config, and fit Ray, Serve and each other."""
 
 import math
-import re
 
 import pytest
 import yaml
-from huggingface_hub import constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
-from ray.serve._private.deploy_utils import get_app_code_version
-from ray.serve.schema import ServeDeploySchema
 
 from cluster.config.load import config_from_flags, load_config
-from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
-from cluster.serve.app import SERVE_SWITCHES, build_app, serve_app
+from cluster.serve.app import SERVE_SWITCHES, serve_app
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
-from tests.unit.cluster.kuberay.serve_overrides import deployed, unknown_names
-from tests.unit.conftest import reach
+from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of
 
-DEMO = ROOT / "examples" / "demo.yaml"
 TOKEN, KEY = "the-token-of-the-channel", "the-key-of-the-api"
-
-
-def service_of(config):
-    return ray_service(config)["spec"]
-
-
-def pods(objects):
-    """Every pod template, with a name of its object's kind and its group."""
-    for thing in objects:
-        spec = thing.get("spec", {})
-        if thing["kind"] == "StatefulSet":
-            yield "redis", spec["template"]
-        cluster = spec.get("rayClusterConfig") or spec.get("rayClusterSpec")
-        if cluster:
-            for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-                yield f"{thing['kind']} {group.get('groupName', 'head')}", group["template"]
-
-
-def pools_of(router):
-    """The pools to which the router's deployment is bound."""
-    bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
-    return [pool._bound_deployment for pool in bound]
 
 
 def replicas_of(config):
@@ -76,80 +47,6 @@ def test_each_replica_fits_on_the_nodes_of_its_pool_and_no_other(example):
     assert nodes["headgroup"]["resources"]["CPU"] == 0
 
 
-def test_serve_takes_the_config_and_builds_the_same_pools(example):
-    served = yaml.safe_load(service_of(example)["serveConfigV2"])
-    schema = ServeDeploySchema.model_validate(served)
-    assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", example.router.port)
-    [application] = schema.applications
-    assert application.import_path == "cluster.serve.app:serve_app"
-    router = serve_app(application.args)._bound_deployment
-    wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
-    known = {part.name: options_of(part._deployment_config) for part in (wanted, *pools_of(wanted))}
-    assert {name: options_of(config) for name, config in deployed(application).items()} == known
-    assert router.init_kwargs["options"] == wanted.init_kwargs["options"]
-
-
-def options_of(deployment_config):
-    """The options of the config, without the list of the options that were set."""
-    return deployment_config.model_dump(exclude={"user_configured_option_names"})
-
-
-def test_serve_knows_every_name_of_its_config(example):
-    assert unknown_names(yaml.safe_load(service_of(example)["serveConfigV2"])) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ((), ".aplication"),
-        (("http_options",), ".http_options.prot"),
-        (("applications", 0), ".applications.0.import_pth"),
-        (("applications", 0, "deployments", 1), ".applications.0.deployments.1.num_replica"),
-        (("applications", 0, "deployments", 1, "autoscaling_config"), "speculator: max_replica"),
-        (("applications", 0, "deployments", 1, "autoscaling_config", "policy"), "speculator: policy_arguments"),
-    ],
-)
-def test_a_typo_in_the_serve_config_is_found(path, name):
-    served = yaml.safe_load(service_of(load_config(ROOT / "examples" / "multi-node.yaml"))["serveConfigV2"])
-    inner = served
-    for step in path:
-        inner = inner[step]
-    inner[re.split(r"[. ]", name)[-1]] = 1
-    assert unknown_names(served) == [name]
-
-
-def test_overrides_of_a_deployment_that_is_not_there_are_found():
-    served = yaml.safe_load(service_of(load_config(DEMO))["serveConfigV2"])
-    served["applications"][0]["deployments"][1]["name"] = "speculators"
-    with pytest.raises(ValueError, match="'speculators' does not exist"):
-        deployed(ServeDeploySchema.model_validate(served).applications[0])
-
-
-WORK = {"policy": "work", "max_replicas": 4, "drain_s": 4.0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "in_place"),
-    [
-        ({"target.replicas": 3, "router.replicas": 2}, True),
-        ({"target.max_ongoing_requests": 7, "router.drain_timeout_s": 9.0}, True),
-        ({"speculator.autoscaling": WORK | {"max_replicas": 9, "min_replicas": 0, "upscale_delay_s": 5.0}}, True),
-        ({"speculator.autoscaling": WORK | {"drain_s": 5.0}}, False),
-        ({"speculator.autoscaling": WORK | {"batch": 2}}, False),
-        ({"target.engine_options": {"max_model_len": 2048}}, False),
-    ],
-)
-def test_a_change_of_sizes_starts_no_replica_anew(changes, in_place):
-    """Serve replaces all replicas of an application if its code version has changed, else none."""
-
-    def version(overrides):
-        settings = {"speculator.autoscaling": WORK, **overrides}
-        served = yaml.safe_load(service_of(config_from_flags(DEMO, settings))["serveConfigV2"])
-        return get_app_code_version(ServeDeploySchema.model_validate(served).applications[0])
-
-    assert (version(changes) == version({})) == in_place
-
-
 def test_the_models_are_found_where_the_pods_have_them(tmp_path):
     demo = yaml.safe_load(service_of(load_config(DEMO))["serveConfigV2"])["applications"][0]["args"]
     assert [demo[pool]["model"] for pool in ("speculator", "target")] == ["/models/speculator", "/models/target"]
@@ -159,114 +56,6 @@ def test_the_models_are_found_where_the_pods_have_them(tmp_path):
         ray_service(config_from_flags(DEMO, {"target.model": "/a/same", "speculator.model": "/b/same"}))
     named = yaml.safe_load(service_of(config_from_flags(DEMO, {"target.model": "owner/big@v1"}))["serveConfigV2"])
     assert named["applications"][0]["args"]["target"]["model"] == "owner/big@v1"
-
-
-HUB = {"target.model": "owner/big"}
-SERVING = ("router", "speculator", "target")
-
-
-def containers(config):
-    """The container of each pod by the name of its group, and the volumes of its pod."""
-    objects = [thing for things in manifests(config).values() for thing in things]
-    found = {name: template["spec"] for name, template in pods(objects) if name != "redis"}
-    return {name: (spec["containers"][0], spec["volumes"]) for name, spec in found.items()}
-
-
-def variables(container):
-    return {e["name"]: e.get("value") or e["valueFrom"]["secretKeyRef"] for e in container["env"]}
-
-
-@pytest.mark.parametrize(
-    "named",
-    [HUB, {"speculator.model": "owner/small@v1"}, {"target.engine_options": {"draft_model": "owner/drafter"}}],
-)
-def test_only_pods_with_replicas_download_and_only_models_of_a_hub(named):
-    """Negative control: the same deployment with folders."""
-    for settings, online in ((named, {f"RayService {name}" for name in SERVING}), ({}, set())):
-        config = config_from_flags(DEMO, settings)
-        found = containers(config)
-        assert online < found.keys()
-        for name, (container, volumes) in found.items():
-            env = variables(container)
-            assert env.get("HF_HUB_OFFLINE") == (None if name in online else "1")
-            assert ("HF_HOME" in env, "HF_TOKEN" in env) == (name in online,) * 2
-            assert ("hub-cache" in [volume["name"] for volume in volumes]) == (name in online)
-        policies = {policy["metadata"]["name"]: policy["spec"] for policy in manifests(config)["network-policies.yaml"]}
-        assert ("skim-demo-hub" in policies) == bool(online)
-        if online:
-            policy = policies["skim-demo-hub"]
-            assert policy["egress"] == [{"ports": [{"protocol": "TCP", "port": 443}]}]
-            assert policy["podSelector"]["matchExpressions"][0]["values"] == [*SERVING, "prefill"]
-        assert {"ports": DNS_PORTS} in policies["skim-demo-ray"]["egress"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "source"),
-    [
-        ({}, {"emptyDir": {}}),
-        ({"size": "90Gi"}, {"emptyDir": {"sizeLimit": "90Gi"}}),
-        ({"claim": "cache"}, {"persistentVolumeClaim": {"claimName": "cache"}}),
-        ({"claim": "cache", "size": "90Gi"}, {"persistentVolumeClaim": {"claimName": "cache"}}),
-        ({"host_path": "/var/hub"}, {"hostPath": {"path": "/var/hub", "type": "Directory"}}),
-    ],
-)
-def test_the_cache_of_the_hub_is_on_a_volume(settings, source):
-    config = config_from_flags(DEMO, {**HUB, "kubernetes.hub": {"mount_path": "/cache", **settings}})
-    container, volumes = containers(config)["RayService target"]
-    assert next(volume for volume in volumes if volume["name"] == "hub-cache") == {"name": "hub-cache", **source}
-    assert {"name": "hub-cache", "mountPath": "/cache"} in container["volumeMounts"]
-    assert variables(container)["HF_HOME"] == "/cache"
-    claims = [thing["metadata"]["name"] for thing in manifests(config).get("models.yaml", [])]
-    assert claims == (["cache"] if settings.keys() >= {"claim", "size"} else [])
-
-
-def test_the_token_and_the_address_of_the_hub():
-    def of_target(hub):
-        config = config_from_flags(DEMO, {**HUB, "kubernetes.hub": hub})
-        [policy] = [p for p in manifests(config)["network-policies.yaml"] if p["metadata"]["name"] == "skim-demo-hub"]
-        env = variables(containers(config)["RayService target"][0])
-        return env["HF_TOKEN"], env.get("HF_ENDPOINT"), policy["spec"]["egress"][0]["ports"][0]["port"]
-
-    optional = {"name": "skim-secrets", "key": "hf-token", "optional": True}
-    assert of_target({}) == (optional, None, 443)
-    given = {"name": "hub", "key": "read", "optional": False}
-    endpoint = "http://hub.mirrors:8080/models"
-    assert of_target({"token_secret": "hub", "token_key": "read", "endpoint": endpoint}) == (given, endpoint, 8080)
-    assert of_target({"endpoint": "https://hub.example.com"})[2] == 443
-
-
-@pytest.mark.parametrize(
-    ("settings", "wrong"),
-    [
-        ({"claim": "a", "host_path": "/b"}, "kubernetes.hub: claim and host_path are two places for one cache"),
-        ({"mount_path": "/models"}, "kubernetes: hub.mount_path and models.mount_path are both /models"),
-        ({"endpoint": "hub.example.com"}, "kubernetes.hub.endpoint: "),
-    ],
-)
-def test_wrong_settings_of_the_hub(settings, wrong):
-    with pytest.raises(SkimError, match=re.escape(wrong)):
-        config_from_flags(DEMO, {"kubernetes.hub": settings})
-
-
-def test_hub_names_are_pinned_where_their_commit_can_be_looked_up(skim, hub, monkeypatch, tmp_path):
-    file = tmp_path / "skim.yaml"
-    file.write_text("target: {model: demo/target}\nspeculator: {model: demo/speculator}\n")
-
-    def written():
-        ran = skim("manifests", file, "-o", tmp_path / "out")
-        assert ran.code == 0
-        served = yaml.safe_load((tmp_path / "out" / "rayservice.yaml").read_text())["spec"]["serveConfigV2"]
-        args = yaml.safe_load(served)["applications"][0]["args"]
-        return ran.out, args["target"]["model"], args["served_model_name"]
-
-    out, model, name = written()
-    assert (model, name) == (f"demo/target@{hub.commit('demo/target')}", "demo/target")
-    assert "Not pinned" not in out
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    reach(monkeypatch, "http://127.0.0.1:9")
-    out, model, name = written()
-    assert (model, name) == ("demo/target", "demo/target")
-    assert "Not pinned to a commit, so each replica takes the newest files when it starts: model demo/target: " in out
 
 
 def test_pods_hold_what_their_replica_takes(example):

@@ -1,0 +1,88 @@
+"""Serve reads the config in the manifests, and knows every name in it."""
+
+import re
+
+import pytest
+import yaml
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.config.load import config_from_flags, load_config
+from cluster.serve.app import build_app, serve_app
+from tests.unit.cluster.kuberay.conftest import ROOT
+from tests.unit.cluster.kuberay.parts import DEMO, pools_of, service_of
+from tests.unit.cluster.kuberay.serve_overrides import deployed, unknown_names
+
+
+def test_serve_takes_the_config_and_builds_the_same_pools(example):
+    served = yaml.safe_load(service_of(example)["serveConfigV2"])
+    schema = ServeDeploySchema.model_validate(served)
+    assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", example.router.port)
+    [application] = schema.applications
+    assert application.import_path == "cluster.serve.app:serve_app"
+    router = serve_app(application.args)._bound_deployment
+    wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
+    known = {part.name: options_of(part._deployment_config) for part in (wanted, *pools_of(wanted))}
+    assert {name: options_of(config) for name, config in deployed(application).items()} == known
+    assert router.init_kwargs["options"] == wanted.init_kwargs["options"]
+
+
+def options_of(deployment_config):
+    """The options of the config, without the list of the options that were set."""
+    return deployment_config.model_dump(exclude={"user_configured_option_names"})
+
+
+def test_serve_knows_every_name_of_its_config(example):
+    assert unknown_names(yaml.safe_load(service_of(example)["serveConfigV2"])) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ((), ".aplication"),
+        (("http_options",), ".http_options.prot"),
+        (("applications", 0), ".applications.0.import_pth"),
+        (("applications", 0, "deployments", 1), ".applications.0.deployments.1.num_replica"),
+        (("applications", 0, "deployments", 1, "autoscaling_config"), "speculator: max_replica"),
+        (("applications", 0, "deployments", 1, "autoscaling_config", "policy"), "speculator: policy_arguments"),
+    ],
+)
+def test_a_typo_in_the_serve_config_is_found(path, name):
+    served = yaml.safe_load(service_of(load_config(ROOT / "examples" / "multi-node.yaml"))["serveConfigV2"])
+    inner = served
+    for step in path:
+        inner = inner[step]
+    inner[re.split(r"[. ]", name)[-1]] = 1
+    assert unknown_names(served) == [name]
+
+
+def test_overrides_of_a_deployment_that_is_not_there_are_found():
+    served = yaml.safe_load(service_of(load_config(DEMO))["serveConfigV2"])
+    served["applications"][0]["deployments"][1]["name"] = "speculators"
+    with pytest.raises(ValueError, match="'speculators' does not exist"):
+        deployed(ServeDeploySchema.model_validate(served).applications[0])
+
+
+WORK = {"policy": "work", "max_replicas": 4, "drain_s": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_place"),
+    [
+        ({"target.replicas": 3, "router.replicas": 2}, True),
+        ({"target.max_ongoing_requests": 7, "router.drain_timeout_s": 9.0}, True),
+        ({"speculator.autoscaling": WORK | {"max_replicas": 9, "min_replicas": 0, "upscale_delay_s": 5.0}}, True),
+        ({"speculator.autoscaling": WORK | {"drain_s": 5.0}}, False),
+        ({"speculator.autoscaling": WORK | {"batch": 2}}, False),
+        ({"target.engine_options": {"max_model_len": 2048}}, False),
+    ],
+)
+def test_a_change_of_sizes_starts_no_replica_anew(changes, in_place):
+    """Serve replaces all replicas of an application if its code version has changed, else none."""
+
+    def version(overrides):
+        settings = {"speculator.autoscaling": WORK, **overrides}
+        served = yaml.safe_load(service_of(config_from_flags(DEMO, settings))["serveConfigV2"])
+        return get_app_code_version(ServeDeploySchema.model_validate(served).applications[0])
+
+    assert (version(changes) == version({})) == in_place

@@ -1,0 +1,24 @@
+"""Runs one prompt through a dispatcher with mock engines."""
+
+from types import SimpleNamespace
+
+from kv_transfer.options import DecodeOptions
+from router.context import RequestContext
+from router.dispatch import Dispatcher, Prompt
+from router.options import PrefillOptions, SpeculationOptions
+from tests.unit.actors.local_meter import LocalMeter
+
+IDS = [7 + i % 900 for i in range(600)]
+SAMPLING = {"max_tokens": 4}
+
+
+def prompt(ids=IDS, **fields):
+    return Prompt(**{"token_ids": ids, "sampling": SAMPLING, "max_tokens": 4, **fields})
+
+
+async def run(pools, one_prompt, timeout_s=60.0, **options):
+    """The outputs, the outcome, the dispatcher and the context of one prompt."""
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
+    context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
+    outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
+    return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
