@@ -27,8 +27,8 @@ class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
-    deployment's PrefillOptions and SpeculationOptions, as dicts. affinity: as in Dispatcher. vllm_args: options of
-    vLLM's HTTP server. traces: the argument of `create_tracer`.
+    deployment's PrefillOptions and SpeculationOptions, as dicts. affinity to audit_max_ongoing: as in Dispatcher.
+    vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class RouterDeployment:
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
+        audit_share: float = 0.0,
+        audit_max_ongoing: int = 0,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -63,6 +65,8 @@ class RouterDeployment:
             affinity=affinity,
             migration=migration,
             warm_up=warm_up,
+            audit_share=audit_share,
+            audit_max_ongoing=audit_max_ongoing,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s = admission_timeout_s

@@ -26,6 +26,7 @@ from kv_transfer.messages import (
 )
 from router.affinity import PrefixKeys
 from router.answer_record import AnswerRecord
+from router.audit import Audits
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import SelectionLog, explanation
@@ -35,6 +36,7 @@ from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import AUTO, PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
+from router.server_timing import add_prefill
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 from router.warm_up import NextTurn, WarmUps
 from speculator_service.limits import check_length as check_speculator_length
@@ -90,7 +92,7 @@ class Dispatcher:
     """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense.
 
     affinity: prompts with the same prefix prefer the same replicas.
-    migration: answers go on when their replica is lost.
+    migration: answers go on when their replica is lost. audit_share, audit_max_ongoing: as in `Audits`.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class Dispatcher:
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
+        audit_share: float = 0.0,
+        audit_max_ongoing: int = 0,
     ) -> None:
         self.pools = pools
         self.meter = meter
@@ -113,6 +117,7 @@ class Dispatcher:
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
         self._warm_ups = WarmUps(meter) if warm_up else None
+        self.audits = Audits(meter, audit_share, audit_max_ongoing)
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -132,7 +137,7 @@ class Dispatcher:
             record_migration(self.meter, migration)
             self.selections.note_migration(request_id, outcome.prompt_tokens, migration)
 
-        with context.span.child(GENERATE, "client") as span:
+        with self.audits.request(), context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
             answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
@@ -158,6 +163,8 @@ class Dispatcher:
                 if kept.session is not None and not held:
                     self._end(kept.session)
         self._warm_up(run, kept, answer.whole_text)
+        if context.options.enabled == AUTO:
+            self.audits.begin(self.pools, run.forecast.ids, answer)
 
     def _warm_up(self, run: Run, kept: KeptPrompt, answer: str | None) -> None:
         """Let idle replicas read the start of the next turn. answer: as `AnswerRecord.whole_text`."""
@@ -188,7 +195,7 @@ class Dispatcher:
     def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float) -> None:
         """Record the first output. sent: when the target got the request."""
         now = time.perf_counter()
-        _time_prefill(run.outcome, output, 1e3 * (now - sent))
+        add_prefill(run.outcome.timings, output.timings, 1e3 * (now - sent))
         record_first_token(self.meter, run.outcome, 1e3 * (now - run.context.arrived))
         queue, prefill = output.timings.get("queue", 0.0), run.outcome.timings["prefill"]
         self.forecaster.began(run.forecast, kept, output.cached_tokens, prefill, queue)
@@ -291,12 +298,3 @@ def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:
         trace=span.headers,
         affinity=run.affinity,
     )
-
-
-def _time_prefill(outcome: Outcome, output: GenerateOutput, elapsed_ms: float) -> None:
-    """Split the wait for the first output into the target's queue and prefill time, and transfer (the rest)."""
-    prefill = output.timings.get("prefill", elapsed_ms)
-    outcome.timings["queue"] = outcome.timings.get("queue", 0.0) + output.timings.get("queue", 0.0)
-    away = max(0.0, elapsed_ms - prefill - output.timings.get("queue", 0.0))
-    outcome.timings["transfer"] = outcome.timings.get("transfer", 0.0) + away
-    outcome.timings["prefill"] = prefill

@@ -17,3 +17,15 @@ def read_server_timing(header: str) -> dict[str, float]:
     """Milliseconds by part; empty for an empty header."""
     parts = (part.partition(";dur=") for part in header.split(", ") if part)
     return {name: float(ms) for name, _, ms in parts}
+
+
+def add_prefill(timings: dict[str, float], target: Mapping[str, float], elapsed_ms: float) -> None:
+    """Split the wait for the first output into the target's queue and prefill time, and transfer (the rest).
+
+    timings: the request's parts so far; the new parts are added. target: the parts that the target reported.
+    """
+    queue, prefill = target.get("queue", 0.0), target.get("prefill", elapsed_ms)
+    away = max(0.0, elapsed_ms - prefill - queue)
+    timings["queue"] = timings.get("queue", 0.0) + queue
+    timings["transfer"] = timings.get("transfer", 0.0) + away
+    timings["prefill"] = prefill

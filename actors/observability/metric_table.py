@@ -61,6 +61,13 @@ _ALL = (
         "starts of next turns for idle replicas, by pool: read, busy (dropped) or failed",
         ("pool", "outcome"),
     ),
+    Metric(
+        "skim_router_audits_total",
+        "counter",
+        "audited requests: agrees or differs (with the dense answer), dropped (load) or failed",
+        ("outcome",),
+    ),
+    Metric("skim_router_audit_agreement", "histogram", "normalised token overlap with the dense answer", (), _SHARES),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),

@@ -67,6 +67,15 @@ class RouterConfig(BaseModel):
     warm_up: bool = Field(
         False, description="idle replicas read the start of a chat's next turn when an answer is complete"
     )
+    audit_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the greedy compressed answers under `auto` that are compared with a dense answer",
+    )
+    audit_max_ongoing: int = Field(
+        4, ge=0, description="no audit runs while a router has more requests than this at the target"
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )

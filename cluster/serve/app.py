@@ -107,6 +107,8 @@ def build_app(config: DeploymentConfig) -> Application:
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
+        audit_share=config.router.audit_share,
+        audit_max_ongoing=config.router.audit_max_ongoing,
         vllm_args=config.router.vllm_args,
         **traces,
     )
