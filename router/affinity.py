@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.prefix_hash import block_hashes, prefix_hash
+from router.cache_ledger import BLOCK_TOKENS
 
-BLOCK_TOKENS = 128
 WINDOW_BLOCKS = 2
 BRANCHES = 8
 """Continuations that make a prefix a shared one."""
@@ -48,17 +48,25 @@ class PrefixKeys:
         self._capacity = capacity
         self._continuations: OrderedDict[bytes, set[bytes]] = OrderedDict()
 
-    def key(self, token_ids: npt.ArrayLike, opening: int = 0, salt: str | None = None) -> str:
+    def key(
+        self,
+        token_ids: npt.ArrayLike,
+        opening: int = 0,
+        salt: str | None = None,
+        *,
+        hashes: Sequence[bytes] | None = None,
+    ) -> str:
         """The key of a prompt, in hex.
 
-        token_ids: integers [M]. opening: as in `PromptSpans`. salt: prompts
-        with different salts share no cache, so their keys differ.
+        token_ids: integers [M]. opening: as in `PromptSpans`. salt: prompts with different salts share no cache, so
+        their keys differ. hashes: of the prompt's blocks of BLOCK_TOKENS, if they are known.
         """
         ids = np.asarray(token_ids, np.int32)
         first = -(-opening // BLOCK_TOKENS) + WINDOW_BLOCKS
         if ids.size < first * BLOCK_TOKENS:
             return prefix_hash(ids, salt).hex()
-        windows = block_hashes(ids, BLOCK_TOKENS, salt)[first - 1 :: WINDOW_BLOCKS]
+        blocks = block_hashes(ids, BLOCK_TOKENS, salt) if hashes is None else hashes
+        windows = blocks[first - 1 :: WINDOW_BLOCKS]
         depth = 0
         for i, (prefix, longer) in enumerate(pairwise(windows)):
             if ids.size < 2 * BLOCK_TOKENS * (first + i * WINDOW_BLOCKS):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_TOKENS = 128
+"""Tokens of a block, here and in affinity keys: a prompt is hashed once for both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One prompt on its way. compressible_tokens: tokens outside all protected spans. affinity: as in SelectRequest.
+    """One prompt on its way. affinity: as in SelectRequest.
 
     started: when its mode is chosen, in seconds of `time.perf_counter`.
     """
@@ -82,7 +82,6 @@ class Run:
     context: RequestContext
     outcome: Outcome
     spans: PromptSpans
-    compressible_tokens: int
     affinity: str
     forecast: Forecast
     started: float = field(default_factory=time.perf_counter)
@@ -187,10 +186,11 @@ class Dispatcher:
         spans = prompt_spans(
             ids.size, context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
         )
-        affinity = self._keys.key(ids, spans.opening, prompt.cache_salt) if self._keys else ""
-        protected = int((spans.protected[:, 1] - spans.protected[:, 0]).sum())
-        forecast = self.forecaster.look(ids, prompt.cache_salt, context.options, protected)
-        return Run(request_id, prompt, context, outcome, spans, ids.size - protected, affinity, forecast)
+        forecast = self.forecaster.look(ids, prompt.cache_salt, context.options, spans.protected_tokens)
+        affinity = ""
+        if self._keys:
+            affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=forecast.hashes)
+        return Run(request_id, prompt, context, outcome, spans, affinity, forecast)
 
     def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float) -> None:
         """Record the first output. sent: when the target got the request."""
@@ -220,7 +220,7 @@ class Dispatcher:
             echo=context.echo,
             beam_search=context.beam_search,
             multimodal=prompt.multimodal,
-            compressible_tokens=run.compressible_tokens,
+            compressible_tokens=len(prompt.token_ids) - run.spans.protected_tokens,
         )
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)

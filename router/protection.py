@@ -35,6 +35,11 @@ class PromptSpans(NamedTuple):
     question: tuple[int, int] | None = None
     opening: int = 0
 
+    @property
+    def protected_tokens(self) -> int:
+        """Tokens inside the protected spans, which do not overlap."""
+        return int((self.protected[:, 1] - self.protected[:, 0]).sum())
+
 
 class ChatChars(NamedTuple):
     """Character ranges of a rendered chat. compressible: selection may drop their tokens. question: as in PromptSpans.

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.affinity import BLOCK_TOKENS, BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, ranked
+from kv_transfer.prefix_hash import block_hashes
+from router.affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, ranked
+from router.cache_ledger import BLOCK_TOKENS
 
 WINDOW = BLOCK_TOKENS * WINDOW_BLOCKS
 REPLICAS = [f"replica-{i}" for i in range(4)]
@@ -31,6 +33,7 @@ def test_all_turns_of_a_conversation_have_one_key_on_every_router(opening, turns
         if len(prompt) >= opening + WINDOW + BLOCK_TOKENS:
             keys.append(PrefixKeys().key(prompt, opening))
             keys.append(PrefixKeys().key(prompt[: len(prompt) - 1], opening))
+            keys.append(PrefixKeys().key(prompt, opening, hashes=block_hashes(prompt, BLOCK_TOKENS)))
     assert len(set(keys)) <= 1
 
 
