@@ -63,6 +63,12 @@ def evaluate(
             help="Ask so many questions about each document, in one conversation, in place of the tasks.",
         ),
     ] = 1,
+    about: Annotated[
+        str,
+        typer.Option(
+            metavar="records|code", help="Documents of --turns: records among other sentences, or Python's own modules."
+        ),
+    ] = "records",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
@@ -73,6 +79,8 @@ def evaluate(
 
     if style not in ("instruct", "plain"):
         raise SkimError(f"--style is instruct or plain, not {style}")
+    if about not in ("records", "code"):
+        raise SkimError(f"--about is records or code, not {about}")
     settings = run.EvalSettings(
         target=str(target),
         speculator=None if speculator is None else str(speculator),
@@ -88,6 +96,7 @@ def evaluate(
         engine=engine,
         concurrency=concurrency,
         turns=turns,
+        about=about,  # type: ignore[arg-type]
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )

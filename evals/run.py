@@ -15,6 +15,7 @@ from evals.ask import Answer, Asker, Case, Endpoint, Engines, load_tokenizer, mo
 from evals.prompts import DENSE, SELECTORS
 from evals.quiz import Style
 from evals.tasks import TASKS, Sample, describe, make_samples
+from evals.turns import About
 from kv_transfer.errors import SkimError
 
 EXAMPLES = 2
@@ -27,7 +28,7 @@ class EvalSettings:
 
     keep_rates: 1 is dense, which is always measured. samples: number per task and length. concurrency: samples that run
     at the same time; each sample is a few dozen requests. turns: questions about each document, in one conversation;
-    with more than one, the turns take the place of `tasks` (`evals.turns`).
+    with more than one, the turns take the place of `tasks` (`evals.turns`). about: what those documents are.
     """
 
     target: str
@@ -44,6 +45,7 @@ class EvalSettings:
     engine: str = "vllm"
     concurrency: int = 4
     turns: int = 1
+    about: About = "records"
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ def _conversations(settings: EvalSettings) -> list[list[Sample]]:
 
     how: dict[str, Any] = {"seed": settings.seed, "style": settings.style, "tokens": tokens}
     if settings.turns > 1:
+        how["about"] = settings.about
         return list(turns.make_conversations(settings.turns, settings.lengths, settings.samples, **how))
     return [[sample] for sample in make_samples(settings.tasks, settings.lengths, settings.samples, **how)]
 

@@ -1,21 +1,26 @@
 """Answer quality over the turns of a conversation: each turn extends what was kept for the last one, or selects anew.
 
-All questions are about records of one document, which stands in the first turn. The history holds the right answers, so
-that every selector answers the same prompts.
+All questions are about one document, which stands in the first turn: records among filler sentences, or code of
+Python's standard library. The history holds the right answers, so that every selector answers the same prompts.
 """
 
 import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from cluster.in_process.prompts import RenderedPrompt
+from evals import code
 from evals.ask import Answer, Case, InProcess
 from evals.prompts import DENSE, SPECULATOR, render
 from evals.quiz import Count, Quiz, Style, ask, compose
 from evals.retrieval import ONE_NUMBER, WORDING, with_distractors
 from evals.tasks import Sample
+from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, Selection
+
+About = Literal["records", "code"]
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 
@@ -34,27 +39,56 @@ def task_name(turn: int) -> str:
 
 def describe_turn(task: str) -> str:
     """The task of a turn and its metric."""
-    return f"One of many records of a document, asked for in {task}. Metric: the answer states the value."
+    return f"A fact of the document, asked for in {task}. Metric: the answer states the value."
 
 
 def make_conversations(
-    turns: int, lengths: Sequence[int], count: int, *, seed: int, style: Style, tokens: Count
+    turns: int,
+    lengths: Sequence[int],
+    count: int,
+    *,
+    about: About,
+    seed: int,
+    style: Style,
+    tokens: Count,
 ) -> Iterator[list[Sample]]:
-    """`count` conversations of `turns` samples for each length of the first turn; arguments as in `make_samples`."""
+    """`count` conversations of `turns` samples for each length of the first turn; other arguments as in `make_samples`.
+
+    Raises SkimError for a length that is too short for the questions.
+    """
+    make = {"records": _about_records, "code": _about_code}[about]
     for length in lengths:
         for index in range(count):
             name = f"{seed} turns {length} {index}"
-            rng = random.Random(name)
-            found = with_distractors(turns, length, rng)
+            try:
+                text, quizzes = make(turns, length, style, tokens, random.Random(name))
+            except ValueError as error:
+                raise SkimError(f"{turns} turns at length {length}: {error}") from None
             history: list[dict[str, str]] = []
             samples = []
-            for turn, record in enumerate(rng.sample(found, turns), 1):
-                needles = [r.sentence() for r in found] if turn == 1 else []
-                quiz = Quiz(needles, record.question(wording=WORDING), ONE_NUMBER, (record.value,))
-                text = compose(quiz, length, style, tokens, rng) if turn == 1 else ask(quiz, style)
-                samples.append(Sample(task_name(turn), length, quiz, text, name, tuple(history)))
-                history += [{"role": "user", "content": text}, {"role": "assistant", "content": f"{record.value}."}]
+            for turn, quiz in enumerate(quizzes, 1):
+                message = text if turn == 1 else ask(quiz, style)
+                samples.append(Sample(task_name(turn), length, quiz, message, name, tuple(history)))
+                answer = {"role": "assistant", "content": f"{quiz.expected[0]}."}
+                history += [{"role": "user", "content": message}, answer]
             yield samples
+
+
+def _about_records(turns: int, length: int, style: Style, tokens: Count, rng: random.Random) -> tuple[str, list[Quiz]]:
+    """The first message, and the question of each turn about one of many records."""
+    found = with_distractors(turns, length, rng)
+    quizzes = [
+        Quiz([], r.question(wording=WORDING), ONE_NUMBER, (r.value,), evidence=(r.sentence(),))
+        for r in rng.sample(found, turns)
+    ]
+    whole = replace(quizzes[0], needles=[r.sentence() for r in found])
+    return compose(whole, length, style, tokens, rng), quizzes
+
+
+def _about_code(turns: int, length: int, style: Style, tokens: Count, rng: random.Random) -> tuple[str, list[Quiz]]:
+    """The first message, and the question of each turn about a passage of Python's standard library."""
+    passage, quizzes = code.make_passage(length, turns, rng, tokens)
+    return f"{passage}\n\n{ask(quizzes[0], style)}", quizzes
 
 
 class TurnEngines(InProcess):
