@@ -115,7 +115,7 @@ class Dispatcher:
         self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
-        self._warm_ups = WarmUps(meter) if warm_up else None
+        self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
         self._ending: set[asyncio.Task[None]] = set()
 

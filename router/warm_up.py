@@ -17,6 +17,7 @@ import numpy as np
 from actors.observability.metrics import Meter
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, WarmUpRequest
+from router.forecast import Forecaster
 from router.pools import Pools
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ class NextTurn(Protocol):
 
 
 class WarmUps:
-    """The warm-ups of one router."""
+    """The warm-ups of one router. forecaster: learns what they put into the caches."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
+    def __init__(self, meter: Meter, forecaster: Forecaster) -> None:
+        self._meter, self._forecaster = meter, forecaster
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(
@@ -68,23 +69,41 @@ class WarmUps:
             except Exception as error:  # templates and tokenizers raise many kinds
                 logger.debug("request %s: the next turn cannot be rendered: %s", request.follows, error)
                 return
+            new = following.size - common_tokens(prompt, following)
             read = {"speculator": KeptPrompt.dense(following), "target": continued(request.prompt, prompt, following)}
-            await asyncio.gather(*(self._read(pools, pool, request, read[pool]) for pool in pool_names))
+
+            async def read_ahead(pool: str) -> None:
+                if await self._read(pools, pool, request, read[pool]):
+                    self._meter.record("skim_router_warm_up_tokens_total", new, pool=pool)
+                    self._forecaster.warmed(pool, following, request.cache_salt, read[pool], new)
+
+            await asyncio.gather(*(read_ahead(pool) for pool in pool_names))
 
         task = asyncio.create_task(run(), context=Context())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _read(self, pools: Pools, pool: str, request: WarmUpRequest, prompt: KeptPrompt) -> None:
+    async def _read(self, pools: Pools, pool: str, request: WarmUpRequest, prompt: KeptPrompt) -> bool:
+        """Whether the pool has read the prompt."""
         asked = WarmUpRequest(request.request_id, prompt, request.follows, request.cache_salt)
         try:
-            self._record(pool, "read" if await pools.warm_up(pool, asked) else "busy")
+            done = await pools.warm_up(pool, asked)
         except SkimError as error:
             logger.debug("request %s: no warm-up of the %s: %s", request.follows, pool, error)
             self._record(pool, "failed")
+            return False
+        self._record(pool, "read" if done else "busy")
+        return done
 
     def _record(self, pool: str, outcome: str) -> None:
         self._meter.record("skim_router_warm_ups_total", 1, pool=pool, outcome=outcome)
+
+
+def common_tokens(prompt: Sequence[int], following: Int32Array) -> int:
+    """The number of tokens with which both begin. prompt: [M]. following: int32 [T]."""
+    size = min(len(prompt), following.size)
+    differ = np.flatnonzero(np.asarray(prompt[:size], np.int32) != following[:size])
+    return int(differ[0]) if differ.size else size
 
 
 def continued(kept: KeptPrompt, prompt: Sequence[int], following: Int32Array) -> KeptPrompt:
@@ -92,10 +111,7 @@ def continued(kept: KeptPrompt, prompt: Sequence[int], following: Int32Array) ->
 
     kept: what was kept of `prompt` [M]. following: int32 [T], T >= 1.
     """
-    ids = np.asarray(prompt, np.int32)
-    size = min(ids.size, following.size)
-    differ = np.flatnonzero(ids[:size] != following[:size])
-    common = int(differ[0]) if differ.size else size
+    common = common_tokens(prompt, following)
     later = np.flatnonzero(kept.positions >= common)
     slots = int(later[0]) if later.size else kept.positions.size
     if slots == 0 and common == following.size:

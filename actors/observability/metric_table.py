@@ -62,6 +62,12 @@ _ALL = (
         ("pool", "outcome"),
     ),
     Metric(
+        "skim_router_warm_up_tokens_total",
+        "counter",
+        "tokens of the starts that were read, without those of this turn's prompt",
+        ("pool",),
+    ),
+    Metric(
         "skim_router_audits_total",
         "counter",
         "audited requests: agrees or differs (with the dense answer), dropped (load) or failed",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.forecast import Forecaster
 from router.warm_up import WarmUps
 from speculator_service.records import Records
 from tests.unit.actors.local_meter import LocalMeter
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_after_a_chat_s_answer_idle_pools_read_the_start_of_the_next_turn(
     client, served, use_pools, document, path, monkeypatch
 ):
-    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter()))
+    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter(), Forecaster()))
     cache = {"cache_tokens": 16384, "block_size": 4}
     pools = use_pools(speculator=cache, target=cache)
     pools.records = Records()
@@ -46,7 +47,7 @@ async def test_after_a_chat_s_answer_idle_pools_read_the_start_of_the_next_turn(
 
 
 async def test_a_chat_with_tools_is_not_warmed_up(client, served, pools, document, monkeypatch):
-    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter()))
+    monkeypatch.setattr(served.dispatcher, "_warm_ups", warm_ups := WarmUps(LocalMeter(), Forecaster()))
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     path = "/v1/chat/completions"
     await ask(client, path, request_body(path, document, tools=[tool], tool_choice="none"))

@@ -12,7 +12,9 @@ from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
+from router.cost import PoolTime
 from router.dispatch import Dispatcher, Prompt
+from router.forecast import Forecaster
 from router.options import PrefillOptions, SpeculationOptions
 from router.warm_up import MAX_RUNNING, NEXT_MESSAGE, WarmUps, continued, next_conversation, start_of_next_turn
 from tests.unit.actors.local_meter import LocalMeter
@@ -81,12 +83,8 @@ async def next_turn(answer):
 
 
 async def answered(pools, *, outputs=None, warm_up=True, sampling=None, next_turn=next_turn, **options):
-    """Run one prompt; wait for its warm-ups. outputs: how many the client reads; None: all.
-
-    Returns pool and outcome of each warm-up, as the meter has them.
-    """
-    meter = LocalMeter()
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, meter, warm_up=warm_up)
+    """Run one prompt; wait for its warm-ups. outputs: how many the client reads; None: all. Returns the dispatcher."""
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter(), warm_up=warm_up)
     context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
     prompt = Prompt(IDS, {"max_tokens": 4, **(sampling or {})}, 4, cache_salt="salt", next_turn=next_turn)
     stream = dispatcher.run("r", prompt, context)
@@ -98,12 +96,17 @@ async def answered(pools, *, outputs=None, warm_up=True, sampling=None, next_tur
     await stream.aclose()
     if dispatcher._warm_ups is not None:
         await until(lambda: not dispatcher._warm_ups._running)
-    return [tuple(tags.values()) for _, tags in meter.recorded.get("skim_router_warm_ups_total", [])]
+    return dispatcher
+
+
+def outcomes(dispatcher):
+    """Pool and outcome of each warm-up, as the meter has them."""
+    return [tuple(tags.values()) for _, tags in dispatcher.meter.recorded.get("skim_router_warm_ups_total", [])]
 
 
 async def test_both_pools_read_the_start_of_the_next_turn():
     pools = caching_pools()
-    assert sorted(await answered(pools, keep_rate=0.1)) == [("speculator", "read"), ("target", "read")]
+    assert sorted(outcomes(await answered(pools, keep_rate=0.1))) == [("speculator", "read"), ("target", "read")]
     asked = dict(pools.warm_ups)
     assert {(request.follows, request.cache_salt) for request in asked.values()} == {("r", "salt")}
     assert asked["speculator"].prompt.is_dense
@@ -116,7 +119,7 @@ async def test_both_pools_read_the_start_of_the_next_turn():
 
 async def test_of_a_dense_turn_only_the_target_reads_on():
     pools = LocalPools()
-    assert await answered(pools, enabled=False) == [("target", "read")]
+    assert outcomes(await answered(pools, enabled=False)) == [("target", "read")]
     assert pools.warm_ups[0][1].prompt.is_dense
 
 
@@ -127,7 +130,7 @@ async def test_of_a_dense_turn_only_the_target_reads_on():
 )
 async def test_without_a_certain_next_turn_nothing_is_read(case):
     pools = LocalPools()
-    assert await answered(pools, **case) == []
+    assert outcomes(await answered(pools, **case)) == []
     assert pools.warm_ups == []
 
 
@@ -135,26 +138,26 @@ async def test_a_next_turn_that_cannot_be_rendered_or_read_harms_nobody():
     async def refuses(answer):
         raise RuntimeError("roles must alternate")
 
-    assert await answered(LocalPools(), next_turn=refuses) == []
+    assert outcomes(await answered(LocalPools(), next_turn=refuses)) == []
     pools = LocalPools()
 
     async def gone(pool, request):
         raise EngineUnavailableError("gone")
 
     pools.warm_up = gone
-    assert await answered(pools) == [("speculator", "failed"), ("target", "failed")]
+    assert outcomes(await answered(pools)) == [("speculator", "failed"), ("target", "failed")]
 
 
 async def test_engines_without_a_prefix_cache_read_nothing(monkeypatch):
     pools = LocalPools()  # by default, the mock speculator caches nothing
     monkeypatch.setattr(pools.target_engine, "caches_prefixes", False)
-    assert sorted(await answered(pools)) == [("speculator", "busy"), ("target", "busy")]
+    assert sorted(outcomes(await answered(pools))) == [("speculator", "busy"), ("target", "busy")]
     assert pools.target_engine.started == 1
 
 
 async def test_more_warm_ups_than_a_router_may_have_are_dropped():
     meter, never = LocalMeter(), asyncio.Event()
-    warm_ups = WarmUps(meter)
+    warm_ups = WarmUps(meter, Forecaster())
 
     async def waits(answer):
         await never.wait()
@@ -166,3 +169,52 @@ async def test_more_warm_ups_than_a_router_may_have_are_dropped():
     for task in list(warm_ups._running):
         task.cancel()
     await until(lambda: not warm_ups._running)
+
+
+async def long_next_turn(answer):
+    return np.array([*IDS[:590], *range(50, 360)], np.int32)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_the_forecast_knows_what_a_warm_up_has_read(enabled):
+    """Negative control: replicas that were busy."""
+    busy = caching_pools()
+
+    async def drops(pool, request):
+        return False
+
+    busy.warm_up = drops
+    turn = np.append(await long_next_turn(""), np.arange(400, 440, dtype=np.int32))
+    known = []
+    for pools in (caching_pools(), busy):
+        dispatcher = await answered(pools, next_turn=long_next_turn, enabled=enabled)
+        found = dispatcher.forecaster.look(turn, "salt", PrefillOptions(), 65)
+        known.append((found.dense.tokens, found.read.tokens, found.kept.tokens))
+        if enabled and pools is not busy:
+            read = dict(pools.warm_ups)["target"].prompt
+            assert found.kept.kept == int((read.positions < 896).sum())
+        tokens = dispatcher.meter.recorded.get("skim_router_warm_up_tokens_total", [])
+        warmed = ["speculator", "target"] if enabled else ["target"]
+        assert sorted((tags["pool"], value) for value, tags in tokens) == (
+            [] if pools is busy else [(pool, 310) for pool in warmed]
+        )
+        assert dispatcher.forecaster.look(turn, "other salt", PrefillOptions(), 65).read.tokens == 0
+    # 512 tokens are the whole blocks that both turns share.
+    assert known == ([(0, 896, 896), (0, 512, 512)] if enabled else [(896, 0, 0), (512, 0, 0)])
+
+
+async def test_the_estimate_of_a_next_turn_counts_its_warm_up():
+    """A speculator that has not read the answer has the turn before it in its cache only."""
+    estimates = []
+    for warm_up in (True, False):
+        dispatcher = await answered(caching_pools(), next_turn=long_next_turn, warm_up=warm_up, enabled=True)
+        forecaster = dispatcher.forecaster
+        forecaster.speculator, forecaster.target = (PoolTime(asyncio.get_running_loop().time) for _ in range(2))
+        for size in (200, 3000, 900):
+            forecaster.speculator.measure(size, 1.0 * size, 0.0)
+            forecaster.target.measure(size, 1.0 * size, 0.0)
+        turn = np.append(await long_next_turn(""), np.arange(400, 440, dtype=np.int32))
+        estimates.append(forecaster.look(turn, "salt", PrefillOptions(), 65).estimate)
+    warm, cold = estimates
+    assert warm.speculative < 0.6 * cold.speculative
+    assert warm.dense == pytest.approx(cold.dense)
