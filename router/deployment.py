@@ -1,13 +1,15 @@
 """The router's Ray Serve deployment: an ASGI app that is built once both pools have answered."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.observability.logs import kept_log_file, log_through_serve
@@ -16,11 +18,17 @@ from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_info import check_pair
 from kv_transfer.model_source import local_folder, public_name
-from router.context import HttpError
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
+from router.prompt_text import read_token_text
+from router.selection_log import ExplainView
 from router.start_up import StartingApp
+
+logger = logging.getLogger(__name__)
+
+OTHERS_TIMEOUT_S = 5.0
+"""How long a router waits for the other routers' entries of the explain view."""
 
 
 class RouterDeployment:
@@ -48,6 +56,7 @@ class RouterDeployment:
         warm_up: bool = False,
         audit_share: float = 0.0,
         audit_max_ongoing: int = 0,
+        explain_text: bool = False,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
@@ -67,9 +76,11 @@ class RouterDeployment:
             warm_up=warm_up,
             audit_share=audit_share,
             audit_max_ongoing=audit_max_ongoing,
+            explain_text=explain_text,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s = admission_timeout_s
+        self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
         self._app = StartingApp(self._build_app, self._patience_s)
@@ -95,8 +106,28 @@ class RouterDeployment:
             self._vllm_args,
             self._tracer,
         )
-        add_selection_route(app, self._dispatcher)
+        log = self._dispatcher.selections
+        tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None
+        self._view = ExplainView(log, tokens, self._ask_other_routers)
+        self._view.add_route(app)
         return app
+
+    async def held_selection(self, request_id: str) -> str | None:
+        """This router's entry of the explain view, as JSON text; other routers ask for it."""
+        return None if self._view is None else await self._view.held(request_id)
+
+    async def _ask_other_routers(self, request_id: str) -> str | None:
+        """As `selection_log.AskOthers`. A router that dies or does not answer in time has no entry."""
+        here = serve.get_replica_context()
+        routers = serve.get_deployment_handle(here.deployment, here.app_name)
+        try:
+            replies = await routers.broadcast("held_selection", request_id).results_async(
+                timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True
+            )
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("the other routers did not answer: %s", type(error).__name__)
+            return None
+        return next((reply for reply in replies if isinstance(reply, str)), None)
 
     def __del__(self) -> None:
         if tracer := getattr(self, "_tracer", None):
@@ -112,18 +143,6 @@ def _load_vllm() -> None:
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     with uncollected(), kept_log_file():
         import router.openai_app  # noqa: F401
-
-
-def add_selection_route(app: FastAPI, dispatcher: Dispatcher) -> None:
-    """Add `GET /v1/requests/{id}/selection`, the explain view."""
-
-    @app.get("/v1/requests/{request_id}/selection")
-    async def selection(request_id: str) -> JSONResponse:
-        entry = dispatcher.selections.get(request_id)
-        if entry is not None:
-            return JSONResponse(entry)
-        message = f"no selection is held for {request_id}: it ran dense, is too old, or another router served it"
-        return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)
 
 
 def router_ingress() -> type:

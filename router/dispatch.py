@@ -29,13 +29,14 @@ from router.answer_record import AnswerRecord
 from router.audit import Audits
 from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
-from router.explain import SelectionLog, explanation
+from router.explain import Explained
 from router.forecast import Forecast, Forecaster
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import AUTO, PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
+from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 from router.warm_up import NextTurn, WarmUps
@@ -92,6 +93,7 @@ class Dispatcher:
 
     affinity: prompts with the same prefix prefer the same replicas.
     migration: answers go on when their replica is lost. audit_share, audit_max_ongoing: as in `Audits`.
+    explain_text: as `SelectionLog.holds_text`.
     """
 
     def __init__(
@@ -107,11 +109,12 @@ class Dispatcher:
         warm_up: bool = False,
         audit_share: float = 0.0,
         audit_max_ongoing: int = 0,
+        explain_text: bool = False,
     ) -> None:
         self.pools = pools
         self.meter = meter
         self.defaults, self.decode_defaults = defaults, decode_defaults
-        self.selections = SelectionLog()
+        self.selections = SelectionLog(holds_text=explain_text)
         self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
@@ -180,6 +183,7 @@ class Dispatcher:
         )
 
     def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext) -> Run:
+        self.selections.check(context.options)
         outcome = context.begin(len(prompt.token_ids))
         note_tokenized(context.span, outcome)
         ids = np.asarray(prompt.token_ids, np.int32)
@@ -229,8 +233,9 @@ class Dispatcher:
             decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
         outcome.reason = decision.reason
         if decision.speculative and (selection := await self._selection_or_dense(run)):
-            entry = explanation(selection, options, run.spans.protected, outcome.timings)
-            self.selections.add(run.request_id, entry)
+            explained = Explained(selection, options.selection, run.spans.protected, dict(outcome.timings))
+            held = HeldPrompt(run.forecast.ids, prompt.conversation) if options.explain_text else None
+            self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
             return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 

@@ -1,79 +1,119 @@
-"""The explain view: what was kept of a request's prompt, for `GET /v1/requests/{id}/selection`.
+"""The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
 
-It holds numbers and no text, and only for the latest requests of this router replica.
-"""
-
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import KeptPrompt, Selection
-from kv_transfer.spans import segments_of, spans_of
-from router.migration import Migration
-from router.options import PrefillOptions
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import mask_of, segments_of, spans_of
+
+REASONS = {
+    "protected": "always kept: template, system prompt, tools, question, first and last tokens, spans of the client",
+    "reused": "stands in the kept prompt of an earlier request",
+    "appended": "a late chunk: earlier text that this question needs, appended before the question",
+    "new": "text after the earlier prompt: its answer, a short text, or chunks with high scores",
+    "top": "among the chunks with the highest scores, within the keep rate",
+    "coverage": "among the fewest chunks that reach the wanted coverage",
+}
+"""Why a token is kept, by name. A token has the first reason of this list that holds."""
+
+DROPPED = ""
 
 
-def explanation(
-    selection: Selection, options: PrefillOptions, protected_spans: np.ndarray, timings: Mapping[str, float]
-) -> dict[str, Any]:
-    """One selection as JSON values. Spans are half-open ranges of token positions in the original prompt.
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
 
-    kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
-    what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in which
-    the target reads them; None if that is the order of kept_spans.
-    cached_tokens: prompt tokens that the speculator found in its prefix cache. timings: milliseconds by part, until the
-    selection was back at the router.
+    timings: milliseconds by part, until the selection was back at the router.
     """
-    kept: KeptPrompt = selection.kept
-    reused = np.arange(kept.positions.size) < selection.reused_tokens
 
-    def spans(tokens: npt.NDArray[np.bool_] | slice) -> list[list[int]]:
-        mask = np.zeros(kept.context_length, bool)
-        mask[kept.positions[tokens]] = True
-        return spans_of(mask).tolist()
+    selection: Selection
+    options: SelectionOptions
+    protected: Int32Array
+    timings: Mapping[str, float] = field(default_factory=dict)
 
-    return {
-        "prompt_tokens": kept.context_length,
-        "kept_tokens": int(kept.token_ids.size),
-        "reused_tokens": selection.reused_tokens,
-        "cached_tokens": selection.cached_tokens,
-        "keep_rate": kept.token_ids.size / kept.context_length,
-        "coverage": selection.coverage,
-        "kept_spans": spans(slice(None)),
-        "reused_spans": spans(reused),
-        "late_spans": spans(selection.late),
-        "new_spans": spans(~reused & ~selection.late),
-        "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
-        "protected_spans": protected_spans.tolist(),
-        "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
-        "options": options.selection.model_dump(),
-        "timings_ms": dict(timings),
-    }
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        kept, scores = self.selection.kept, self.selection.chunk_scores
+        arrays = (kept.token_ids, kept.positions, self.protected, *(() if scores is None else (scores,)))
+        return sum(array.nbytes for array in arrays)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values. Spans are half-open ranges of token positions in the original prompt.
+
+        spans: the kept spans in the order of the text, each with its reason (a name in `REASONS`) and its score, the
+        mean of its tokens' chunk scores. chunk_scores: the mean importance of each chunk of `options.chunk_size`
+        tokens, kept or not; None (as all scores are) from a speculator of an earlier release.
+        kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
+        what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
+        which the target reads them; None if that is the order of kept_spans.
+        cached_tokens: prompt tokens that the speculator found in its prefix cache.
+        """
+        selection = self.selection
+        kept: KeptPrompt = selection.kept
+        reused = np.arange(kept.positions.size) < selection.reused_tokens
+
+        def spans(tokens: npt.NDArray[np.bool_] | slice) -> list[list[int]]:
+            mask = np.zeros(kept.context_length, bool)
+            mask[kept.positions[tokens]] = True
+            return spans_of(mask).tolist()
+
+        return {
+            "prompt_tokens": kept.context_length,
+            "kept_tokens": int(kept.token_ids.size),
+            "reused_tokens": selection.reused_tokens,
+            "cached_tokens": selection.cached_tokens,
+            "keep_rate": kept.token_ids.size / kept.context_length,
+            "coverage": selection.coverage,
+            "spans": self._spans(),
+            "chunk_scores": _rounded(selection.chunk_scores),
+            "kept_spans": spans(slice(None)),
+            "reused_spans": spans(reused),
+            "late_spans": spans(selection.late),
+            "new_spans": spans(~reused & ~selection.late),
+            "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
+            "protected_spans": self.protected.tolist(),
+            "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
+            "options": self.options.model_dump(),
+            "timings_ms": dict(self.timings),
+        }
+
+    def _spans(self) -> list[dict[str, Any]]:
+        """The kept spans with reason and score. A span ends where the reason changes."""
+        reasons = self.reasons()
+        edges = np.flatnonzero(np.r_[True, reasons[1:] != reasons[:-1], True])
+        scores = self.selection.chunk_scores
+        sums = None
+        if scores is not None:
+            tokens = np.repeat(scores.astype(np.float64), self.options.chunk_size)[: reasons.size]
+            sums = np.add.reduceat(tokens, edges[:-1])
+        found = []
+        for place, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+            if reason := str(reasons[start]):
+                score = None if sums is None else float(f"{sums[place] / (end - start):.6g}")
+                found.append({"start": start, "end": end, "reason": reason, "score": score})
+        return found
+
+    def reasons(self) -> npt.NDArray[np.str_]:
+        """Why each token of the prompt is kept: names in `REASONS`, `DROPPED` for the others; [M]."""
+        selection, options = self.selection, self.options
+        positions, size = selection.kept.positions, selection.kept.context_length
+        reasons = np.full(size, DROPPED, f"<U{max(map(len, REASONS))}")
+        by_score = "top" if options.coverage is None else "coverage"
+        reasons[positions] = "new" if selection.reused_tokens else by_score
+        reasons[positions[selection.late]] = "appended"
+        reasons[positions[: selection.reused_tokens]] = "reused"
+        protected = mask_of(self.protected.tolist(), size)
+        protected[-options.protect_last :] = True
+        reasons[protected & (reasons != DROPPED)] = "protected"
+        return reasons
 
 
-class SelectionLog:
-    """The latest explanations by request id; the oldest are removed first."""
-
-    def __init__(self, capacity: int = 1024) -> None:
-        self._entries: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._capacity = capacity
-
-    def add(self, request_id: str, entry: dict[str, Any]) -> None:
-        self._entries[request_id] = entry
-        while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
-
-    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration) -> None:
-        """Add to the request's entry; a dense request gets one now."""
-        if request_id not in self._entries:
-            self.add(request_id, {"prompt_tokens": prompt_tokens, "kept_tokens": prompt_tokens})
-        self._entries[request_id].setdefault("migrations", []).append(asdict(migration))
-
-    def get(self, request_id: str) -> dict[str, Any] | None:
-        """Look up by the id in the response body. vLLM appends a prompt's number: `-0` (completions) or `_0`."""
-        names = (request_id, f"{request_id}-0", f"{request_id}_0")
-        return next((self._entries[name] for name in names if name in self._entries), None)
+def _rounded(scores: Float32Array | None) -> list[float] | None:
+    """The scores with six digits, which is what float32 has."""
+    return None if scores is None else [float(f"{score:.6g}") for score in scores.tolist()]

@@ -54,6 +54,10 @@ class PrefillOptions(SelectionOptions):
         description="token ranges [start, end) that are kept whatever their score",
     )
 
+    explain_text: bool = Field(
+        False, description="hold the prompt's text for the explain view, where the deployment allows it"
+    )
+
     @property
     def selection(self) -> SelectionOptions:
         """The part that is sent to the speculator."""

@@ -113,9 +113,8 @@ def tokens_touched(chars: CharSpan | None, ranges: npt.NDArray[np.int64]) -> tup
 def chat_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> ChatChars:
     """The ranges of `text`, the rendered chat of `messages`."""
     last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
-    parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
     found: dict[int, list[CharSpan]] = {}
-    for (i, _), span in zip(parts, _places(text, [part for _, part in parts]), strict=True):
+    for i, span in content_places(text, messages):
         if span is not None and messages[i].get("role") not in SYSTEM_ROLES:
             found.setdefault(i, []).append(span)
     question, opening = None, min((span[0] for spans in found.values() for span in spans), default=0)
@@ -124,6 +123,16 @@ def chat_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> ChatChars:
     if any(message.get("role") not in SYSTEM_ROLES for message in messages[last_user + 1 :]):
         question = None  # the prompt goes on from a tool result or from the beginning of an answer
     return ChatChars([span for spans in found.values() for span in spans], question, opening)
+
+
+def content_places(text: str, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, CharSpan | None]]:
+    """Of each text part of each message, the message's number and the part's place in `text`, the rendered chat.
+
+    None for a part that is missing or ambiguous.
+    """
+    parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
+    places = _places(text, [part for _, part in parts])
+    return [(i, place) for (i, _), place in zip(parts, places, strict=True)]
 
 
 def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:

@@ -76,6 +76,7 @@ class RouterConfig(BaseModel):
     audit_max_ongoing: int = Field(
         4, ge=0, description="no audit runs while a router has more requests than this at the target"
     )
+    explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )

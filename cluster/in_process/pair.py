@@ -45,7 +45,8 @@ class SelectFields(TypedDict, total=False):
 
 
 class AskFields(SelectFields, total=False):
-    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`."""
+    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. `explain_text` is
+    left out: it is about the router's explain view."""
 
     enabled: bool
     min_prompt_tokens: int
@@ -172,7 +173,7 @@ class Pair:
         """
         if "enabled" in options or "min_prompt_tokens" in options:
             raise InvalidRequestError("enabled and min_prompt_tokens are options of ask: select compresses any prompt")
-        resolved = PREFILL.resolve(self._prefill, None, dict(options))
+        resolved = self._resolved(options)
 
         async def select() -> PairSelection:
             return await self._select(render(prompt, self._pair.tokenizer, resolved.protected_spans), resolved)
@@ -212,7 +213,7 @@ class Pair:
         max_tokens, temperature, sampling: as in `generate`.
         Raises as `select` and `generate`; unlike serving, also where the selection fails.
         """
-        resolved = PREFILL.resolve(self._prefill, None, dict(options))
+        resolved = self._resolved(options)
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
 
         async def ask() -> PairAnswer:
@@ -225,6 +226,12 @@ class Pair:
             return await self._answer(kept, fields, decision.reason)
 
         return self._thread.run(ask())
+
+    def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
+        """The pair's defaults, overridden by `options`."""
+        if "explain_text" in options:
+            raise InvalidRequestError("explain_text is an option of requests to a router: leave it out")
+        return PREFILL.resolve(self._prefill, None, dict(options))
 
     def _for_this_target(self, selection: PairSelection) -> KeptPrompt:
         """The kept prompt of a selection. Raises InvalidRequestError if its ids are of another tokenizer."""

@@ -109,6 +109,7 @@ def build_app(config: DeploymentConfig) -> Application:
         warm_up=config.router.warm_up,
         audit_share=config.router.audit_share,
         audit_max_ongoing=config.router.audit_max_ongoing,
+        explain_text=config.router.explain_text,
         vllm_args=config.router.vllm_args,
         **traces,
     )

@@ -80,3 +80,14 @@ def test_later_questions_meet_the_caches_of_the_first_ones(url: str) -> None:
     found = shares(url)
     assert found["target"] > 0.95, found
     assert found["speculator"] > 0.95, found
+
+
+def test_any_router_shows_the_selection_that_one_of_them_holds(url: str) -> None:
+    """Each request has its own connection, so requests and questions about them meet both routers."""
+    answers = [ask(url, document, 0, True) for document in range(DOCUMENTS)]
+    for answer in answers:
+        name = answer.json()["id"]
+        views = [httpx.get(f"{url}/v1/requests/{name}/selection", timeout=30) for _ in range(6)]
+        kept = [view.raise_for_status().json()["kept_tokens"] for view in views]
+        assert kept == [int(answer.headers["x-skim-kept-tokens"])] * 6
+    assert httpx.get(f"{url}/v1/requests/nobody/selection", timeout=30).status_code == 404

@@ -17,9 +17,11 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle, WarmUpRequest
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.selection_log import ExplainView
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.records import Records
 from speculator_service.service import SpeculatorService
+from speculator_service.translation.token_text import TokenText
 from target_service.mock_engine import MockTarget
 from target_service.warm_up import warm_up
 from tests.unit.actors.local_meter import LocalMeter
@@ -98,15 +100,16 @@ class SwitchedTracer:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
-    from router.deployment import add_selection_route
     from router.openai_app import build_openai_app
 
     defaults = PrefillOptions(enabled=True, min_prompt_tokens=MIN_PROMPT_TOKENS)
-    dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
+    dispatcher = Dispatcher(
+        LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter(), explain_text=True
+    )
     switch, vllm_args = SwitchedTracer(), {"dtype": "float32"}
     folder = str(MODELS / "target")
     app = await build_openai_app(dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, switch)
-    add_selection_route(app, dispatcher)
+    ExplainView(dispatcher.selections, TokenText.of(folder)).add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher, switch=switch)

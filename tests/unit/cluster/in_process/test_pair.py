@@ -36,7 +36,7 @@ def messages():
 
 def test_what_a_call_may_say_are_the_options_of_a_request():
     assert SelectFields.__annotations__.keys() == SelectionOptions.model_fields.keys() | {"protected_spans"}
-    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys()
+    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {"explain_text"}
 
 
 def test_a_selection_of_chat_messages_keeps_the_question(pair, messages):
@@ -184,6 +184,7 @@ def test_prompts_that_are_none(pair, prompt, message):
         ({"keep_rate": 2.0}, r"keep_rate must be a number > 0 and <= 1, not 2"),
         ({"keeprate": 0.2}, "unknown option speculative_prefill.keeprate"),
         ({"enabled": True}, "options of ask"),
+        ({"explain_text": True}, "explain_text is an option of requests to a router"),
         ({"protected_spans": [[5, 100]]}, r"\[5, 100\]"),
     ],
 )
