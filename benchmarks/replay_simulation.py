@@ -74,7 +74,7 @@ class _Unmetered:
 class _Skim:
     def __init__(self, profile: Profile, options: PrefillOptions, stock_tokens: int, router_ms: float) -> None:
         model, targets, speculators = _model(), profile.gpus - profile.speculator_gpus, profile.speculator_gpus
-        held, read = tokens_held(stock_tokens, options.keep_rate, profile.ratio)
+        held, read = tokens_held(stock_tokens, options.fixed_rate or options.largest_share, profile.ratio)
         speculator = MockSpeculator(
             model,
             ms_per_token=profile.speculator.ms_per_token(speculators),

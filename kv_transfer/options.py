@@ -1,18 +1,32 @@
 """The options of a request that cross between the pools: how a prompt is selected, and how its answer is drafted."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 DraftAhead = Literal["off", "chain", "branches"]
 
 MAX_LOOK_AHEAD = 64
+
+AUTO = "auto"
+AUTO_COVERAGE = 0.5
+"""The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
+AUTO_MAX_KEEP = 0.5
+"""The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
 
 
 def _odd(value: int) -> int:
     if value % 2 == 0:
         raise ValueError("must be odd, so that the pooled score keeps its place")
     return value
+
+
+def _rate(value: Any) -> Any:
+    # An error of pydantic's own union would name the members of the union, not the field alone.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == AUTO or (number and 0 < value <= 1):
+        return value
+    raise ValueError("must be auto or a number > 0 and <= 1")
 
 
 class SelectionOptions(BaseModel):
@@ -24,10 +38,13 @@ class SelectionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    keep_rate: float = Field(0.2, gt=0, le=1, description="share of the prompt's chunks to keep, in (0, 1]")
+    keep_rate: Annotated[float | Literal["auto"], PlainValidator(_rate)] = Field(
+        0.2, description="share of the prompt's chunks to keep, in (0, 1]; auto: as many as `coverage` asks for"
+    )
     coverage: float | None = Field(
         None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
     )
+    min_keep: float = Field(0.1, gt=0, le=1, description="smallest share of the chunks that keep_rate auto keeps")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
@@ -52,8 +69,40 @@ class SelectionOptions(BaseModel):
         "on", description="extend what was kept for an earlier prompt with the same beginning"
     )
     max_keep: float | None = Field(
-        None, gt=0, le=1, description="largest kept share with reuse; none: three times what a fresh selection keeps"
+        None,
+        gt=0,
+        le=1,
+        description="largest kept share, of keep_rate auto and with reuse; none: half the chunks with auto, with reuse "
+        "three times what a fresh selection keeps",
     )
+
+    @model_validator(mode="after")
+    def _bounds_have_room(self) -> Self:
+        if self.keep_rate == AUTO and self.largest_share < self.min_keep:
+            raise ValueError(f"max_keep must be at least min_keep, not {self.largest_share:g} and {self.min_keep:g}")
+        return self
+
+    @property
+    def largest_share(self) -> float:
+        """The largest share of the chunks that `keep_rate: auto` keeps."""
+        return AUTO_MAX_KEEP if self.max_keep is None else self.max_keep
+
+    @property
+    def fixed_rate(self) -> float | None:
+        """The share of the chunks to keep; None if `wanted_coverage` says how many are kept."""
+        return None if self.coverage is not None or isinstance(self.keep_rate, str) else self.keep_rate
+
+    @property
+    def wanted_coverage(self) -> float | None:
+        """The share of the importance that the kept chunks must have; None if `fixed_rate` says how many are kept."""
+        return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing would be dropped."""
+        if self.keep_rate == AUTO:
+            return self.min_keep == 1 or (self.coverage == 1 and self.largest_share == 1)
+        return 1 in (self.fixed_rate, self.coverage)
 
     @property
     def tokens_ahead(self) -> int:

@@ -32,10 +32,9 @@ class Decision:
 
 def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
     """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative."""
-    whole = options.keep_rate == 1 if options.coverage is None else options.coverage == 1
     rules = (
         (not options.enabled, "disabled"),
-        (whole, "keep-all"),
+        (options.keeps_all, "keep-all"),
         (traits.prompt_tokens < options.min_prompt_tokens, "short-prompt"),
         (traits.multimodal, "multimodal"),
         (traits.prompt_logprobs, "prompt-logprobs"),

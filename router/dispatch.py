@@ -24,6 +24,7 @@ from kv_transfer.messages import (
     SessionHandle,
     WarmUpRequest,
 )
+from kv_transfer.options import AUTO
 from router.affinity import PrefixKeys
 from router.answer_record import AnswerRecord
 from router.audit import Audits
@@ -33,7 +34,7 @@ from router.explain import Explained
 from router.forecast import Forecast, Forecaster
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
-from router.options import AUTO, PrefillOptions, SpeculationOptions
+from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.protection import PromptSpans, prompt_spans
 from router.selection_log import Entry, HeldPrompt, SelectionLog

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection
+from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
 from router.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
@@ -75,7 +76,7 @@ class Forecaster:
         self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
         self.read.wrote(computed)
         self.read.add(forecast.hashes, [0] * len(forecast.hashes))
-        if options.coverage is not None:
+        if options.wanted_coverage is not None:
             self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
@@ -125,10 +126,12 @@ class Forecaster:
         self.kept.add(hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
 
     def _kept_share(self, options: PrefillOptions) -> float:
-        """The share of the tokens that a selection with these options keeps. Coverage: as the last one did."""
-        if options.coverage is None:
-            return options.keep_rate
-        return self._coverage_share if self._coverage_share is not None else options.coverage
+        """The share of the tokens that a selection with these options keeps. By coverage: as the last one did."""
+        if options.fixed_rate is not None:
+            return options.fixed_rate
+        if self._coverage_share is not None:
+            return self._coverage_share
+        return options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
 
 
 def _rest(tokens: int, cached: int) -> int:

@@ -16,12 +16,10 @@ from pydantic import BaseModel, Field, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.options import AUTO, DecodeOptions, SelectionOptions
 from kv_transfer.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
-
-AUTO = "auto"
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
 
@@ -108,9 +106,13 @@ class Option(Generic[Options]):
             param = f"{self.name}.{clipped(unknown)}"
             raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
         try:
-            return self.model.model_validate({**defaults.model_dump(), **given})
+            return self.model.model_validate({**defaults.model_dump(), **self._undone(given), **given})
         except ValidationError as error:
             raise self._readable(error) from None
+
+    def _undone(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults that do not count for this request: a number of its own for keep_rate replaces a coverage."""
+        return {"coverage": None} if given.get("keep_rate", AUTO) != AUTO else {}
 
     def _body_fields(self, body: Any) -> dict[str, Any]:
         if isinstance(body, bool) or body in self.words:
@@ -142,6 +144,8 @@ class Option(Generic[Options]):
     def _readable(self, error: ValidationError) -> InvalidOptionError:
         """One sentence about the first problem: the field, its allowed values, and the value that was sent."""
         first = problems(error)[0]
+        if not first.location:
+            return InvalidOptionError(f"{self.name}: {first.fault}", self.name)
         param = f"{self.name}.{first.name}"
         allowed = describe_range(self.model, str(first.location[0]))
         return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first.given)}", param)
@@ -193,6 +197,7 @@ def _kind(field: FieldInfo) -> str:
     annotation = field.annotation
     simple = {
         bool | Literal["auto"]: "auto, true or false",
+        float | Literal["auto"]: "auto or a number > 0 and <= 1",
         bool: "true or false",
         int: "an integer",
         float: "a number",

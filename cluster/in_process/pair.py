@@ -29,8 +29,9 @@ MAX_TOKENS = 128
 class SelectFields(TypedDict, total=False):
     """What a call of `Pair.select` may say: SelectionOptions' fields, and tokens that are kept whatever their score."""
 
-    keep_rate: float
+    keep_rate: float | Literal["auto"]
     coverage: float | None
+    min_keep: float
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int

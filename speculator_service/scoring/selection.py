@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from kv_transfer.errors import SkimError
-from kv_transfer.options import SelectionOptions
+from kv_transfer.options import AUTO, SelectionOptions
 
 
 def select(
@@ -27,10 +27,15 @@ def select(
     """
     mass = _mass(importance)
     size = options.chunk_size if options.granularity == "chunk" else 1
-    kept = _choose_chunks(mass, size, options).repeat_interleave(size)[: mass.numel()]
+    protected = torch.zeros(mass.numel(), dtype=torch.bool)
     for start, end in protected_spans:
-        kept[start:end] = True
-    kept[-options.protect_last :] = True
+        protected[start:end] = True
+    protected[-options.protect_last :] = True
+    if options.keep_rate == AUTO:
+        chosen = _choose_covering(mass.masked_fill(protected, 0), ~protected, size, options)
+    else:
+        chosen = _choose_chunks(mass, size, options)
+    kept = protected | chosen.repeat_interleave(size)[: mass.numel()]
     return kept.nonzero().squeeze(1), float(mass[kept].sum() / mass.sum())
 
 
@@ -52,6 +57,31 @@ def _mass(importance: torch.Tensor) -> torch.Tensor:
     return mass if mass.any() else torch.ones_like(mass)
 
 
+def _ceil_share(share: float, chunks: int) -> int:
+    """`share` of `chunks`, rounded up in decimal, as the user wrote it: in binary, 0.07 * 100 rounds up to 8."""
+    return math.ceil(Fraction(str(share)) * chunks)
+
+
+def _choose_covering(mass: torch.Tensor, free: torch.Tensor, size: int, options: SelectionOptions) -> torch.Tensor:
+    """The chunks that `keep_rate: auto` keeps, bool [chunks]: the fewest that have the wanted share of the importance.
+
+    mass: [M], 0 for protected tokens. free: bool [M], the tokens that may be dropped; a chunk without one is not
+    counted. The count is at least ceil(min_keep * chunks) and at most ceil(max_keep * chunks). So a flat importance,
+    where no chunk is better than another, keeps more than a peaked one. Ties go to the earlier chunk.
+    """
+    sums, droppable = (pad(part, (0, -part.numel() % size)).view(-1, size).sum(1) for part in (mass, free.double()))
+    candidates = (droppable > 0).nonzero().squeeze(1)
+    chosen = torch.zeros(sums.numel(), dtype=torch.bool)
+    if not candidates.numel():
+        return chosen
+    order = candidates[sums[candidates].sort(descending=True, stable=True).indices]
+    reached = sums[order].cumsum(0)
+    needed = int(torch.searchsorted(reached, (options.wanted_coverage or 1.0) * reached[-1])) + 1
+    least, most = (_ceil_share(share, order.numel()) for share in (options.min_keep, options.largest_share))
+    chosen[order[: min(max(needed, least), most)]] = True
+    return chosen
+
+
 def _choose_chunks(mass: torch.Tensor, size: int, options: SelectionOptions) -> torch.Tensor:
     """The chunks of `size` tokens that the options choose, bool [chunks]; the last chunk may be shorter.
 
@@ -63,14 +93,14 @@ def _choose_chunks(mass: torch.Tensor, size: int, options: SelectionOptions) -> 
     lengths = torch.full_like(sums, size)
     lengths[-1] = mass.numel() - (chunks - 1) * size
     # float64 sums of equal float32 scores are exact, so chunks with equal scores tie even if their lengths differ.
-    rank = sums / lengths if options.coverage is None else sums
+    rate = options.fixed_rate
+    rank = sums if rate is None else sums / lengths
     order = rank.sort(descending=True, stable=True).indices
-    if options.coverage is None:
-        # In decimal, as the user wrote the rate: in binary, 0.07 * 100 is 7.000000000000001, which rounds up to 8.
-        count = math.ceil(Fraction(str(options.keep_rate)) * chunks)
+    if rate is not None:
+        count = _ceil_share(rate, chunks)
     else:
         reached = sums[order].cumsum(0)
-        count = int(torch.searchsorted(reached, options.coverage * reached[-1])) + 1
+        count = int(torch.searchsorted(reached, (options.coverage or 1.0) * reached[-1])) + 1
     chosen = torch.zeros(chunks, dtype=torch.bool)
     chosen[order[:count]] = True
     return chosen

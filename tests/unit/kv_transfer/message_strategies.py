@@ -72,7 +72,8 @@ def selections(draw: st.DrawFn) -> Selection:
 
 options = st.builds(
     SelectionOptions,
-    keep_rate=st.floats(0.01, 1),
+    keep_rate=st.just("auto") | st.floats(0.01, 1),
+    min_keep=st.floats(0.01, 0.5),
     coverage=st.none() | st.floats(0.01, 1),
     look_ahead=st.integers(0, 64),
     pool_kernel=st.integers(0, 511).map(lambda half: 2 * half + 1),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_transfer.options import SelectionOptions
+from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from router.context import HttpError
 from router.options import (
     DECODE,
@@ -90,13 +90,13 @@ def test_spans_in_the_header_are_json():
     [
         ("enabled", 1, "auto, true or false"),
         ("enabled", "on", "auto, true or false"),
-        ("keep_rate", 0, "a number > 0 and <= 1"),
-        ("keep_rate", 1.01, "a number > 0 and <= 1"),
-        ("keep_rate", "0.3", "a number > 0 and <= 1"),
-        ("keep_rate", True, "a number > 0 and <= 1"),
-        ("keep_rate", None, "a number > 0 and <= 1"),
-        ("keep_rate", float("nan"), "a number > 0 and <= 1"),
-        ("keep_rate", float("inf"), "a number > 0 and <= 1"),
+        ("keep_rate", 0, "auto or a number > 0 and <= 1"),
+        ("keep_rate", 1.01, "auto or a number > 0 and <= 1"),
+        ("keep_rate", "0.3", "auto or a number > 0 and <= 1"),
+        ("keep_rate", True, "auto or a number > 0 and <= 1"),
+        ("keep_rate", None, "auto or a number > 0 and <= 1"),
+        ("keep_rate", float("nan"), "auto or a number > 0 and <= 1"),
+        ("keep_rate", float("inf"), "auto or a number > 0 and <= 1"),
         ("coverage", 0, "null or a number > 0 and <= 1"),
         ("coverage", float("nan"), "null or a number > 0 and <= 1"),
         ("look_ahead", -1, "an integer >= 0 and <= 64"),
@@ -124,6 +124,39 @@ def test_a_wrong_value_is_refused_by_name_and_range(field, value, allowed):
     if isinstance(value, int | float) and not isinstance(value, bool):
         in_header = refusal(header=f"{field.replace('_', '-')}={json.dumps(value)}")
         assert str(in_header).startswith(f"speculative_prefill.{field} must be {allowed}, not ")
+
+
+def test_auto_keeps_the_coverage_of_the_deployment():
+    """`skim calibrate` writes a coverage; a request that only asks for auto uses it, and its own number replaces it."""
+    calibrated = PrefillOptions(keep_rate="auto", coverage=0.62)
+    auto = PREFILL.resolve(calibrated, "keep=auto", None)
+    assert (auto.keep_rate, auto.wanted_coverage, auto.fixed_rate) == ("auto", 0.62, None)
+    fixed = PREFILL.resolve(calibrated, None, {"keep_rate": 0.3})
+    assert (fixed.fixed_rate, fixed.wanted_coverage) == (0.3, None)
+    both = PREFILL.resolve(calibrated, None, {"keep_rate": 0.3, "coverage": 0.9})
+    assert (both.fixed_rate, both.wanted_coverage) == (None, 0.9)
+    assert PREFILL.resolve(PrefillOptions(), None, {"keep_rate": "auto"}).wanted_coverage == AUTO_COVERAGE
+
+
+def test_the_bounds_of_auto_must_have_room():
+    error = refusal(body={"keep_rate": "auto", "min_keep": 0.4, "max_keep": 0.3})
+    assert str(error) == "speculative_prefill: max_keep must be at least min_keep, not 0.3 and 0.4"
+    assert error.param == "speculative_prefill"
+    # Without auto, max_keep bounds the reuse only.
+    assert PREFILL.resolve(DEFAULTS, None, {"max_keep": 0.05}).max_keep == 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({"keep_rate": "auto"}, False),
+        ({"keep_rate": "auto", "coverage": 1.0}, False),
+        ({"keep_rate": "auto", "coverage": 1.0, "max_keep": 1.0}, True),
+        ({"keep_rate": "auto", "min_keep": 1.0, "max_keep": 1.0}, True),
+    ],
+)
+def test_when_auto_keeps_all(options, whole):
+    assert PrefillOptions(**options).keeps_all == whole
 
 
 @pytest.mark.parametrize(

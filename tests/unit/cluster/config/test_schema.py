@@ -152,7 +152,7 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {prot: 1}", "router.prot: is not a setting; did you mean port?"),
         (SMALLEST + "router: {zzz: 1}", "router.zzz: is not a setting; the settings here are host, port"),
         (SMALLEST + "selection: {keep_rat: 1}", "selection.keep_rat: is not a setting; did you mean keep_rate?"),
-        (SMALLEST + "selection: {keep_rate: 0}", "selection.keep_rate: should be greater than 0, not 0"),
+        (SMALLEST + "selection: {keep_rate: 0}", "selection.keep_rate: must be auto or a number > 0 and <= 1, not 0"),
         (SMALLEST + "selection: {pool_kernel: 4}", "selection.pool_kernel: must be odd"),
         (SMALLEST + "router: {port: 70000}", "router.port: should be less than or equal to 65535, not 70000"),
         (SMALLEST + "router: {port: high}", "router.port: should be a valid integer"),

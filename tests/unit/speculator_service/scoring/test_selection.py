@@ -174,3 +174,61 @@ def test_positions_are_original_and_scores_left_alone():
     importance = torch.zeros(4)
     select(importance, SelectionOptions())
     assert not importance.any()
+
+
+def naive_auto(scores, options, spans):
+    """The rule of keep_rate auto with sorted() and sets: only tokens that may be dropped count."""
+    prompt = len(scores)
+    if not any(scores):
+        scores = [1.0] * prompt
+    protected = set(range(max(0, prompt - options.protect_last), prompt))
+    for start, end in spans:
+        protected |= set(range(start, end))
+    size = options.chunk_size if options.granularity == "chunk" else 1
+    chunks = [sorted(set(range(i, min(i + size, prompt))) - protected) for i in range(0, prompt, size)]
+    chunks = [chunk for chunk in chunks if chunk]
+    order = sorted(chunks, key=lambda chunk: (-math.fsum(scores[m] for m in chunk), chunk))
+    share = 0.5 if options.coverage is None else options.coverage
+    most = 0.5 if options.max_keep is None else options.max_keep
+    wanted, mass, count = share * math.fsum(scores[m] for c in chunks for m in c), 0.0, 0
+    while count < len(order) and (not count or mass < wanted):
+        mass += math.fsum(scores[m] for m in order[count])
+        count += 1
+    bounds = [math.ceil(Fraction(repr(bound)) * len(chunks)) for bound in (options.min_keep, most)]
+    count = min(max(count, bounds[0]), bounds[1])
+    return sorted(protected | {m for chunk in order[:count] for m in chunk})
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems(), st.sampled_from([0.01, 0.1, 0.25]), st.sampled_from([None, 0.25, 0.3, 1.0]))
+def test_auto_equals_the_naive_rule(problem, least, most):
+    scores, options, spans = problem
+    options = options.model_copy(update={"keep_rate": "auto", "min_keep": least, "max_keep": most})
+    positions, _ = select(torch.tensor(scores), options, spans)
+    # A chunk that is partly protected is kept whole or not at all.
+    assert positions.tolist() == naive_auto(scores, options, spans)
+
+
+def test_auto_keeps_more_where_no_chunk_is_better():
+    """Chunks of one token: a peak, a slope, and no difference."""
+    peak, slope, flat = [90.0] + [1.0] * 99, [float(100 - i) for i in range(100)], [1.0] * 100
+    counts = [len(kept(scores, keep_rate="auto", chunk_size=1)) - 1 for scores in (peak, slope, flat)]
+    # The last token is protected. min_keep asks for 10 of the other 99, rounded up; the flat curve needs half of them.
+    assert counts == [10, 30, 50]
+
+
+def test_auto_stays_inside_its_bounds():
+    flat = [1.0] * 101
+    shares = [
+        len(kept(flat, keep_rate="auto", chunk_size=1, **bounds)) - 1
+        for bounds in ({"max_keep": 0.2}, {"coverage": 0.05}, {"coverage": 0.05, "min_keep": 0.3}, {"coverage": 0.4})
+    ]
+    assert shares == [20, 10, 30, 40]
+
+
+def test_protected_importance_is_no_reason_to_keep_little():
+    """Negative control for the rule that only droppable tokens count: half of all importance is protected."""
+    scores = [99.0] + [1.0] * 100
+    with_span = kept(scores, [(0, 1)], keep_rate="auto", chunk_size=1, min_keep=0.01)
+    assert len(with_span) - 2 == 50
+    assert len(kept(scores, keep_rate="auto", chunk_size=1, min_keep=0.01)) - 1 == 1
