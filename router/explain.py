@@ -104,7 +104,7 @@ class Explained:
         selection, options = self.selection, self.options
         positions, size = selection.kept.positions, selection.kept.context_length
         reasons = np.full(size, DROPPED, f"<U{max(map(len, REASONS))}")
-        by_score = "top" if options.coverage is None else "coverage"
+        by_score = "top" if options.wanted_coverage is None else "coverage"
         reasons[positions] = "new" if selection.reused_tokens else by_score
         reasons[positions[selection.late]] = "appended"
         reasons[positions[: selection.reused_tokens]] = "reused"
