@@ -26,7 +26,7 @@ MARGIN = 0.1
 """A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
 ENOUGH = 3
 """Measurements before an estimate counts: the first requests of an engine can be slow."""
-STALE_S = 60.0
+STALE_S = 300.0
 """A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
 
 
@@ -90,12 +90,15 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
-    seconds."""
+    seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
+    (`router.later_turns`).
+    """
 
     dense: float
     speculative: float
     cold: float
     age_s: float = 0.0
+    later: float = 0.0
 
     def of(self, mode: str) -> float:
         return self.speculative if mode == "speculative" else self.dense
@@ -117,19 +120,24 @@ def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float)
 
 
 def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
-    """Whether the first token is sooner speculative, by MARGIN; else dense, which reads the whole prompt.
+    """Whether the first token is sooner speculative, by MARGIN and by what later turns lose then; else dense, which
+    reads the whole prompt.
 
     before: how the earlier turn of this prompt ran, if there was one. After a speculative turn, dense must be sooner by
     MARGIN.
-    Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `probe`.
+    Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `later-turns`
+    (dense, although this turn's first token is sooner speculative), `probe`.
     """
     if estimate is None:
         return Decision(True, "unmeasured")
     worth = (1 - MARGIN) * estimate.cold
     dense = estimate.dense if before == "speculative" else (1 - MARGIN) * estimate.dense
-    speculative = estimate.speculative * (1 - MARGIN if before == "speculative" else 1)
+    alone = estimate.speculative * (1 - MARGIN if before == "speculative" else 1)
+    speculative = alone if before == "speculative" else alone + estimate.later
     if speculative < dense:
         return Decision(True, "sooner")
-    if estimate.age_s * estimate.dense > STALE_S * estimate.speculative:
+    if estimate.age_s * estimate.dense > STALE_S * speculative:
         return Decision(True, "probe")
+    if alone < dense:
+        return Decision(False, "later-turns")
     return Decision(False, "cached" if estimate.speculative < worth else "sooner")

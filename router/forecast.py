@@ -6,7 +6,7 @@ nothing.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kv_transfer.prefix_hash import block_hashes
 from router.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
 from router.decision import Decision
+from router.later_turns import LaterTurns
 from router.options import PrefillOptions
 
 
@@ -50,6 +51,7 @@ class Forecaster:
         self._clock = clock
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
         self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
+        self.turns = LaterTurns()
         self._coverage_share: float | None = None
 
     def look(self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int) -> Forecast:
@@ -62,11 +64,18 @@ class Forecaster:
             dense=_rest(ids.size, dense.tokens),
             cold=int(ids.size),
             read=_rest(ids.size, read.tokens),
-            # What extends an earlier kept prompt is at least its share of the new tokens.
-            kept=max(1, round(max(fresh - kept.kept, share * (ids.size - kept.tokens)))),
+            kept=max(1, round(self._kept_tokens(int(ids.size), kept, fresh, share))),
         )
         found = estimate(tokens, self.speculator, self.target, self._clock())
+        if found is not None:
+            found = replace(found, later=self.turns.extra_ms(self.speculator, self.target, share))
         return Forecast(ids, salt, hashes, dense, read, kept, found)
+
+    def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
+        """The tokens that the target would read of the kept prompt. fresh: the size of a fresh selection."""
+        if not known.tokens:
+            return fresh
+        return max(fresh - known.kept, self.turns.kept(size - known.tokens, share))
 
     def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
         """Learn from a selection."""
@@ -76,13 +85,17 @@ class Forecaster:
         self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
         self.read.wrote(computed)
         self.read.add(forecast.hashes, [0] * len(forecast.hashes))
+        kept = selection.kept
+        if selection.reused_tokens and forecast.kept.tokens:
+            self.turns.extended(kept.context_length - forecast.kept.tokens, kept.token_ids.size - forecast.kept.kept)
         if options.wanted_coverage is not None:
-            self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
+            self._coverage_share = kept.token_ids.size / kept.context_length
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
         computed = _rest(prompt.token_ids.size, cached)
         self.target.measure(computed, ms, queue_ms)
+        self.turns.began(int(forecast.ids.size), max(forecast.dense.tokens, forecast.kept.tokens))
         for ledger in (self.dense, self.kept):
             ledger.wrote(computed)
         if prompt.is_dense:
