@@ -19,6 +19,7 @@ from evals.tasks import Sample
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import regions_of
 from router.options import PrefillOptions
 from speculator_service.scoring.selection import select
 
@@ -67,7 +68,7 @@ def kept_prompts(
     importance, without_look_ahead: float [M], the speculator's scores with `options.look_ahead` and with none. seed: of
     the random chunks. WRONG_ORIGIN has the speculator's kept prompt; the target engine shifts its answer.
     """
-    chosen, _ = select(importance, options, prompt.protected.tolist())
+    chosen, _ = select(importance, options, prompt.protected.tolist(), regions_of(prompt.rate_spans, prompt.rates))
     kept = chosen.numpy().astype(np.int32)
     size = prompt.token_ids.size
     always = np.zeros(size, bool)

@@ -101,6 +101,8 @@ class SelectRequest:
     question: half-open token span of the question of the last user turn (all of the turn's text if it is short). None:
     unknown; the last `options.protect_last` tokens then count as the question.
     affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
+    rate_spans, rates: int32 [R, 2] and float32 [R], half-open token ranges that have a keep rate of their own, in
+    (0, 1]. They are sorted and do not overlap. The rest of the prompt is selected by `options`.
     """
 
     request_id: str
@@ -113,6 +115,8 @@ class SelectRequest:
     trace: Mapping[str, str] | None = None
     question: tuple[int, int] | None = None
     affinity: str = ""
+    rate_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
@@ -121,6 +125,9 @@ class SelectRequest:
             raise ValueError(f"question must be a range inside the {self.token_ids.size} tokens, not {self.question}")
         if self.protected_spans.ndim != 2 or self.protected_spans.shape[1] != 2:
             raise ValueError(f"protected_spans must be [P, 2], not {list(self.protected_spans.shape)}")
+        if self.rate_spans.shape != (self.rates.size, 2) or self.rates.ndim != 1:
+            shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
+            raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

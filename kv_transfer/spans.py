@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import Float32Array, Int32Array
 
 
 def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:
@@ -16,6 +16,22 @@ def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:
             raise InvalidRequestError(
                 f"protected_spans: [{start}, {end}] is no range inside the prompt's {prompt_tokens} tokens"
             )
+
+
+def check_rates(spans: Int32Array, rates: Float32Array, prompt_tokens: int) -> None:
+    """Raise InvalidRequestError unless the ranges [R, 2] lie in order and apart in the prompt, with rates in (0, 1]."""
+    edges = np.concatenate([[0], spans.ravel(), [prompt_tokens]]).astype(np.int64)
+    if (edges[1:] < edges[:-1]).any() or (spans[:, 0] == spans[:, 1]).any():
+        raise InvalidRequestError(
+            f"rate_spans must be sorted token ranges inside the prompt's {prompt_tokens} tokens that do not overlap"
+        )
+    if not ((rates > 0) & (rates <= 1)).all():
+        raise InvalidRequestError("rates must be numbers > 0 and <= 1")
+
+
+def regions_of(spans: Int32Array, rates: Float32Array) -> list[tuple[int, int, float]]:
+    """The ranges [R, 2] with their rates [R], as (start, end, rate). The rates are the decimals that the user wrote."""
+    return [(start, end, float(str(rate))) for (start, end), rate in zip(spans.tolist(), rates, strict=True)]
 
 
 def segments_of(positions: Int32Array) -> Int32Array:

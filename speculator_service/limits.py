@@ -2,13 +2,14 @@
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array, ModelInfo, SelectRequest
-from kv_transfer.spans import check_spans
+from kv_transfer.spans import check_rates, check_spans
 
 
 def check_request(request: SelectRequest, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless the model can take the prompt, its spans and its length."""
+    """Raise InvalidRequestError unless the model can take the prompt, its spans, its rates and its length."""
     check_prompt(request.token_ids, request.options.tokens_ahead, info, info.vocab_size)
     check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
+    check_rates(request.rate_spans, request.rates, int(request.token_ids.size))
 
 
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:

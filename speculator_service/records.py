@@ -22,12 +22,14 @@ class Record:
     """What was kept for one prompt.
 
     token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
-    request. blocks: the prompt's block hashes, which contain the cache salt.
+    request, and regions its protected spans, rate_spans and rates as bytes. blocks: the prompt's block hashes, which
+    contain the cache salt.
     """
 
     token_ids: Int32Array
     positions: Int32Array
     options: SelectionOptions
+    regions: tuple[bytes, ...]
     blocks: Sequence[bytes] = field(repr=False)
 
 
@@ -68,15 +70,16 @@ class Records:
         options: SelectionOptions,
         salt: str | None = None,
         *,
+        regions: tuple[bytes, ...] = (),
         replaces: Record | None = None,
     ) -> None:
-        """Keep what was kept for a prompt. replaces: a record that the new one continues as a whole."""
+        """Keep what was kept for a prompt. regions: as in Record. replaces: a record that it continues as a whole."""
         if replaces is not None:
             self.drop(replaces)
         blocks = block_hashes(token_ids, BLOCK_SIZE, salt)
         if not blocks or token_ids.size > self._max_tokens:
             return
-        record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, blocks)
+        record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, regions, blocks)
         self._records[record] = None
         self._tokens += record.token_ids.size
         for block in blocks:

@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle, WarmUpRequest
-from kv_transfer.spans import mask_of
+from kv_transfer.spans import mask_of, regions_of
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_request
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
@@ -109,24 +110,32 @@ class SpeculatorService:
     def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
         """What is kept, and its share of the importance. Reads and writes the records, without waiting."""
         spans = request.protected_spans.tolist()
-        chosen, share = select(scores.importance, request.options, spans)
+        chosen, share = select(scores.importance, request.options, spans, regions_of(request.rate_spans, request.rates))
         fresh = chosen.numpy().astype(np.int32)
         if request.options.reuse == "off":
             return Extended(fresh, 0), share
         importance = scores.importance.to("cpu", torch.float32).numpy()
-        prompt = Prompt(importance, fresh, mask_of(spans, importance.size), request.options, request.question)
+        protected, rated = (mask_of(found, importance.size) for found in (spans, request.rate_spans))
+        prompt = Prompt(importance, fresh, protected, request.options, request.question, rated)
         found = self._find(request, scores)
+        remember = partial(
+            self.records.add,
+            request.token_ids,
+            options=request.options,
+            salt=request.cache_salt,
+            regions=_regions(request),
+        )
         if found is None:
-            self.records.add(request.token_ids, fresh, request.options, request.cache_salt)
+            remember(fresh)
             return Extended(fresh, 0), share
         record = found.record
-        if _answers(record, prompt, request):
+        if _answers(record, request):
             kept = Extended(record.positions, record.positions.size)
         else:
             kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
         whole = found.common == record.token_ids.size and kept.reused == record.positions.size
         replaced = record if whole else None
-        self.records.add(request.token_ids, kept.positions, request.options, request.cache_salt, replaces=replaced)
+        remember(kept.positions, replaces=replaced)
         self._count(kept)
         return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
 
@@ -155,7 +164,12 @@ class SpeculatorService:
         return {**vars(self._counts), "records": len(self.records)}
 
 
-def _answers(record: Record, prompt: Prompt, request: SelectRequest) -> bool:
-    """Whether the record is of the same request: the same prompt with the same options keeps the same tokens."""
-    same = record.options == request.options and np.array_equal(record.token_ids, request.token_ids)
-    return same and bool(np.isin(np.flatnonzero(prompt.protected), record.positions).all())
+def _answers(record: Record, request: SelectRequest) -> bool:
+    """Whether the record is of the same request: the same prompt with the same rules keeps the same tokens."""
+    same = record.options == request.options and record.regions == _regions(request)
+    return same and np.array_equal(record.token_ids, request.token_ids)
+
+
+def _regions(request: SelectRequest) -> tuple[bytes, ...]:
+    """The regions of a request with rules of their own, as `Record.regions`."""
+    return tuple(part.tobytes() for part in (request.protected_spans, request.rate_spans, request.rates))

@@ -177,6 +177,8 @@ class AsyncPair:
                 cache_salt,
                 remote,
                 question=prompt.question,
+                rate_spans=prompt.rate_spans,
+                rates=prompt.rates,
             )
         )
         session = selection.kept.session

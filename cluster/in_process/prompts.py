@@ -5,14 +5,14 @@ prompt is compressed at all.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
 from router.decision import Decision, RequestTraits, decide
@@ -32,9 +32,9 @@ def no_spans() -> Int32Array:
 class RenderedPrompt:
     """A prompt as the models see it.
 
-    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question: as in SelectRequest. text: what
-    was tokenized; empty for token ids. offsets: int64 [M, 2], each token's half-open character range in `text`; None
-    unless it is a rendered chat.
+    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates: as in
+    SelectRequest. text: what was tokenized; empty for token ids. offsets: int64 [M, 2], each token's half-open
+    character range in `text`; None unless it is a rendered chat.
     """
 
     token_ids: Int32Array
@@ -42,6 +42,8 @@ class RenderedPrompt:
     question: tuple[int, int] | None = None
     text: str = ""
     offsets: npt.NDArray[np.int64] | None = None
+    rate_spans: Int32Array = field(default_factory=no_spans)
+    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""

@@ -9,7 +9,8 @@ The rule of value against cost:
 - Late chunks are those of a fresh selection that do not stand yet, the most important first. At most an eighth of the
   fresh selection's chunks of the old text are added per turn (LATE_SHARE), or LATE_TOKENS if that is more, or as many
   as it takes until as much of the old text stands as a fresh selection keeps. A chunk that is less important than the
-  median chunk of the old text is left out. Protected tokens that do not stand are always added.
+  median chunk of the old text is left out, unless it is in a region with a keep rate of its own. Protected tokens that
+  do not stand are always added.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
@@ -66,7 +67,8 @@ class Prompt:
     """What is known about the new prompt.
 
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
-    is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest.
+    is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
+    of regions with a keep rate of their own; None: there are none.
     """
 
     importance: Float32Array
@@ -74,6 +76,7 @@ class Prompt:
     spans: npt.NDArray[np.bool_]
     options: SelectionOptions
     question: tuple[int, int] | None = None
+    rated: npt.NDArray[np.bool_] | None = None
 
     @property
     def size(self) -> int:
@@ -159,8 +162,12 @@ def _late(
     candidates = np.flatnonzero(missing)
     falling = candidates[np.argsort(-mean[candidates], kind="stable")][:bound]
     added = np.zeros(starts.size, bool)
-    added[falling[mean[falling] >= np.median(mean[starts < common])]] = True
-    return late | (np.repeat(added, size)[: prompt.size] & old & ~standing)
+    worthy = mean >= np.median(mean[starts < common])
+    if prompt.rated is not None:
+        worthy |= np.logical_or.reduceat(prompt.rated, starts)
+    added[falling[worthy[falling]]] = True
+    # A chunk that a region with its own keep rate divides is wanted in part.
+    return late | (np.repeat(added, size)[: prompt.size] & wanted & old & ~standing)
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:

@@ -85,6 +85,7 @@ options = st.builds(
 @st.composite
 def select_requests(draw):
     token_ids = draw(id_arrays())
+    regions = draw(st.integers(0, 3))
     span = st.tuples(st.integers(0, token_ids.size - 1), st.integers(1, token_ids.size)).filter(lambda s: s[0] < s[1])
     return SelectRequest(
         draw(names),
@@ -95,6 +96,8 @@ def select_requests(draw):
         draw(st.none() | names),
         trace=draw(traces),
         question=draw(st.none() | span) if token_ids.size else None,
+        rate_spans=np.arange(2 * regions, dtype=np.int32).reshape(-1, 2),
+        rates=draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
     )
 
 

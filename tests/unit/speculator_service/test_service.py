@@ -330,3 +330,53 @@ async def test_a_retried_turn_keeps_the_same_tokens(turns, make_request, engine)
     protected = make_request(SECOND, [(0, 32), (1000, 1010), (2502, 2542)], keep_rate=0.1)
     more = await service.select(replace(protected, question=(2510, 2540)))
     assert set(range(1000, 1010)) <= set(more.kept.positions.tolist())
+
+
+async def test_regions_are_selected_by_their_own_rates(make_request):
+    engine = ScriptedEngine([0.5, 0.4, 0.3, 0.9, 0.8, 0.7, 0.6, 0.1])
+    request = make_request(range(8), granularity="token", keep_rate=0.25, protect_last=1, reuse="off")
+    regions = {"rate_spans": np.array([[0, 3]], np.int32), "rates": np.array([0.6], np.float32)}
+    plain = await SpeculatorService(engine).select(request)
+    assert plain.kept.positions.tolist() == [3, 4, 7]
+    chosen = await SpeculatorService(engine).select(replace(request, **regions))
+    # Two of three in the region, two of five in the rest.
+    assert chosen.kept.positions.tolist() == [0, 1, 3, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("spans", "rates", "message"),
+    [
+        ([[0, 2], [1, 3]], [0.5, 0.5], "do not overlap"),
+        ([[2, 3], [0, 1]], [0.5, 0.5], "sorted token ranges"),
+        ([[1, 1]], [0.5], "sorted token ranges"),
+        ([[0, 4]], [0.5], "inside the prompt's 3 tokens"),
+        ([[-1, 2]], [0.5], "inside the prompt's 3 tokens"),
+        ([[0, 2]], [0.0], "rates must be numbers > 0 and <= 1"),
+        ([[0, 2]], [math.nan], "rates must be numbers > 0 and <= 1"),
+    ],
+)
+async def test_wrong_regions_are_refused(make_request, spans, rates, message):
+    request = replace(make_request([7, 8, 9]), rate_spans=np.array(spans, np.int32), rates=np.array(rates, np.float32))
+    with pytest.raises(InvalidRequestError, match=message):
+        await SpeculatorService(ScriptedEngine([0.5, 0.25, 0.5])).select(request)
+    with pytest.raises(ValueError, match=r"must be \[R, 2\] and \[R\]"):
+        replace(request, rates=np.ones(7, np.float32))
+
+
+async def test_a_record_knows_the_rules_of_its_request(make_request):
+    """The same prompt with the same rules keeps what it kept; other spans and rates act."""
+    prompt, half = np.arange(1000, dtype=np.int32) % 500, np.array([[0, 500]], np.int32)
+    engine = ScriptedEngine([0.5] * 500 + [0.25] * 500)
+    engine.info = replace(INFO, max_model_len=2000, max_position=2000)
+    service = SpeculatorService(engine)
+    request = make_request(prompt, keep_rate=0.1)
+    first = await service.select(request)
+    engine.scores = Scores(torch.tensor([0.25] * 500 + [0.5] * 500), [])
+    assert (await service.select(request)).kept.positions.tolist() == first.kept.positions.tolist()
+    assert (first.kept.positions < 500).sum() == 4 * 32
+    for rate in (0.75, 1.0):
+        rules = {"rate_spans": half, "rates": np.array([rate], np.float32)}
+        again = await service.select(replace(request, **rules))
+        assert (again.kept.positions < 500).sum() >= 500 * rate, rate
+    protected = await service.select(replace(request, protected_spans=half))
+    assert set(range(500)) <= set(protected.kept.positions.tolist())

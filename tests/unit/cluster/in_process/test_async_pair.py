@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,3 +152,15 @@ async def test_the_replies_of_the_draft_channel_can_be_replaced():
     assert (await drafts_of(pair)).drafts == []
     assert [draft.tokens.size for draft in seen[0].drafts] == [3]
     await pair.close()
+
+
+async def test_a_region_of_a_prompt_has_its_own_keep_rate():
+    pair = AsyncPair(speculator=SPECULATOR)
+    region = {"rate_spans": np.array([[96, 224]], np.int32), "rates": np.array([1.0], np.float32)}
+    options = SelectionOptions(keep_rate=0.01, protect_last=1, reuse="off")
+    plain = await pair.select(PROMPT, options)
+    selection = await pair.select(replace(PROMPT, **region), options)
+    await pair.close()
+    assert plain.kept.positions.size <= 33
+    assert set(range(96, 224)) <= set(selection.kept.positions.tolist())
+    assert selection.kept.positions.size <= 128 + 33

@@ -15,13 +15,29 @@ def kept(importance, spans=(), **options):
     return select(torch.as_tensor(importance), SelectionOptions(**{"protect_last": 1, **options}), spans)[0].tolist()
 
 
-def naive_select(scores, options, spans):
-    """The selection rule with sorted() and sets."""
+def naive_select(scores, options, spans, regions=()):
+    """The selection rule with sorted() and sets. regions: (start, end, rate)."""
     prompt = len(scores)
     if not any(scores):
         scores = [1.0] * prompt
     size = options.chunk_size if options.granularity == "chunk" else 1
-    chunks = [list(range(i, min(i + size, prompt))) for i in range(0, prompt, size)]
+    region_of = [next((i for i, (start, end, _) in enumerate(regions) if start <= m < end), -1) for m in range(prompt)]
+    keep = set()
+    for region in sorted(set(region_of)):
+        mine = [m for m in range(prompt) if region_of[m] == region]
+        chunks = {}
+        for m in mine:  # tokens of one chunk are of one run: two parts of a divided chunk are two chunks
+            chunks.setdefault((m // size, sum(end <= m for _, end, _ in regions)), []).append(m)
+        rule = options if region < 0 else SelectionOptions(keep_rate=regions[region][2])
+        keep |= naive_choice(scores, list(chunks.values()), rule)
+    keep |= set(range(max(0, prompt - options.protect_last), prompt))
+    for start, end in spans:
+        keep |= set(range(start, end))
+    return sorted(keep), math.fsum(scores[m] for m in keep) / math.fsum(scores)
+
+
+def naive_choice(scores, chunks, options):
+    """The tokens of the chunks that the options choose."""
     sums = [math.fsum(scores[m] for m in chunk) for chunk in chunks]
     if options.coverage is None:
         means = [s / len(chunk) for s, chunk in zip(sums, chunks, strict=True)]
@@ -33,10 +49,7 @@ def naive_select(scores, options, spans):
         while not chosen or mass < options.coverage * math.fsum(sums):
             chosen.append(order[len(chosen)])
             mass = math.fsum(sums[c] for c in chosen)
-    keep = {m for c in chosen for m in chunks[c]} | set(range(max(0, prompt - options.protect_last), prompt))
-    for start, end in spans:
-        keep |= set(range(start, end))
-    return sorted(keep), math.fsum(scores[m] for m in keep) / math.fsum(scores)
+    return {m for c in chosen for m in chunks[c]}
 
 
 @st.composite
@@ -52,15 +65,18 @@ def problems(draw):
     )
     ends = st.integers(0, len(scores))
     spans = [tuple(sorted(pair)) for pair in draw(st.lists(st.tuples(ends, ends), max_size=3))]
-    return scores, options, spans
+    edges = sorted(draw(st.sets(ends, max_size=6)))
+    rates = st.sampled_from([1e-6, 0.07, 0.3, 0.5, 1.0])
+    regions = [(*pair, draw(rates)) for pair in zip(edges[::2], edges[1::2], strict=False)]
+    return scores, options, spans, regions
 
 
 @settings(deadline=None, max_examples=300)
 @given(problems())
 def test_equals_the_naive_rule(problem):
-    scores, options, spans = problem
-    positions, coverage = select(torch.tensor(scores), options, spans)
-    expected, expected_coverage = naive_select(scores, options, spans)
+    scores, options, spans, regions = problem
+    positions, coverage = select(torch.tensor(scores), options, spans, regions)
+    expected, expected_coverage = naive_select(scores, options, spans, regions)
     assert positions.tolist() == expected
     assert coverage == pytest.approx(expected_coverage)
 
@@ -202,7 +218,7 @@ def naive_auto(scores, options, spans):
 @settings(deadline=None, max_examples=300)
 @given(problems(), st.sampled_from([0.01, 0.1, 0.25]), st.sampled_from([None, 0.25, 0.3, 1.0]))
 def test_auto_equals_the_naive_rule(problem, least, most):
-    scores, options, spans = problem
+    scores, options, spans, _ = problem
     options = options.model_copy(update={"keep_rate": "auto", "min_keep": least, "max_keep": most})
     positions, _ = select(torch.tensor(scores), options, spans)
     # A chunk that is partly protected is kept whole or not at all.
@@ -232,3 +248,39 @@ def test_protected_importance_is_no_reason_to_keep_little():
     with_span = kept(scores, [(0, 1)], keep_rate="auto", chunk_size=1, min_keep=0.01)
     assert len(with_span) - 2 == 50
     assert len(kept(scores, keep_rate="auto", chunk_size=1, min_keep=0.01)) - 1 == 1
+
+
+def test_a_region_has_its_own_keep_rate():
+    importance = torch.cat([torch.full((320,), 0.9), torch.full((320,), 0.1)])
+    options = SelectionOptions(keep_rate=0.1, protect_last=1)
+    plain = select(importance, options)[0]
+    assert plain.max() == 639
+    assert (plain < 320).sum() == 2 * 32
+    # Three of ten chunks of the weak half; one of ten, by `options`, of the rest.
+    kept, _ = select(importance, options, (), [(320, 640, 0.3)])
+    assert (kept < 320).sum() == 32
+    assert (kept >= 320).sum() == 3 * 32 + 1
+
+
+def test_a_border_of_a_region_divides_a_chunk():
+    importance = [0.1] * 20 + [0.9] * 12 + [0.2] * 33
+    kept, _ = select(torch.tensor(importance), SelectionOptions(keep_rate=0.1, protect_last=1), (), [(20, 40, 0.5)])
+    # Of the region's parts [20, 32) and [32, 40), the first; of the rest, [40, 64) has the highest mean.
+    assert kept.tolist() == [*range(20, 32), *range(40, 64), 64]
+
+
+def test_the_whole_prompt_can_be_regions():
+    regions = [(0, 4, 1.0), (4, 8, 0.5)]
+    kept, _ = select(torch.tensor([0.1] * 8), SelectionOptions(chunk_size=2, protect_last=1), (), regions)
+    assert kept.tolist() == [0, 1, 2, 3, 4, 5, 7]
+
+
+def test_auto_chooses_among_the_chunks_of_no_region():
+    scores = [90.0] + [1.0] * 99
+    region = [(0, 50, 0.5)]
+    alone = kept([1.0] * 50, keep_rate="auto", chunk_size=1)
+    positions, _ = select(
+        torch.tensor(scores), SelectionOptions(keep_rate="auto", chunk_size=1, protect_last=1), (), region
+    )
+    assert (positions < 50).sum() == 25
+    assert [m - 50 for m in positions.tolist() if m >= 50] == alone

@@ -57,6 +57,15 @@ def test_a_target_on_another_machine_counts_as_one_with_the_same_tokenizer(demo_
     assert "one tokenizer for both models is assumed" in caplog.text
 
 
+async def test_regions_count_the_target_s_tokens(engine, prompt):
+    regions = {"rate_spans": np.array([[64, 192]], np.int32), "rates": np.array([1.0], np.float32)}
+    options = SelectionOptions(keep_rate=0.01, protect_last=1)
+    selection = await SpeculatorService(engine).select(SelectRequest("r", prompt, options, **regions))
+    assert prompt.size == 288
+    assert set(range(64, 192)) <= set(selection.kept.positions.tolist())
+    assert selection.kept.positions.size <= 128 + 32 + 1
+
+
 async def test_scores_are_those_of_the_speculator_s_tokens_at_the_same_text(engine, mock, prompt):
     scores = await engine.score("r", prompt, SelectionOptions(look_ahead=0))
     assert scores.importance.shape == prompt.shape
