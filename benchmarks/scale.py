@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks import plots
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
+from benchmarks.scale_documents import Questions, described, send_questions, shared
 from benchmarks.scale_summary import POOLS, summary, waiting
 from benchmarks.vllm_load import Load, send
 from cluster.config.schema import DeploymentConfig
@@ -29,6 +30,7 @@ from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.model_source import local_folder, public_name
+from kv_transfer.options import SelectionOptions
 
 SLOTS = 2
 MAX_REPLICAS = {"speculator": 4, "target": 3}
@@ -39,6 +41,10 @@ _PROMPT_TOKENS = 1536
 _LIGHT = 0.4
 _BEFORE_S, _AFTER_S = 12.0, 60.0
 _INTERVAL_S = 1.0
+_CACHED_PROMPTS = 16
+"""Prompts that a replica's prefix cache holds, where documents are shared."""
+_USABLE_IDS = range(10, 900)
+"""Token ids that every vocabulary has."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class ScaleSettings:
     """target, speculator: folders or hub names; only config and tokenizer are read. rate: requests per second during
     the step. step_s: length of the step in seconds. speculator_s, target_s: seconds that a request takes in each pool.
 
-    policy, drain_s: those of the section `autoscaling`.
+    policy, drain_s: those of the section `autoscaling`. documents: the requests of a part share so many documents, the
+    engines have prefix caches, and the router chooses the mode; 0: nothing is shared, and every prompt is speculative.
+    affinity: as `router.affinity`.
     """
 
     target: str
@@ -58,6 +66,8 @@ class ScaleSettings:
     target_s: float = 1.0
     drain_s: float = 3.0
     seed: int = 0
+    documents: int = 0
+    affinity: bool = True
 
 
 def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
@@ -79,17 +89,30 @@ def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
             for index, (phase, (rate, seconds)) in enumerate(phases.items()):
                 progress(f"{phase}: {rate:g} requests/s", 0.2 + 0.8 * done / total)
                 begins[phase] = time.perf_counter() - zero
-                of_phase = Load(load.tokenizer, _NAME, _PROMPT_TOKENS, 1, settings.seed + index + 1)
-                sent = send(of_phase, url, max(2, round(rate * seconds)), {}, rate=rate)
-                requests += requests_of(sent, zero)
+                requests += _send_part(settings, load, url, (rate, seconds), settings.seed + index + 1, zero)
                 done += seconds
             ends = time.perf_counter() - zero
     result = {"machine": began, "settings": vars(settings) | _names(settings), "begins": begins, "ends": ends}
+    if settings.documents:
+        result["shared"] = shared(requests)
     return result | {
         "requests": requests,
         "samples": samples,
         **summary(vars(settings), requests, samples, begins, ends),
     }
+
+
+def _send_part(
+    settings: ScaleSettings, load: Load, url: str, phase: tuple[float, float], seed: int, zero: float
+) -> list[dict[str, Any]]:
+    """The requests of one part. phase: its rate and its length in seconds."""
+    rate, seconds = phase
+    count = max(2, round(rate * seconds))
+    if settings.documents:
+        questions = Questions(_NAME, settings.documents, _PROMPT_TOKENS, _USABLE_IDS)
+        return send_questions(questions, url, count, rate=rate, seed=seed, zero=zero)
+    of_part = Load(load.tokenizer, _NAME, _PROMPT_TOKENS, 1, seed)
+    return requests_of(send(of_part, url, count, {}, rate=rate), zero)
 
 
 def requests_of(sent: Mapping[str, Any], zero: float) -> list[dict[str, Any]]:
@@ -104,12 +127,15 @@ def describe(result: dict[str, Any]) -> str:
     """The conditions, which pool grew first, when the objective was met again, and whether a pool oscillated."""
     settings, met = result["settings"], result["objective_met_again_after_s"]
     first = "grew first" if result["short_pool_grew_first"] else "did not grow first"
+    about = ""
+    if "shared" in result:
+        about = described(result["shared"], settings["documents"], settings["affinity"])
     back = "was not met again" if met is None else f"was met again by all requests sent after {met:.0f} s"
     return (
         f"Autoscaling policy `{settings['policy']}`. The load rises from {_LIGHT:g} to {settings['rate']:g} requests/s "
         f"for {settings['step_s']:.0f} s and falls back. The engines run no model: each request takes "
         f"{settings['speculator_s']:g} s on a speculator and {settings['target_s']:g} s on a target, and a replica "
-        f"works on {SLOTS} requests at a time. The pools start with 1 replica and may grow to "
+        f"works on {SLOTS} requests at a time. {about}The pools start with 1 replica and may grow to "
         f"{MAX_REPLICAS['speculator']} speculators and {MAX_REPLICAS['target']} targets; the table shows the replicas "
         "at the end of each part. Times count from the start of the step. The pool with less capacity, the "
         f"{result['short_pool']}, {first}: "
@@ -228,10 +254,17 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
         "drain_timeout_s": 10,
         "env": {"OMP_NUM_THREADS": "1"},
     }
-    costs = {
+    costs: dict[str, dict[str, float]] = {
         "speculator": {"latency_ms": 1e3 * settings.speculator_s},
         "target": {"prefill_ms": 1e3 * settings.target_s},
     }
+    if settings.documents:
+        caches = {"cache_tokens": _CACHED_PROMPTS * _PROMPT_TOKENS}
+        kept_tokens = SelectionOptions().keep_rate * _PROMPT_TOKENS
+        costs = {
+            "speculator": {"ms_per_token": 1e3 * settings.speculator_s / _PROMPT_TOKENS, **caches},
+            "target": {"prefill_ms_per_token": 1e3 * settings.target_s / kept_tokens, **caches},
+        }
     pools = {
         name: {
             **pool,
@@ -242,8 +275,9 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
         for name in POOLS
     }
     # Waiting is what is measured, so no request times out.
-    router = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
-    router |= {"speculative_prefill": True}
+    router: dict[str, Any] = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
+    router |= {"speculative_prefill": "auto" if settings.documents else True, "affinity": settings.affinity}
+    router |= {"vllm_args": {"enable_prompt_tokens_details": True}}
     return DeploymentConfig.model_validate(
         {"served_model_name": _NAME, "decode": {"method": "none"}, "router": router, **pools}
     )

@@ -29,6 +29,10 @@ def scale(
     drain: Annotated[
         float, typer.Option(min=0.1, help="Seconds of work per replica that autoscaling aims at (drain_s).")
     ] = 3.0,
+    documents: Annotated[
+        int, typer.Option(min=0, help="Requests ask about so many shared documents; 0: every prompt is another one.")
+    ] = 0,
+    affinity: Annotated[bool, typer.Option(help="Prompts with the same prefix prefer the same replicas.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and the arrival times.")] = 0,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
@@ -48,5 +52,7 @@ def scale(
         target_s=target_seconds,
         drain_s=drain,
         seed=seed,
+        documents=documents,
+        affinity=affinity,
     )
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
