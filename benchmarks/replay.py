@@ -57,7 +57,7 @@ class ReplaySettings:
     requests: number taken from the trace (whole conversations); `copies` of it that share nothing. longest: longest
     prompt in tokens of the replay. seconds: time until the last request arrives. kv_tokens: capacity of the stock
     server's KV cache; None with a profile: what the memory of its GPUs holds. shapes: what the models are, for random
-    weights. router_ms: as in `benchmarks.replay_simulation`.
+    weights. router_ms, replicas: as in `benchmarks.replay_simulation`.
     """
 
     trace: str
@@ -76,6 +76,7 @@ class ReplaySettings:
     kv_tokens: int | None = None
     rounds: int = 2
     router_ms: float = 15.0
+    replicas: int = 1
     dtype: str = "float32"
     seed: int = 0
     shapes: str = ""
@@ -128,13 +129,20 @@ def _simulated(
         stock_tokens=stock_tokens,
         router_ms=settings.router_ms,
         progress=progress,
+        replicas=settings.replicas,
     )
+    nodes = ""
+    if settings.replicas > 1:
+        nodes = (
+            f" There are {settings.replicas} such nodes: as many replicas of each pool, and as many stock servers."
+            " Both systems choose them by the same affinity."
+        )
     about = (
         f"A simulation in virtual time: mock engines at the costs of {profile.target.name} and"
         f" {profile.speculator.name} on {profile.gpus} GPUs, of which Skim's speculator has {profile.speculator_gpus};"
-        " the stock server has all. Real are the router's decision, selection and records. The contents of the prefix"
-        " caches are modelled. The engines' times are computed from the models' sizes, and each request of Skim takes"
-        f" {settings.router_ms:g} ms more for router and network."
+        f" the stock server has all.{nodes} Real are the router's decision, selection and records. The contents of the"
+        " prefix caches are modelled. The engines' times are computed from the models' sizes, and each request of Skim"
+        f" takes {settings.router_ms:g} ms more for router and network."
     )
     return replayed, _capacities(stock_tokens, settings.keep_rate, profile.ratio), about
 

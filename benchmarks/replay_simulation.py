@@ -2,15 +2,18 @@
 
 Real: the router's dispatcher with its decision, the selection with its records, the messages, the options. Modelled:
 the time of the engines (`benchmarks.cost_profiles`), which compute one prompt after the other, and their prefix caches
-(`kv_transfer.mock_compute`). Not there: HTTP, Ray and several replicas, in whose place every request of Skim takes
-`router_ms` longer; the effect of decoding on prefills; the scores, which are a hash of the token ids. The stock server
-is the target's mock engine with all GPUs and all KV memory, without a router.
+(`kv_transfer.mock_compute`). Not there: HTTP and Ray, in whose place every request of Skim takes `router_ms` longer;
+the effect of decoding on prefills; the scores, which are a hash of the token ids. The stock server is the target's mock
+engine with all GPUs and all KV memory of its node, without a router.
+
+With several replicas, there are as many nodes of the profile's size. Each holds a replica of both pools, or a stock
+server. The real affinity (`router.affinity`) chooses the replicas, also among the stock servers.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Generic, TypeVar
 
 from benchmarks.cost_profiles import Profile, tokens_held
 from benchmarks.models import Shape, make_model, usable_ids
@@ -29,6 +32,7 @@ from kv_transfer.messages import (
     SessionHandle,
     WarmUpRequest,
 )
+from router.affinity import PrefixKeys, preferred
 from router.context import RequestContext
 from router.dispatch import Dispatcher, Prompt
 from router.options import PrefillOptions, SpeculationOptions
@@ -37,25 +41,51 @@ from speculator_service.service import SpeculatorService
 from target_service.mock_engine import MockTarget
 from target_service.sampling import DELTA
 
+MOST_AT_ONCE = 64
+"""Requests that a replica runs at a time, the default of `max_ongoing_requests`."""
+
+Engine = TypeVar("Engine")
+
 Ask = Callable[[int, Int32Array, int], Any]
 """Awaited with the request's number, its prompt and the length of its answer; gives the fields of a Replayed."""
 
 
-class MockPools:
-    """Both pools in this process, one replica each. Every message is encoded and decoded, as on the wire."""
+class Replicas(Generic[Engine]):
+    """The replicas of one pool. `taken` gives a call the replica that the router's affinity would give it."""
 
-    def __init__(self, speculator: MockSpeculator, target: MockTarget) -> None:
-        self.speculator, self.target = speculator.info, target.info
-        self._service, self._target = SpeculatorService(speculator), target
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = engines
+        self._loads = dict.fromkeys(range(len(engines)), 0)
+
+    @contextmanager
+    def taken(self, key: str) -> Iterator[Engine]:
+        within, beyond = preferred(key, self._loads, dict.fromkeys(self._loads, MOST_AT_ONCE))
+        chosen = within[0] if within else min(beyond, key=self._loads.__getitem__)
+        self._loads[chosen] += 1
+        try:
+            yield self.engines[chosen]
+        finally:
+            self._loads[chosen] -= 1
+
+
+class MockPools:
+    """Both pools in this process. Every message is encoded and decoded, as on the wire."""
+
+    def __init__(self, speculators: Sequence[MockSpeculator], targets: Sequence[MockTarget]) -> None:
+        self.speculator, self.target = speculators[0].info, targets[0].info
+        self._services = Replicas([SpeculatorService(engine) for engine in speculators])
+        self._targets = Replicas(targets)
 
     async def select(self, request: SelectRequest) -> Selection:
-        selection = await self._service.select(decode(encode(request), SelectRequest))
+        with self._services.taken(request.affinity) as service:
+            selection = await service.select(decode(encode(request), SelectRequest))
         return decode(encode(selection), Selection)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        async with aclosing(self._target.generate(decode(encode(request), GenerateRequest))) as outputs:
-            async for output in outputs:
-                yield decode(encode(output), GenerateOutput)
+        with self._targets.taken(request.affinity) as target:
+            async with aclosing(target.generate(decode(encode(request), GenerateRequest))) as outputs:
+                async for output in outputs:
+                    yield decode(encode(output), GenerateOutput)
 
     async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
         """Not simulated: the dispatcher is made without warm-ups."""
@@ -72,25 +102,23 @@ class _Unmetered:
 
 
 class _Skim:
-    def __init__(self, profile: Profile, options: PrefillOptions, stock_tokens: int, router_ms: float) -> None:
+    def __init__(
+        self, profile: Profile, options: PrefillOptions, stock_tokens: int, router_ms: float, replicas: int
+    ) -> None:
         model, targets, speculators = _model(), profile.gpus - profile.speculator_gpus, profile.speculator_gpus
         held, read = tokens_held(stock_tokens, options.fixed_rate or options.largest_share, profile.ratio)
-        speculator = MockSpeculator(
-            model,
-            ms_per_token=profile.speculator.ms_per_token(speculators),
-            ms_per_look_ahead=profile.speculator.ms_per_step(speculators),
-            cache_tokens=read,
-            one_at_a_time=True,
-        )
-        target = MockTarget(
-            model,
-            prefill_ms_per_token=profile.target.ms_per_token(targets),
-            decode_ms=profile.target.ms_per_step(targets),
-            cache_tokens=held,
-            one_at_a_time=True,
-        )
+        readers = [
+            MockSpeculator(
+                model,
+                ms_per_token=profile.speculator.ms_per_token(speculators),
+                ms_per_look_ahead=profile.speculator.ms_per_step(speculators),
+                cache_tokens=read,
+                one_at_a_time=True,
+            )
+            for _ in range(replicas)
+        ]
         self._options, self._decode = options, SpeculationOptions(method="none")
-        self._pools = MockPools(speculator, target)
+        self._pools = MockPools(readers, _targets(model, profile, targets, held, replicas))
         self._dispatcher = Dispatcher(self._pools, self._options, self._decode, 3600.0, _Unmetered())
         self._router_ms = router_ms
 
@@ -114,22 +142,18 @@ class _Skim:
 
 
 class _Stock:
-    def __init__(self, profile: Profile, stock_tokens: int) -> None:
-        self._target = MockTarget(
-            _model(),
-            prefill_ms_per_token=profile.target.ms_per_token(profile.gpus),
-            decode_ms=profile.target.ms_per_step(profile.gpus),
-            cache_tokens=stock_tokens,
-            one_at_a_time=True,
-        )
+    def __init__(self, profile: Profile, stock_tokens: int, replicas: int) -> None:
+        self._targets = Replicas(_targets(_model(), profile, profile.gpus, stock_tokens, replicas))
+        self._keys = PrefixKeys()
 
     async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         began, first, cached = loop.time(), 0.0, 0
         request = GenerateRequest(str(number), KeptPrompt.dense(ids), _sampling(answer_tokens))
-        async with aclosing(self._target.generate(request)) as outputs:
-            async for output in outputs:
-                first, cached = first or loop.time(), cached or output.cached_tokens
+        with self._targets.taken(self._keys.key(ids)) as target:
+            async with aclosing(target.generate(request)) as outputs:
+                async for output in outputs:
+                    first, cached = first or loop.time(), cached or output.cached_tokens
         ttft_ms = 1e3 * (first - began)
         return {"ttft_ms": ttft_ms, "kept_tokens": int(ids.size), "target_cached": cached, "reason": ""}
 
@@ -144,9 +168,10 @@ def simulate(
     stock_tokens: int,
     router_ms: float,
     progress: Progress,
+    replicas: int = 1,
 ) -> list[Replayed]:
-    """Both systems, one after the other. stock_tokens: capacity of the stock server's KV cache; Skim's two pools share
-    as much memory.
+    """Both systems, one after the other. stock_tokens: capacity of a stock server's KV cache; Skim's two replicas of a
+    node share as much memory. replicas: of each pool, and stock servers.
     """
     replayed: list[Replayed] = []
     for part, system in enumerate(("stock", "skim")):
@@ -155,7 +180,11 @@ def simulate(
             progress(f"simulating {system}", (part + share) / 2)
 
         skim = system == "skim"
-        engines = _Skim(profile, options, stock_tokens, router_ms) if skim else _Stock(profile, stock_tokens)
+        engines = (
+            _Skim(profile, options, stock_tokens, router_ms, replicas)
+            if skim
+            else _Stock(profile, stock_tokens, replicas)
+        )
         replayed += run(_replay(system, requests, engines.ask, block_tokens, answer_tokens, tell))
     return replayed
 
@@ -181,6 +210,20 @@ async def _replay(
         return Replayed(system=system, round=1, number=number, prompt_tokens=int(ids.size), **told)
 
     return list(await asyncio.gather(*(one(number, request) for number, request in enumerate(requests))))
+
+
+def _targets(model: str, profile: Profile, gpus: int, cache_tokens: int, count: int) -> list[MockTarget]:
+    """So many target engines, each on `gpus` GPUs."""
+    return [
+        MockTarget(
+            model,
+            prefill_ms_per_token=profile.target.ms_per_token(gpus),
+            decode_ms=profile.target.ms_per_step(gpus),
+            cache_tokens=cache_tokens,
+            one_at_a_time=True,
+        )
+        for _ in range(count)
+    ]
 
 
 def _sampling(answer_tokens: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ the next one takes it, so that a popular prefix spreads in a fixed order.
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TypeVar
@@ -89,6 +89,18 @@ class PrefixKeys:
 def ranked(key: str, replicas: Sequence[Replica]) -> list[Replica]:
     """The replicas in the order in which they are preferred for `key`. Replicas are told apart by their `str`."""
     return sorted(replicas, key=lambda one: blake2b(f"{key} {one}".encode(), digest_size=8).digest())
+
+
+def preferred(
+    key: str, loads: Mapping[Replica, int], most: Mapping[Replica, int]
+) -> tuple[list[Replica], list[Replica]]:
+    """The replicas that may take a call, in the order of its key, and those that run too many requests.
+
+    loads: running requests of each replica. most: the largest number that each may run.
+    """
+    bound, order = load_bound(list(loads.values())), ranked(key, list(loads))
+    limits = {one: min(bound, most[one]) for one in order}
+    return [one for one in order if loads[one] < limits[one]], [one for one in order if loads[one] >= limits[one]]
 
 
 def load_bound(loads: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
 from actors.observability.metrics import Meter, RayMeter
-from router.affinity import load_bound, ranked
+from router.affinity import preferred, ranked
 
 PLACES = 65536
 """Latest calls whose replicas are remembered."""
@@ -60,12 +60,12 @@ class AffinityRouter(RequestRouter):
     def _by_prefix(self, key: str, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:
         """One rank for each replica within the bound, in the order of the key, and one with all others."""
         loads = {replica.replica_id: self._load(replica) for replica in replicas}
-        bound = load_bound(list(loads.values()))
-        order = [self._replicas[one] for one in ranked(key, list(loads)) if one in self._replicas]
-        limits = {r.replica_id: min(bound, r.max_ongoing_requests) for r in order}
-        within = [[r] for r in order if loads[r.replica_id] < limits[r.replica_id]]
-        beyond = [r for r in order if loads[r.replica_id] >= limits[r.replica_id]]
-        return [*within, beyond] if beyond else within
+        most = {replica.replica_id: replica.max_ongoing_requests for replica in replicas}
+        within, beyond = (
+            [self._replicas[one] for one in part if one in self._replicas] for part in preferred(key, loads, most)
+        )
+        ranks = [[replica] for replica in within]
+        return [*ranks, beyond] if beyond else ranks
 
     def _load(self, replica: RunningReplica) -> int:
         """Requests that the replica runs, of all routers, by its last answer to this one; 0 if that is too old."""

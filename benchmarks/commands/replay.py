@@ -46,6 +46,9 @@ def replay(
         int | None, typer.Option(min=512, help="Tokens that the KV cache of the stock server holds.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of replays of each system, with real engines.")] = 2,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Replicas of each pool, and stock servers, with mock engines.")
+    ] = 1,
     dtype: Dtype = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the choice of conversations.")] = 0,
     json_file: JsonFile = None,
@@ -58,6 +61,8 @@ def replay(
     from benchmarks.trace import CONVERSATION
 
     both_or_neither(target, speculator)
+    if replicas > 1 and engine != "mock":
+        raise SkimError("--replicas: only the simulation has several replicas; add --engine mock")
     if profile not in PROFILES:
         raise SkimError(f"--profile: {profile!r} is not a profile; choose from {', '.join(PROFILES)}")
     pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None and engine == "vllm" else None
@@ -79,6 +84,7 @@ def replay(
         answer_tokens=answer_tokens,
         kv_tokens=kv_tokens,
         rounds=rounds,
+        replicas=replicas,
         dtype=dtype,
         seed=seed,
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",

@@ -1,12 +1,13 @@
 """`skim bench replay`: the simulation, the memory of both systems, the curves, and the table by cached share."""
 
 import json
+import random
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from benchmarks import plots
+from benchmarks import plots, replay_simulation
 from benchmarks.cost_profiles import LLAMA_8B, LLAMA_70B, PROFILES, tokens_held
 from benchmarks.memory_curve import curves, hit_share
 from benchmarks.models import TARGET, bench_pair
@@ -89,6 +90,22 @@ def test_without_memory_nothing_is_cached(simulated):
     bare = run(replace(SETTINGS, kv_tokens=8))
     assert bare["systems"]["stock"]["target_cached"] == 0
     assert bare["systems"]["stock"]["mean_ms"] > simulated["systems"]["stock"]["mean_ms"]
+
+
+def test_several_replicas_find_their_caches_by_affinity(simulated, monkeypatch):
+    """Negative control: replicas that are chosen at random."""
+    several = replace(SETTINGS, replicas=8)
+    found = run(several)["systems"]
+    choose = random.Random(1)
+
+    def at_random(key, loads, most):
+        return choose.sample(list(loads), len(loads)), []
+
+    monkeypatch.setattr(replay_simulation, "preferred", at_random)
+    apart = run(several)["systems"]
+    for system, one in simulated["systems"].items():
+        assert found[system]["target_cached"] > 0.8 * one["target_cached"], system
+        assert apart[system]["target_cached"] < 0.5 * one["target_cached"], system
 
 
 def replayed(system: str, index: int, number: int, ms: float) -> Replayed:
