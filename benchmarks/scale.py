@@ -30,7 +30,6 @@ from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.model_source import local_folder, public_name
-from kv_transfer.options import SelectionOptions
 
 SLOTS = 2
 MAX_REPLICAS = {"speculator": 4, "target": 3}
@@ -41,6 +40,7 @@ _PROMPT_TOKENS = 1536
 _LIGHT = 0.4
 _BEFORE_S, _AFTER_S = 12.0, 60.0
 _INTERVAL_S = 1.0
+_KEEP_RATE = 0.2
 _CACHED_PROMPTS = 16
 """Prompts that a replica's prefix cache holds, where documents are shared."""
 _USABLE_IDS = range(10, 900)
@@ -260,7 +260,7 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
     }
     if settings.documents:
         caches = {"cache_tokens": _CACHED_PROMPTS * _PROMPT_TOKENS}
-        kept_tokens = SelectionOptions().keep_rate * _PROMPT_TOKENS
+        kept_tokens = _KEEP_RATE * _PROMPT_TOKENS
         costs = {
             "speculator": {"ms_per_token": 1e3 * settings.speculator_s / _PROMPT_TOKENS, **caches},
             "target": {"prefill_ms_per_token": 1e3 * settings.target_s / kept_tokens, **caches},
@@ -279,7 +279,13 @@ def _deployment(settings: ScaleSettings) -> DeploymentConfig:
     router |= {"speculative_prefill": "auto" if settings.documents else True, "affinity": settings.affinity}
     router |= {"vllm_args": {"enable_prompt_tokens_details": True}}
     return DeploymentConfig.model_validate(
-        {"served_model_name": _NAME, "decode": {"method": "none"}, "router": router, **pools}
+        {
+            "served_model_name": _NAME,
+            "selection": {"keep_rate": _KEEP_RATE},
+            "decode": {"method": "none"},
+            "router": router,
+            **pools,
+        }
     )
 
 
