@@ -207,6 +207,7 @@ class _Client:
             speculator_cached=await self._speculator_cached(timed),
             reason=timed.reason.partition(";")[0],
             right=None if settings.scripted else question.is_right(timed.text),
+            parts=timed.parts,
         )
 
     async def _speculator_cached(self, timed: Timed) -> int | None:

@@ -2,8 +2,8 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from benchmarks.spread import in_words, spread
 class Answered:
     """One turn of one mode. kept_tokens: what the target received. target_cached: how many of them it found in its
     prefix cache. speculator_cached: None if the speculator read nothing. right: None if the answer is not judged.
+    parts: milliseconds by part, from `Server-Timing`; empty for the stock server.
     """
 
     mode: str
@@ -28,6 +29,7 @@ class Answered:
     speculator_cached: int | None
     reason: str
     right: bool | None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def rows_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -36,7 +38,8 @@ def rows_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
     over_dense: the mode's time to first token divided by that of dense in the same round: `median`, `lowest`,
     `highest`. target_computed, speculator_computed: prompt tokens that each pool computed. found: share of the
     previous turn's kept prompt that the target found in its prefix cache; None in the first turn. reasons: how often
-    each came (`benchmarks.chat_client.Timed`). right, judged: answers.
+    each came (`benchmarks.chat_client.Timed`). right, judged: answers. parts_ms: Skim's own account of the time to
+    first token, medians by part.
     """
     rows = []
     for turn in sorted({a.turn for a in answered}):
@@ -56,10 +59,16 @@ def rows_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:
                     "speculator_computed": statistics.median(read) if read else 0,
                     "found": _found(chosen, _of(answered, mode, turn - 1)),
                     "reasons": dict(Counter(a.reason for a in chosen)),
+                    "parts_ms": _parts(chosen),
                     **_right(chosen),
                 }
             )
     return rows
+
+
+def _parts(chosen: Sequence[Answered]) -> dict[str, float]:
+    names = dict.fromkeys(name for a in chosen for name in a.parts)
+    return {name: statistics.median(a.parts.get(name, 0.0) for a in chosen) for name in names}
 
 
 def totals_of(answered: Sequence[Answered]) -> list[dict[str, Any]]:

@@ -28,7 +28,8 @@ def measured() -> list[Answered]:
     found = []
     for index, slow in ((1, 1.0), (2, 2.0)):
         found += [answered("dense", index, 0, 1000 * slow), answered("dense", index, 1, 100 * slow)]
-        skim = {"kept_tokens": 200, "speculator_cached": 0, "reason": "requested"}
+        parts = {"speculate": 80 * slow, "prefill": 60 * slow}
+        skim = {"kept_tokens": 200, "speculator_cached": 0, "reason": "requested", "parts": parts}
         found.append(answered("auto", index, 0, 500 * slow, **skim))
         later = {**skim, "kept_tokens": 230, "target_cached": 190, "speculator_cached": 992}
         found.append(answered("auto", index, 1, 150 * slow, **later, right=index == 1))
@@ -70,6 +71,8 @@ def test_ratios_are_formed_within_a_round():
     by_place = {(row["turn"], row["mode"]): row for row in rows_of(measured())}
     assert by_place[1, "auto"]["over_dense"] == {"median": 0.5, "lowest": 0.5, "highest": 0.5}
     assert by_place[2, "auto"]["over_dense"]["median"] == 1.5
+    assert by_place[2, "auto"]["parts_ms"] == {"speculate": 120, "prefill": 90}
+    assert by_place[2, "dense"]["parts_ms"] == {}
     assert by_place[2, "dense"]["ttft_ms"] == {"median": 150, "lowest": 100, "highest": 200}
     sums = {total["mode"]: total for total in totals_of(measured())}
     assert sums["auto"]["over_dense"] == pytest.approx(
