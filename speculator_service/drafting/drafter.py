@@ -264,6 +264,9 @@ class DraftService:
             # A newer row may have replaced these drafts.
             if session is None or session.mode == "off" or session.sent.tokens is not draft.tokens:
                 continue
+            # The answer is expected to end here. Work behind its end would delay the next request on this engine.
+            if not self._engine.eos_token_ids.isdisjoint(draft.tokens.tolist()):
+                continue
             choose = self._chooser(session, load)
             session.ahead = AheadDrafting(
                 self._engine, session.id, session.answer, session.sent, session.params, choose

@@ -82,7 +82,7 @@ class TransformersSpeculator(BranchingEngine):
         except Exception as e:  # transformers and torch raise many kinds
             raise ModelError(f"model {model} cannot be loaded by transformers: {' '.join(str(e).split())[:200]}") from e
         eos = self._model.generation_config.eos_token_id
-        self._eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
         config = self._model.config.get_text_config()
         self._num_layers, self._embeddings = config.num_hidden_layers, config.vocab_size
         self._sessions = CacheSessionTable(max_sessions)  # used on the worker thread only
@@ -182,7 +182,7 @@ class TransformersSpeculator(BranchingEngine):
         tokens: list[int] = []
         while len(tokens) < options.tokens_ahead:
             tokens.append(token)
-            if token in self._eos_ids:
+            if token in self.eos_token_ids:
                 break
             token, queries = self._forward([token], cache, cancelled, [0])
             captured.append(queries)

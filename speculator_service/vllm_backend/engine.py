@@ -71,7 +71,7 @@ class VllmSpeculator(BranchingEngine):
         self.cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size if cache.enable_prefix_caching else 0
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
-        self._eos_token_ids = [eos] if isinstance(eos, int) else list(eos)
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False
@@ -191,7 +191,7 @@ class VllmSpeculator(BranchingEngine):
                     "look_ahead": options.tokens_ahead,
                     "rows": (needed.rows[0], needed.rows[-1] + 1) if needed.rows else (0, 0),
                     "steps": len(needed.steps),
-                    "eos_token_ids": self._eos_token_ids,
+                    "eos_token_ids": sorted(self.eos_token_ids),
                 }
             },
         )

@@ -56,6 +56,8 @@ class ToyEngine:
     steps: how often each call yields to the event loop before it answers. overlaps: calls for a busy session.
     """
 
+    eos_token_ids = frozenset()
+
     def __init__(self, table, *, branching=True, seed=0, steps=1):
         self.table = np.asarray(table)
         self.supports_branches = branching

@@ -222,6 +222,17 @@ async def test_a_newer_row_stops_the_older_one():
     assert not engine.overlaps
 
 
+@pytest.mark.parametrize("ends", [False, True])
+async def test_nothing_is_drafted_ahead_behind_the_end_of_an_answer(ends):
+    engine = ToyEngine(TABLE)
+    last = int(engine.next(ids(5), 3, 0, 0).tokens[-1])
+    engine.eos_token_ids = frozenset({last} if ends else {len(TABLE)})
+    service = opened(engine, "a")
+    await ask(service, row("a", 0, 5))
+    await settle()
+    assert len(engine.drafted) == (1 if ends else 2)  # the round; then the bonus token, which starts the work ahead
+
+
 async def test_each_work_ahead_is_a_hit_or_a_miss_once():
     engine = ToyEngine(TABLE)
     service = opened(engine, "a")
