@@ -6,11 +6,11 @@ positions to positions.
 
 The rule of value against cost:
 
-- Late chunks are those of a fresh selection that do not stand yet, the most important first. At most an eighth of the
-  fresh selection's chunks of the old text are added per turn (LATE_SHARE), or LATE_TOKENS if that is more, or as many
-  as it takes until as much of the old text stands as a fresh selection keeps. A chunk that is less important than the
-  median chunk of the old text is left out, unless it is in a region with a keep rate of its own. Protected tokens that
-  do not stand are always added.
+- Late chunks are those of the most important chunks of the old text that do not stand yet. If all of these stand, none
+  is added. The most important are an eighth of the fresh selection's chunks of the old text (LATE_SHARE), or
+  LATE_TOKENS if that is more. Further chunks of the fresh selection are added until as much of the old text stands as
+  it keeps. A chunk that is less important than the median chunk of the old text is left out, unless it is in a region
+  with a keep rate of its own. Protected tokens that do not stand are always added.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
@@ -157,17 +157,19 @@ def _late(
     if not missing.any():
         return late
     mean = chunk_means(prompt.importance, size)
-    wanting = int(chosen.sum()) - int(stands.sum())
-    bound = max(math.ceil(LATE_SHARE * chosen.sum()), LATE_TOKENS // size, wanting)
-    candidates = np.flatnonzero(missing)
-    falling = candidates[np.argsort(-mean[candidates], kind="stable")][:bound]
+    falling = np.flatnonzero(chosen)
+    falling = falling[np.argsort(-mean[falling], kind="stable")]
     added = np.zeros(starts.size, bool)
+    added[falling[: max(math.ceil(LATE_SHARE * falling.size), LATE_TOKENS // size)]] = True
+    added &= missing
+    wanting = falling.size - int((stands | added).sum())
+    further = falling[(missing & ~added)[falling]]
+    added[further[: max(0, wanting)]] = True
     worthy = mean >= np.median(mean[starts < common])
     if prompt.rated is not None:
         worthy |= np.logical_or.reduceat(prompt.rated, starts)
-    added[falling[worthy[falling]]] = True
     # A chunk that a region with its own keep rate divides is wanted in part.
-    return late | (np.repeat(added, size)[: prompt.size] & wanted & old & ~standing)
+    return late | (np.repeat(added & worthy, size)[: prompt.size] & wanted & old & ~standing)
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:

@@ -62,6 +62,15 @@ def test_a_turn_that_needs_nothing_adds_only_its_own_tokens() -> None:
     assert kept.late == 0
 
 
+def test_a_turn_whose_best_chunks_stand_adds_none_of_the_others() -> None:
+    """The fresh selection has other chunks of the old text too, which matter less than those that stand."""
+    wanted = [20, 21, 22, 23, 40, 41, 42]
+    assert set(chunk(40)) <= set(second(wanted).fresh)
+    kept = extend(second(wanted), KNOWN)
+    assert (kept.late, kept.compacted) == (0, False)
+    assert extend(second([20, 21, 22, 40, 23, 41, 42]), KNOWN).late == CHUNK
+
+
 def test_at_most_an_eighth_of_a_fresh_selection_is_added_per_turn() -> None:
     stands = KnownPrefix(np.r_[np.arange(65 * CHUNK), 6399].astype(np.int32), 6400, 6400)
     prompt = turn(6500, [*range(100, 160)], [(0, 32), (6430, 6500)], (6440, 6490), keep_rate=0.32)
