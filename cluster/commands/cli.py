@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from cluster.batch.command import batch
 from cluster.commands import config as config_commands
+from cluster.commands.explain import explain
 from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
 from kv_transfer.errors import SkimError
@@ -37,6 +38,7 @@ app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment fi
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.command(rich_help_panel=SERVING)(batch)
 app.command(rich_help_panel=TOOLS)(pairs)
+app.command(rich_help_panel=TOOLS)(explain)
 console = Console(stderr=True, highlight=False)
 
 # The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.

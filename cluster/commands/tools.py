@@ -62,7 +62,7 @@ def run_select(
     options. Raises SkimError.
     """
     prefill = PREFILL.resolve(PrefillOptions(), None, selection)
-    options = {**_quick_start(kind), **options}
+    options = {**quick_start(kind), **options}
     with Pair(speculator=model, reads_for=target, engine=kind, speculator_options=options, prefill=prefill) as pair:
         # Unlike in serving, nothing is protected but the last tokens.
         selected = pair.select(RenderedPrompt(as_token_ids(ids), no_spans()))
@@ -91,7 +91,7 @@ def run_generate(
     sampling: fields of vLLM's SamplingParams. kind, options: the engine and its options. Raises SkimError.
     """
     selection = PairSelection.load(selection_file)
-    options = {**_quick_start(kind), **options}
+    options = {**quick_start(kind), **options}
     with Pair(target=model, engine=kind, target_options=options, tensor_parallel=tensor_parallel) as pair:
         answer = pair.generate(selection, sampling=sampling)
     [completion] = answer.completions
@@ -117,7 +117,7 @@ def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, las
     return text
 
 
-def _quick_start(kind: str) -> dict[str, Any]:
+def quick_start(kind: str) -> dict[str, Any]:
     """Options for one request: a small KV cache and no compilation, so that the command starts soon."""
     if kind != "vllm":
         return {}

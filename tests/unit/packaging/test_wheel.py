@@ -88,6 +88,7 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
         sources = {str(file.relative_to(ROOT)) for file in (ROOT / package).rglob("*.py")}
         assert sources <= set(names)
     assert {"cluster/monitoring/dashboard.json", "cluster/monitoring/rules.yaml", "skim/py.typed"} <= set(names)
+    assert "cluster/explain/template.html" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 

@@ -1,0 +1,76 @@
+"""`skim explain`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kv_transfer.errors import SkimError
+
+
+def explain(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML page to write.")],
+    prompt: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompt: text, or a .json file with a list of chat messages."),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="A request of a running endpoint: the id in its response.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="The endpoint of --request. OPENAI_API_KEY is its key.")] = (
+        "http://localhost:8000"
+    ),
+    speculator: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="Target whose tokens are selected. The default is the speculator."),
+    ] = None,
+    chat: Annotated[bool, typer.Option(help="Wrap a text as one user turn of the chat template.")] = False,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
+    options: Annotated[
+        str, typer.Option(metavar="JSON", help="Further options of speculative_prefill, such as '{\"coverage\": 0.9}'.")
+    ] = "{}",
+    engine: Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of the speculator.")] = "vllm",
+    speculator_options: Annotated[
+        str, typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
+    ] = "{}",
+) -> None:
+    """Show on a page what is kept of a prompt, with score and reason of each part.
+
+    Give --prompt and --speculator to select now, in this process. Give --request to see what a running endpoint kept.
+    The text of a request is that of --prompt (with --target), or the endpoint holds it.
+    """
+    from cluster.commands.tools import quick_start, read_options
+    from cluster.explain.page import render
+    from cluster.explain.sources import from_prompt, from_request, read_prompt_file
+    from router.options import PREFILL, PrefillOptions
+
+    text = None if prompt is None else read_prompt_file(prompt, chat=chat)
+    if request is not None:
+        key = os.environ.get("OPENAI_API_KEY")
+        source = from_request(url, request, key=key, prompt=text, target=None if target is None else str(target))
+    elif text is None or speculator is None:
+        raise SkimError("give --prompt and --speculator, or --request")
+    else:
+        asked = {"keep_rate": keep_rate, **read_options(options, "--options")}
+        source = from_prompt(
+            text,
+            str(speculator),
+            str(target or speculator),
+            PREFILL.resolve(PrefillOptions(), None, asked).selection,
+            engine=engine,
+            engine_options={**quick_start(engine), **read_options(speculator_options, "--speculator-options")},
+        )
+    page = render(*source)
+    try:
+        output.write_text(page, encoding="ascii")
+    except OSError as error:
+        raise SkimError(f"cannot write {output}: {error.strerror}") from None
+    kept, tokens = source.explanation["kept_tokens"], source.explanation["prompt_tokens"]
+    Console(stderr=True, highlight=False).print(
+        f"Wrote {output}: {kept} of {tokens} tokens kept", markup=False, soft_wrap=True
+    )

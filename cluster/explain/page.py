@@ -1,0 +1,121 @@
+"""Renders an explanation and its prompt as one HTML page, which needs no network.
+
+The prompt is hostile input. It is put into the page as JSON in ASCII, without a character that HTML reads, and the
+page's script shows it as text. Characters that would be invisible or change the order of others are shown by name.
+"""
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.errors import InvalidRequestError
+from router.explain import REASONS
+from router.prompt_text import PromptText
+
+TITLE = "What was kept of a prompt"
+
+LABELS = {
+    "protected": "Protected",
+    "reused": "Reused",
+    "appended": "Late chunks",
+    "new": "New text",
+    "top": "Best chunks",
+    "coverage": "Best chunks",
+}
+_DROPPED = {"name": "dropped", "label": "Dropped", "text": "not read by the target"}
+
+# C0 and C1 controls but for tab and line feed, soft hyphen, bidirectional controls, zero-width and line separators,
+# tags, surrogates. The joiners U+200C and U+200D are left: scripts and emoji need them.
+_NAMED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def render(
+    explanation: Mapping[str, Any], prompt: PromptText, *, title: str = TITLE, notes: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The page as HTML in ASCII.
+
+    explanation: as `router.explain.Explained.as_json` or the endpoint gives it. prompt: the text of its tokens. notes:
+    names and texts to show above the prompt, such as the question and the answer.
+    Raises InvalidRequestError if the text does not fit the explanation, or if the explanation has no spans.
+    """
+    data = json.dumps(_data(explanation, prompt, notes))
+    for character in "<>&":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    shown = html.escape(visible(title)).encode("ascii", "xmlcharrefreplace").decode()
+    template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
+    before, after = template.split("@DATA@")
+    return before.replace("@TITLE@", shown) + data + after
+
+
+def visible(text: str) -> str:
+    """`text` with a name in place of each character that is invisible, a control or not valid: U+202E, for example."""
+    return _NAMED.sub(lambda found: f"\u27e6U+{ord(found[0]):04X}\u27e7", text)
+
+
+def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What the page's script reads. A piece is [start, end, group, chunk, text]; it lies in one group and one chunk."""
+    if not explanation.get("spans"):
+        raise InvalidRequestError("the explanation has no spans: its prompt ran dense, or its server is an older one")
+    tokens, size = int(explanation["prompt_tokens"]), int(explanation["options"]["chunk_size"])
+    if prompt.cuts.shape != (tokens + 1,):
+        raise InvalidRequestError(f"the prompt's text has {prompt.cuts.size - 1} tokens, the selection has {tokens}")
+    names = list(dict.fromkeys(name for name in (*REASONS, *(span["reason"] for span in explanation["spans"]))))
+    names = [name for name in names if any(span["reason"] == name for span in explanation["spans"])]
+    groups = np.full(tokens, len(names))
+    for span in explanation["spans"]:
+        groups[span["start"] : span["end"]] = names.index(span["reason"])
+    described = [
+        {"name": name, "label": LABELS.get(name, name), "text": visible(REASONS.get(name, "")), "tokens": int(count)}
+        for name, count in zip(names, np.bincount(groups, minlength=len(names)), strict=False)
+    ]
+    return {
+        "tokens": tokens,
+        "chunkSize": size,
+        "scores": explanation["chunk_scores"],
+        "groups": [*described, _DROPPED | {"tokens": int((groups == len(names)).sum())}],
+        "pieces": _pieces(groups, size, prompt),
+        "messages": [{"role": visible(m.role), "start": m.start, "end": m.end} for m in prompt.messages],
+        "facts": _facts(explanation),
+        "notes": [(visible(name), visible(text)) for name, text in notes],
+        "details": _details(explanation),
+    }
+
+
+def _pieces(groups: npt.NDArray[np.int_], size: int, prompt: PromptText) -> list[list[Any]]:
+    """The prompt cut where the group, the chunk or the message changes."""
+    positions = np.arange(groups.size)
+    cut = np.r_[True, groups[1:] != groups[:-1]] | (positions % size == 0)
+    for message in prompt.messages:
+        cut[[edge for edge in (message.start, message.end) if edge < groups.size]] = True
+    edges = [*np.flatnonzero(cut).tolist(), groups.size]
+    cuts = prompt.cuts.tolist()
+    return [
+        [start, end, int(groups[start]), start // size, visible(prompt.text[cuts[start] : cuts[end]])]
+        for start, end in pairwise(edges)
+    ]
+
+
+def _facts(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = [
+        (f"{explanation['prompt_tokens']:,}", "tokens"),
+        (f"{explanation['kept_tokens']:,}", f"kept ({100 * explanation['keep_rate']:.1f} %)"),
+        (f"{100 * explanation['coverage']:.1f} %", "of the importance"),
+    ]
+    if explanation["reused_tokens"]:
+        facts.append((f"{explanation['reused_tokens']:,}", "from an earlier kept prompt"))
+    return facts
+
+
+def _details(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    options = [(name, visible(json.dumps(value))) for name, value in explanation["options"].items()]
+    return [*options, *((f"time of {name}", f"{ms:.1f} ms") for name, ms in explanation["timings_ms"].items())]

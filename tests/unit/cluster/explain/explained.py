@@ -1,0 +1,64 @@
+"""Explanations with text, without a model: tokens of one character or of a few words, scores from a seed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import SelectionOptions
+from router.explain import Explained
+from router.prompt_text import MessageSpan, PromptText
+from speculator_service.scoring.chunks import chunk_means
+from speculator_service.scoring.selection import select
+
+WORDS = ("the", "router", "keeps", "what", "matters", "and", "drops", "a", "long", "rest", "\n\n", "of", "prompts,")
+
+
+def of_text(text: str, **fields: Any) -> tuple[dict[str, Any], PromptText]:
+    """Each character is a token."""
+    return explained(PromptText(text, np.arange(len(text) + 1), ()), **fields)
+
+
+def of_tokens(count: int, **fields: Any) -> tuple[dict[str, Any], PromptText]:
+    """A chat of three messages with `count` tokens, each a word."""
+    rng = np.random.default_rng(0)
+    parts = [f"{WORDS[i]} " for i in rng.integers(0, len(WORDS), count)]
+    edges = [2, count // 2, count // 2 + 60, count]
+    roles = ("user", "assistant", "user")
+    messages = [MessageSpan(*one) for one in zip(roles, edges, edges[1:], strict=False)]
+    return explained(PromptText("".join(parts), np.cumsum([0, *map(len, parts)]), messages), **fields)
+
+
+def explained(
+    prompt: PromptText, *, later_turn: bool = False, protected: Any = (), **options: Any
+) -> tuple[dict[str, Any], PromptText]:
+    """later_turn: the first 60 % of the prompt were kept for an earlier one, but for late chunks."""
+    size = prompt.cuts.size - 1
+    rng = np.random.default_rng(1)
+    importance = rng.gamma(0.3, 0.01, size).astype(np.float32)
+    for place in rng.integers(0, size, 1 + size // 900):
+        importance[place : place + 60] += rng.gamma(2.0, 0.05)
+    chosen = SelectionOptions(**options)
+    spans = np.asarray(protected, np.int32).reshape(-1, 2)
+    kept, share = select(torch.from_numpy(importance), chosen, spans.tolist())
+    positions, reused = kept.numpy().astype(np.int32), 0
+    if later_turn:
+        old, new = positions[positions < 0.6 * size], positions[positions >= 0.6 * size]
+        late = old[(old > 0.3 * size) & (old < 0.36 * size)]
+        standing = np.setdiff1d(old, late)
+        positions, reused = np.concatenate([standing, late, new]).astype(np.int32), standing.size
+    scores = chunk_means(importance, chosen.chunk_size).astype(np.float32)
+    selection = Selection(
+        KeptPrompt(positions, positions, size), share, None, {"speculate": 83.2, "select": 1.4}, reused, 0, scores
+    )
+    return Explained(selection, chosen, spans, selection.timings).as_json(), prompt
+
+
+def counted(explanation: dict[str, Any]) -> SimpleNamespace:
+    """The tokens of each reason, and of all that was dropped."""
+    tokens: dict[str, int] = {}
+    for span in explanation["spans"]:
+        tokens[span["reason"]] = tokens.get(span["reason"], 0) + span["end"] - span["start"]
+    return SimpleNamespace(by_reason=tokens, dropped=explanation["prompt_tokens"] - sum(tokens.values()))
