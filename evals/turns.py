@@ -47,7 +47,7 @@ def make_conversations(
     lengths: Sequence[int],
     count: int,
     *,
-    about: About,
+    about: About = "records",
     seed: int,
     style: Style,
     tokens: Count,

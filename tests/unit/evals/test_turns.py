@@ -24,7 +24,7 @@ SETTINGS = EvalSettings(
 
 
 def test_a_conversation_asks_about_one_document(tokens, tokenizer):
-    [conversation] = make_conversations(3, [1500], 1, about="records", seed=0, style="instruct", tokens=tokens)
+    [conversation] = make_conversations(3, [1500], 1, seed=0, style="instruct", tokens=tokens)
     assert [sample.task for sample in conversation] == ["turn 1", "turn 2", "turn 3"]
     prompts = [render(sample.messages, tokenizer).token_ids for sample in conversation]
     for earlier, later in pairwise(prompts):
