@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.prefix_hash import block_hashes
-from router.affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, ranked
+from router.affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, preferred, ranked
 from router.cache_ledger import BLOCK_TOKENS
 
 WINDOW = BLOCK_TOKENS * WINDOW_BLOCKS
@@ -109,4 +109,21 @@ def test_some_replica_is_always_within_the_bound(loads):
 
 @pytest.mark.parametrize(("loads", "bound"), [([0], 3), ([0] * 4, 2), ([8, 8, 8, 8], 12), ([100, 0, 0, 0], 33)])
 def test_the_bound_follows_the_average(loads, bound):
+    assert load_bound(loads) == bound
+
+
+def test_replicas_beyond_the_bound_or_their_own_limit_are_told_apart():
+    order = ranked("key", REPLICAS)
+    loads, most = dict.fromkeys(REPLICAS, 0), dict.fromkeys(REPLICAS, 10)
+    assert preferred("key", loads, most) == (order, [])
+    loads[order[0]] = load_bound([9, 0, 0, 0])
+    assert preferred("key", loads, most) == (order[1:], order[:1])
+    most[order[2]] = 0
+    assert preferred("key", loads, most) == ([order[1], order[3]], [order[0], order[2]])
+    loads = dict.fromkeys(REPLICAS, 10)
+    assert preferred("key", loads, most) == ([], order)
+
+
+@pytest.mark.parametrize(("loads", "bound"), [([0], 3), ([0, 0, 0, 0], 2), ([4, 4, 4, 4], 7), ([40, 0, 0, 0], 14)])
+def test_the_bound_is_a_quarter_above_the_average_and_one_more(loads, bound):
     assert load_bound(loads) == bound

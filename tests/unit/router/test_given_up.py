@@ -1,11 +1,13 @@
 """When a request gets another replica, and when it is given up."""
 
+import asyncio
+
 import pytest
 
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import GenerateRequest
 from router.answer_record import AnswerRecord
-from router.migration import MAX_DEATHS, MAX_REFUSALS, GivenUpError, migrate
+from router.migration import HANDOVER_PAUSE_S, MAX_DEATHS, MAX_REFUSALS, GivenUpError, migrate
 from target_service.mock_engine import MockTarget
 from tests.unit.router.conftest import MODELS
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
@@ -37,12 +39,28 @@ async def test_replicas_that_were_gone_before_do_not_count_as_deaths(engine: Moc
     with pytest.raises(GivenUpError, match="no target replica could take this request"):
         await run(replicas, max_tokens=5)
     assert len(replicas.requests) == MAX_REFUSALS
+    with pytest.raises(GivenUpError, match="no target replica could take this request"):
+        await run(Replicas(engine, None, None, None, 9), max_tokens=5)
 
 
 async def test_a_drained_replica_hands_over_and_is_nobodys_fault(engine: MockTarget, monkeypatch) -> None:
     monkeypatch.setattr("router.migration.HANDOVER_PAUSE_S", 0.0)
     outputs, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, 0, cause="drained"), max_tokens=5)
     assert (len(told(outputs)[0][0]), {move.cause for move in moves}) == (5, {"drained"})
+
+
+async def test_a_second_handover_in_a_row_waits(engine: MockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, sleep = [], asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    _, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, cause="drained"), max_tokens=5)
+    assert len(moves) == 5
+    # The second and the third of three in a row, and the second of the two after two tokens.
+    assert [pause for pause in pauses if pause] == [HANDOVER_PAUSE_S] * 3
 
 
 async def test_without_migration_an_answer_that_has_begun_ends_with_an_error(engine: MockTarget) -> None:

@@ -83,6 +83,15 @@ async def test_a_full_home_is_passed_over(router):
     assert await route(router, by_prefix("key", "r")) == order[1]
 
 
+async def test_busy_and_full_replicas_are_offered_last(router):
+    """Serve may know more than this router's latest counts, so they are offered all the same."""
+    order = ranked("key", IDS)
+    router.on_new_queue_len_info(order[0], 9)
+    router._replicas[order[2]].max_ongoing_requests = 0
+    ranks = await router.choose_replicas(list(router._replicas.values()), pending(by_prefix("key", "r")))
+    assert [[one.replica_id for one in rank] for rank in ranks] == [[order[1]], [order[3]], [order[0], order[2]]]
+
+
 async def test_a_dead_home_is_passed_over_and_a_new_one_found(router):
     order = ranked("key", IDS)
     router.on_replica_actor_died(order[0])

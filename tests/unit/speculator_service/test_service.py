@@ -271,6 +271,17 @@ async def test_a_record_dies_with_the_kv_of_its_prompt(turns, engine):
     assert two.kept.is_ascending
 
 
+async def test_a_question_that_is_read_again_is_no_lost_kv(make_request, engine):
+    """With score queries of a question that stands early, the engine computes most of the prompt again."""
+    service = SpeculatorService(engine)
+    asked = make_request(FIRST, [(0, 32), (2432, 2472)], keep_rate=0.1, score_queries="question")
+    asked = replace(asked, question=(300, 340))
+    await service.select(asked)
+    again = await service.select(replace(asked, request_id="r2"))
+    assert again.cached_tokens <= 300
+    assert (again.reused_tokens > 0, service.stats()["records_lost"]) == (True, 0)
+
+
 async def test_an_engine_without_a_prefix_cache_keeps_records(turns, demo_speculator, engine):
     """Its zero cached tokens are no evidence."""
     engine.cache_tokens, engine.forgets = 0, True

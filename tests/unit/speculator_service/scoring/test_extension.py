@@ -127,6 +127,15 @@ def test_a_torn_text_is_selected_anew() -> None:
     assert not extend(second([20, 21, 22, 23, 24, 25, 19]), KNOWN).compacted
 
 
+def test_single_tokens_are_never_torn() -> None:
+    """The same order as a torn text, but of single tokens: late ones may stand after what follows them."""
+    important = [19, 20, 21, 22, 23, 24, 25]
+    assert extend(second(important), KNOWN).compacted
+    kept = extend(second(important, granularity="token"), KNOWN)
+    assert not kept.compacted
+    assert kept.late
+
+
 def test_max_keep_bounds_the_extended_prompt() -> None:
     important = [40, 41, 20, 21, 22, 23, 24]
     size = extend(second(important), KNOWN).positions.size
