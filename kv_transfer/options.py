@@ -45,6 +45,10 @@ class SelectionOptions(BaseModel):
         None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
     )
     min_keep: float = Field(0.1, gt=0, le=1, description="smallest share of the chunks that keep_rate auto keeps")
+    selector: Literal["speculator", "lexical"] = Field(
+        "speculator",
+        description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
+    )
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
@@ -107,7 +111,7 @@ class SelectionOptions(BaseModel):
     @property
     def tokens_ahead(self) -> int:
         """N, the number of tokens that the speculator decodes after the prompt."""
-        return 0 if self.score_queries == "question" else self.look_ahead
+        return 0 if self.selector == "lexical" or self.score_queries == "question" else self.look_ahead
 
 
 class DecodeOptions(BaseModel):

@@ -35,8 +35,8 @@ class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
-    deployment's PrefillOptions and SpeculationOptions, as dicts. affinity to audit_max_ongoing: as in Dispatcher.
-    vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
+    deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
+    Dispatcher. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class RouterDeployment:
         options: Mapping[str, Any],
         decode: Mapping[str, Any],
         select_timeout_s: float,
+        on_speculator_failure: str = "dense",
         admission_timeout_s: float,
         affinity: bool = True,
         migration: bool = True,
@@ -71,6 +72,7 @@ class RouterDeployment:
             decode_defaults,
             select_timeout_s,
             RayMeter(),
+            on_speculator_failure=on_speculator_failure,
             affinity=affinity,
             migration=migration,
             warm_up=warm_up,

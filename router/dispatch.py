@@ -32,6 +32,7 @@ from router.context import Outcome, RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import Explained
 from router.forecast import Forecast, Forecaster
+from router.lexical_fallback import LexicalFallback
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
@@ -41,7 +42,7 @@ from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 from router.warm_up import NextTurn, WarmUps
-from speculator_service.limits import check_length as check_speculator_length
+from speculator_service.limits import check_readable
 from target_service.limits import check_length as check_target_length
 
 logger = logging.getLogger(__name__)
@@ -90,8 +91,9 @@ class Run:
 
 
 class Dispatcher:
-    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a prompt runs dense.
+    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a selection is late.
 
+    on_speculator_failure: how a prompt runs whose selection failed or is late: dense, or selected here (lexical).
     affinity: prompts with the same prefix prefer the same replicas.
     migration: answers go on when their replica is lost. audit_share, audit_max_ongoing: as in `Audits`.
     explain_text: as `SelectionLog.holds_text`.
@@ -105,6 +107,7 @@ class Dispatcher:
         select_timeout_s: float,
         meter: Meter,
         *,
+        on_speculator_failure: str = "dense",
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
@@ -121,6 +124,7 @@ class Dispatcher:
         self._select_timeout_s, self._migration = select_timeout_s, migration
         self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
+        self._fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -234,7 +238,7 @@ class Dispatcher:
             decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
         outcome.reason = decision.reason
         if decision.speculative and (selection := await self._selection_or_dense(run)):
-            explained = Explained(selection, options.selection, run.spans.protected, dict(outcome.timings))
+            explained = Explained(selection, outcome.options.selection, run.spans.protected, dict(outcome.timings))
             held = HeldPrompt(run.forecast.ids, prompt.conversation) if options.explain_text else None
             self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
             return selection.kept
@@ -244,7 +248,7 @@ class Dispatcher:
         """As `_select`. Under `auto`, a prompt that the speculator cannot read runs dense, too."""
         options = run.context.options
         try:
-            check_speculator_length(len(run.prompt.token_ids), options.tokens_ahead, self.pools.speculator, _OR_DENSE)
+            check_readable(len(run.prompt.token_ids), options, self.pools.speculator, _OR_DENSE)
             return await self._select(run)
         except InvalidRequestError:
             if options.enabled != AUTO:
@@ -253,7 +257,7 @@ class Dispatcher:
             return None
 
     async def _select(self, run: Run) -> Selection | None:
-        """The speculator's selection. None if it failed or was late: the prompt then runs dense, see outcome.reason."""
+        """The prompt's selection. None if it failed or was late and the prompt runs dense, see outcome.reason."""
         prompt, context, outcome, request_id = run.prompt, run.context, run.outcome, run.request_id
         session = context.decode if context.decode.method == "remote" else None
         request = SelectRequest(
@@ -274,20 +278,23 @@ class Dispatcher:
                 note_selection(span, request_id, selection)
         except InvalidRequestError:
             raise
-        except TimeoutError:
-            outcome.reason = "speculator-timeout"
-            logger.warning("request %s runs dense: no selection in %g s", request_id, self._select_timeout_s)
-            return None
-        except SkimError as error:
-            outcome.reason = "speculator-error"
-            logger.warning("request %s runs dense: %s", request_id, error)
-            return None
+        except (TimeoutError, SkimError) as error:
+            late = isinstance(error, TimeoutError)
+            outcome.reason = "speculator-timeout" if late else "speculator-error"
+            problem = f"no selection in {self._select_timeout_s:g} s" if late else error
+            fallback = await self._fallback.select(request)
+            if fallback is None:
+                logger.warning("request %s runs dense: %s", request_id, problem)
+                return None
+            logger.warning("request %s is selected lexically: %s", request_id, problem)
+            selection = fallback
+            outcome.options = outcome.options.model_copy(update={"selector": "lexical"})
         elapsed = 1e3 * (time.perf_counter() - sent)
         outcome.mode, outcome.kept_tokens = "speculative", int(selection.kept.token_ids.size)
         outcome.coverage, outcome.reused_tokens = selection.coverage, selection.reused_tokens
         outcome.timings |= dict(selection.timings)
         outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
-        self.forecaster.selected(run.forecast, selection, context.options)
+        self.forecaster.selected(run.forecast, selection, outcome.options)
         return selection
 
 

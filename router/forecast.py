@@ -50,6 +50,7 @@ class Forecaster:
     def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
         self._clock = clock
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
+        self.lexical = PoolTime(clock)
         self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
         self.turns = LaterTurns()
         self._coverage_share: float | None = None
@@ -63,12 +64,13 @@ class Forecaster:
         tokens = Tokens(
             dense=_rest(ids.size, dense.tokens),
             cold=int(ids.size),
-            read=_rest(ids.size, read.tokens),
+            read=_rest(ids.size, 0 if options.selector == "lexical" else read.tokens),
             kept=max(1, round(self._kept_tokens(int(ids.size), kept, fresh, share))),
         )
-        found = estimate(tokens, self.speculator, self.target, self._clock())
+        selector = self._selector(options)
+        found = estimate(tokens, selector, self.target, self._clock())
         if found is not None:
-            found = replace(found, later=self.turns.extra_ms(self.speculator, self.target, share))
+            found = replace(found, later=self.turns.extra_ms(selector, self.target, share))
         return Forecast(ids, salt, hashes, dense, read, kept, found)
 
     def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
@@ -81,10 +83,11 @@ class Forecaster:
         """Learn from a selection."""
         queue = selection.timings.get("queue", 0.0)
         computed = _rest(forecast.ids.size, selection.cached_tokens)
-        self.speculator.measure(computed, sum(selection.timings.values()) - queue, queue)
-        self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
-        self.read.wrote(computed)
-        self.read.add(forecast.hashes, [0] * len(forecast.hashes))
+        self._selector(options).measure(computed, sum(selection.timings.values()) - queue, queue)
+        if options.selector != "lexical":
+            self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
+            self.read.wrote(computed)
+            self.read.add(forecast.hashes, [0] * len(forecast.hashes))
         kept = selection.kept
         if selection.reused_tokens and forecast.kept.tokens:
             self.turns.extended(kept.context_length - forecast.kept.tokens, kept.token_ids.size - forecast.kept.kept)
@@ -137,6 +140,10 @@ class Forecaster:
         ends = BLOCK_TOKENS * np.arange(1, len(hashes) + 1)
         in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
         self.kept.add(hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+
+    def _selector(self, options: PrefillOptions) -> PoolTime:
+        """The measured times of what selects with these options."""
+        return self.lexical if options.selector == "lexical" else self.speculator
 
     def _kept_share(self, options: PrefillOptions) -> float:
         """The share of the tokens that a selection with these options keeps. By coverage: as the last one did."""

@@ -5,13 +5,14 @@ from typing import Any
 
 from kv_transfer.engine_options import check_option_names
 from kv_transfer.errors import SkimError
+from kv_transfer.model_info import inspect_model
 from speculator_service.engine import SpeculatorEngine
 
 
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
+    """Start an engine. kind: vllm, transformers, lexical or mock. options: keyword arguments of that engine.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
@@ -30,4 +31,10 @@ def create_engine(
 
         check_option_names(MockSpeculator, options, "mock speculator")
         return MockSpeculator(model, **options)
-    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers or mock")
+    if kind == "lexical":
+        from speculator_service.lexical_engine import LexicalSpeculator
+
+        if options:
+            raise SkimError(f"the lexical selector has no engine option {next(iter(options))!r}: remove it")
+        return LexicalSpeculator(inspect_model(model, engine="lexical"))
+    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers, lexical or mock")

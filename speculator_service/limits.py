@@ -2,12 +2,18 @@
 
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array, ModelInfo, SelectRequest
+from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import check_rates, check_spans
+
+_SHORTER = "shorten the prompt or lower look_ahead"
 
 
 def check_request(request: SelectRequest, info: ModelInfo) -> None:
     """Raise InvalidRequestError unless the model can take the prompt, its spans, its rates and its length."""
-    check_prompt(request.token_ids, request.options.tokens_ahead, info, info.vocab_size)
+    if not request.token_ids.size:
+        raise InvalidRequestError("the prompt is empty: a selection needs at least one token")
+    check_ids(request.token_ids, info.vocab_size)
+    check_readable(int(request.token_ids.size), request.options, info)
     check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
     check_rates(request.rate_spans, request.rates, int(request.token_ids.size))
 
@@ -27,9 +33,13 @@ def check_ids(token_ids: Int32Array, vocab_size: int) -> None:
         raise InvalidRequestError(f"token id {wrong[0]} is outside the speculator's vocabulary [0, {vocab_size})")
 
 
-def check_length(
-    prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = "shorten the prompt or lower look_ahead"
-) -> None:
+def check_readable(prompt_tokens: int, options: SelectionOptions, info: ModelInfo, advice: str = _SHORTER) -> None:
+    """`check_length` for a selection by these options. The lexical selector takes a prompt of any length."""
+    if options.selector != "lexical":
+        check_length(prompt_tokens, options.tokens_ahead, info, advice)
+
+
+def check_length(prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = _SHORTER) -> None:
     """Raise InvalidRequestError if the prompt and the look-ahead exceed what the model reads. advice: what to do."""
     limit = min(info.max_model_len, info.max_position)
     if prompt_tokens + look_ahead > limit:

@@ -11,6 +11,7 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle, WarmUpRequest
 from kv_transfer.spans import mask_of, regions_of
 from speculator_service.engine import Scores, SpeculatorEngine
+from speculator_service.lexical_engine import score_lexically
 from speculator_service.limits import check_request
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
 from speculator_service.scoring.chunks import chunk_means
@@ -73,14 +74,18 @@ class SpeculatorService:
         """
         check_request(request, self.info)
         context = request.decode.draft_context if self.address and request.decode else None
-        scores = await self.engine.score(
-            request.request_id,
-            request.token_ids,
-            request.options,
-            cache_salt=request.cache_salt,
-            keep_session=context == "full",
-            question=request.question,
-        )
+        if request.options.selector == "lexical":
+            context = "kept" if context == "kept" else None  # the engine does not read the whole prompt
+            scores = score_lexically(request)
+        else:
+            scores = await self.engine.score(
+                request.request_id,
+                request.token_ids,
+                request.options,
+                cache_salt=request.cache_salt,
+                keep_session=context == "full",
+                question=request.question,
+            )
         if scores.importance.shape != request.token_ids.shape:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
             raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
@@ -142,7 +147,7 @@ class SpeculatorService:
     def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
         found = self.records.find(request.token_ids, request.cache_salt)
-        if found is None or not self.engine.cache_tokens:
+        if found is None or not self.engine.cache_tokens or request.options.selector == "lexical":
             return found
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         asked = request.question[0] if request.question else found.common

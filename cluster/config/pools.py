@@ -10,6 +10,8 @@ from kv_transfer.model_source import located
 CPU_KV_CACHE_GIB = "4"
 OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
 """Environment variables that cannot be the same on several nodes of a replica."""
+WITHOUT_WEIGHTS = ("lexical", "mock")
+"""Engines that read a model's config and tokenizer, but no weights."""
 
 
 def _located(model: str, info: ValidationInfo) -> str:
@@ -82,7 +84,9 @@ class PoolConfig(BaseModel):
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
     )
-    engine: Literal["vllm", "transformers", "mock"] = "vllm"
+    engine: Literal["vllm", "transformers", "lexical", "mock"] = Field(
+        "vllm", description="lexical: no model; a speculator pool that serves selector: lexical only"
+    )
     replicas: int = Field(
         1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
     )
@@ -243,5 +247,5 @@ def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
     """`pool` with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
     if pool.gpus_per_replica is not None:
         return pool
-    gpus = pool.ranks if on_gpus and pool.engine != "mock" else 0
+    gpus = pool.ranks if on_gpus and pool.engine not in WITHOUT_WEIGHTS else 0
     return pool.model_copy(update={"gpus_per_replica": float(gpus)})

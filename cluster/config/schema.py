@@ -55,6 +55,9 @@ class RouterConfig(BaseModel):
         allow_inf_nan=False,
         description="a longer selection is cancelled, and the prompt runs dense",
     )
+    on_speculator_failure: Literal["dense", "lexical"] = Field(
+        "dense", description="prompts whose selection fails or is late: dense, or selected lexically by the router"
+    )
     admission_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
     )
@@ -170,6 +173,14 @@ class DeploymentConfig(BaseModel):
                 check_stages(self.decode.method, self.target.pipeline_parallel)
             except SkimError as error:
                 raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _lexical_pool(self) -> Self:
+        if self.target.engine == "lexical" or (self.target.prefill and self.target.prefill.engine == "lexical"):
+            raise ValueError("target.engine cannot be lexical: that engine selects and has no model")
+        if self.speculator.engine == "lexical" and self.selection.selector != "lexical":
+            raise ValueError("speculator.engine lexical has no model: set selection.selector to lexical")
         return self
 
     @property

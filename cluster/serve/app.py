@@ -103,6 +103,7 @@ def build_app(config: DeploymentConfig) -> Application:
         },
         decode=config.decode.model_dump(),
         select_timeout_s=config.router.select_timeout_s,
+        on_speculator_failure=config.router.on_speculator_failure,
         admission_timeout_s=config.router.admission_timeout_s,
         affinity=config.router.affinity,
         migration=config.router.migration,

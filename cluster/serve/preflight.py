@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.config.pools import PoolConfig
+from cluster.config.pools import WITHOUT_WEIGHTS, PoolConfig
 from cluster.config.schema import DeploymentConfig
 from kv_transfer.errors import ModelError, SkimError
 from kv_transfer.model_info import check_speculator, inspect_model, same_tokens
@@ -38,7 +38,8 @@ def check_models(config: DeploymentConfig) -> str | None:
         for name, pool in pools.items()
     }
     speculator = config.speculator
-    check_speculator(speculator.model, engine=speculator.engine, max_model_len=infos["speculator"].max_model_len)
+    if speculator.engine != "lexical":
+        check_speculator(speculator.model, engine=speculator.engine, max_model_len=infos["speculator"].max_model_len)
     if same_tokens(infos["speculator"], infos["target"]):
         return None
     translation_for(config.speculator.model, config.target.model)
@@ -75,7 +76,7 @@ def with_known_pins(config: DeploymentConfig, say: Callable[[str], None]) -> Dep
 
 def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> None:
     """Download the weights of hub names to this machine. progress: called with one line per model."""
-    for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine != "mock"):
+    for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine not in WITHOUT_WEIGHTS):
         if is_hub_name(model):
             progress(f"fetching {model}")
             local_folder(model, weights=True)
@@ -125,8 +126,8 @@ def check_memory(config: DeploymentConfig) -> None:
 
 
 def _replica_bytes(pool: PoolConfig) -> int:
-    """Bytes of weights, KV cache and processes; 0 for a mock."""
-    if pool.engine == "mock":
+    """Bytes of weights, KV cache and processes; 0 for an engine without weights."""
+    if pool.engine in WITHOUT_WEIGHTS:
         return 0
     weights = sum(file.stat().st_size for file in Path(local_folder(pool.model, weights=True)).glob("*.safetensors"))
     if pool.engine == "transformers":

@@ -16,9 +16,12 @@ def prompt(ids=IDS, **fields):
     return Prompt(**{"token_ids": ids, "sampling": SAMPLING, "max_tokens": 4, **fields})
 
 
-async def run(pools, one_prompt, timeout_s=60.0, **options):
+async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", **options):
     """The outputs, the outcome, the dispatcher and the context of one prompt."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), timeout_s, LocalMeter())
+    defaults, decode = PrefillOptions(), SpeculationOptions()
+    dispatcher = Dispatcher(
+        pools, defaults, decode, timeout_s, LocalMeter(), on_speculator_failure=on_speculator_failure
+    )
     context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
     return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)

@@ -9,6 +9,7 @@ import pytest
 from kv_transfer.messages import Selection
 from router.cache_ledger import CacheLedger, Found
 from router.forecast import Forecaster
+from router.options import PrefillOptions
 from tests.unit.router.simulated_pools import OPTIONS, World, text
 
 
@@ -33,6 +34,20 @@ def test_a_conversation_that_began_dense_stays_on_its_cache_and_a_pasted_documen
     stranger = World()
     stranger.learn()
     assert stranger.run(history, [])[1] == "speculative"
+
+
+def test_the_lexical_selector_has_times_of_its_own():
+    world, lexical = World(), PrefillOptions(keep_rate=0.2, selector="lexical")
+    world.learn()
+    ids = np.array(text("lexical", 5000), np.int32)
+    for _ in range(3):
+        forecast = world.forecaster.look(ids, None, lexical, 65)
+        assert forecast.estimate is None
+        world.forecaster.selected(forecast, Selection(world.kept(ids), 0.9, timings={"speculate": 5.0}), lexical)
+    by_words, by_attention = (world.forecaster.look(ids, None, o, 65).estimate.speculative for o in (lexical, OPTIONS))
+    assert by_attention - by_words == pytest.approx(20 + 0.1 * 5000 - 5, rel=0.1)
+    # Nothing was read, so nothing is expected in the speculator's cache.
+    assert world.forecaster.look(ids, None, OPTIONS, 65).read.tokens == 0
 
 
 def test_a_fast_target_is_left_alone():

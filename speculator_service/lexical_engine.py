@@ -1,0 +1,72 @@
+"""The lexical selector: scores by shared words, without a model. Also as an engine, for a pool without a speculator."""
+
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectRequest
+from kv_transfer.options import SelectionOptions
+from speculator_service.engine import Drafted, Scores, SpeculatorEngine
+from speculator_service.scoring.lexical import lexical_importance
+
+
+def score_lexically(request: SelectRequest) -> Scores:
+    """The scores of `scoring.lexical`. Without a question, the last `options.protect_last` tokens are the question."""
+    began = perf_counter()
+    size, options = int(request.token_ids.size), request.options
+    asked = request.question or (max(0, size - options.protect_last), size)
+    importance = torch.from_numpy(lexical_importance(request.token_ids, asked, options.chunk_size))
+    return Scores(importance, [], {"queue": 0.0, "speculate": 1e3 * (perf_counter() - began)})
+
+
+class LexicalSpeculator(SpeculatorEngine):
+    """An engine without a model, for what serves the lexical selector only. It drafts nothing.
+
+    info: of the model whose token ids it reads.
+    """
+
+    supports_branches = False
+    supports_drafts = False
+
+    def __init__(self, info: ModelInfo) -> None:
+        self.info = info
+        self._closed = False
+
+    async def score(
+        self,
+        request_id: str,
+        token_ids: Int32Array,
+        options: SelectionOptions,
+        *,
+        cache_salt: str | None = None,
+        keep_session: bool = False,
+        question: tuple[int, int] | None = None,
+    ) -> Scores:
+        """Raises InvalidRequestError: there is no attention to score with. `score_lexically` needs no engine."""
+        raise InvalidRequestError(
+            "this deployment has no speculator model: speculative_prefill.selector must be lexical"
+        )
+
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
+        """Raises EngineUnavailableError; see `supports_drafts`."""
+        raise EngineUnavailableError("the lexical selector has no model and keeps no sessions")
+
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        """An empty draft."""
+        return Drafted(np.empty(0, np.int32))
+
+    async def close_session(self, session: str) -> None:
+        """There are no sessions."""
+
+    async def check_health(self) -> None:
+        """Raise EngineUnavailableError if the engine was closed."""
+        if self._closed:
+            raise EngineUnavailableError("the lexical selector was closed")
+
+    def close(self) -> None:
+        """See `SpeculatorEngine.close`."""
+        self._closed = True

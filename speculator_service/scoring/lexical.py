@@ -1,0 +1,70 @@
+"""The importance of each prompt token by the words that it shares with the question: BM25, without any model.
+
+The terms are token ids. The documents are overlapping passages of two chunks, because a fact often crosses the border
+of a chunk. The score of a passage is BM25 in Lucene's form (Robertson and Zaragoza, "The Probabilistic Relevance
+Framework: BM25 and Beyond", 2009; Kamphuis et al., "Which BM25 Do You Mean?", 2020, table 1):
+
+    sum over the question's distinct terms t of  idf(t) * tf / (tf + k1 * (1 - b + b * length / mean length))
+    idf(t) = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))
+
+N passages, of which n(t) hold t; tf is how often the passage holds t. The importance of a token is the mean score of
+the passages that hold it.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Float32Array, Int32Array
+
+K1, B = 1.5, 0.75
+PASSAGE_CHUNKS = 2
+STEPS_PER_CHUNK = 4
+"""A passage begins at every quarter of a chunk."""
+
+
+def lexical_importance(token_ids: Int32Array, question: tuple[int, int], chunk_size: int) -> Float32Array:
+    """float32 [M], not negative; all 0 if the text shares no term with the question.
+
+    token_ids: int32 [M]. question: half-open span; its tokens are the terms, and also part of the text.
+    """
+    starts, ends = passages(token_ids.size, chunk_size)
+    scores = bm25(token_ids, starts, ends, np.unique(token_ids[question[0] : question[1]]))
+    return _mean_of_passages(scores, starts, ends, token_ids.size)
+
+
+def passages(tokens: int, chunk_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Starts and ends of the overlapping passages of a prompt, int64 [N] each. Together they hold every token."""
+    step = max(1, chunk_size // STEPS_PER_CHUNK)
+    width = PASSAGE_CHUNKS * chunk_size
+    starts = np.arange(0, max(step, tokens - width + step), step)
+    return starts, np.minimum(starts + width, tokens)
+
+
+def bm25(
+    token_ids: Int32Array, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], terms: Int32Array
+) -> npt.NDArray[np.float64]:
+    """The score of each passage [N] of token_ids [M] for distinct `terms`."""
+    lengths = (ends - starts).astype(np.float64)
+    saturation = K1 * (1 - B + B * lengths / lengths.mean())
+    scores = np.zeros(starts.size)
+    for term in terms:
+        before = np.concatenate([[0], np.cumsum(token_ids == term)])
+        frequency = (before[ends] - before[starts]).astype(np.float64)
+        holding = np.count_nonzero(frequency)
+        rarity = np.log1p((starts.size - holding + 0.5) / (holding + 0.5))
+        scores += rarity * frequency / (frequency + saturation)
+    return scores
+
+
+def _mean_of_passages(
+    scores: npt.NDArray[np.float64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], tokens: int
+) -> Float32Array:
+    """The mean score of the passages that hold each token."""
+    # Each passage adds its score from its first token on and takes it away after its last one.
+    changes, counts = np.zeros((2, tokens + 1))
+    np.add.at(changes, starts, scores)
+    np.add.at(changes, ends, -scores)
+    np.add.at(counts, starts, 1)
+    np.add.at(counts, ends, -1)
+    means = np.cumsum(changes[:-1]) / np.cumsum(counts[:-1])
+    return np.maximum(means, 0).astype(np.float32)  # sums of differences can fall below 0 by rounding

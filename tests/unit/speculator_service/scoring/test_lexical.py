@@ -1,0 +1,71 @@
+"""BM25 over passages against plain loops, and what the lexical importance is."""
+
+import math
+
+import numpy as np
+import pytest
+
+from speculator_service.scoring.lexical import K1, B, bm25, lexical_importance, passages
+
+
+def lucene(documents: list[list[int]], terms: set[int]) -> list[float]:
+    """BM25 in Lucene's form, by its definition."""
+    mean = sum(map(len, documents)) / len(documents)
+    scores = []
+    for document in documents:
+        total = 0.0
+        for term in terms:
+            holding = sum(term in other for other in documents)
+            rarity = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+            count = document.count(term)
+            total += rarity * count / (count + K1 * (1 - B + B * len(document) / mean))
+        scores.append(total)
+    return scores
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 65, 300])
+def test_passages_score_as_bm25_by_its_definition(tokens):
+    draw = np.random.default_rng(tokens)
+    ids = draw.integers(0, 40, tokens).astype(np.int32)
+    terms = np.unique(ids[-5:])
+    starts, ends = passages(tokens, 32)
+    documents = [ids[a:b].tolist() for a, b in zip(starts, ends, strict=True)]
+    np.testing.assert_allclose(bm25(ids, starts, ends, terms), lucene(documents, set(terms.tolist())))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 32, 4096])
+def test_passages_cover_every_token_and_overlap(chunk):
+    starts, ends = passages(1000, chunk)
+    held = np.zeros(1000, int)
+    for start, end in zip(starts, ends, strict=True):
+        held[start:end] += 1
+    assert held.min() >= 1
+    assert ends[-1] == 1000
+    assert (ends > starts).all()
+
+
+def test_the_importance_of_a_token_is_the_mean_of_its_passages():
+    ids = np.random.default_rng(0).integers(0, 40, 300).astype(np.int32)
+    starts, ends = passages(300, 32)
+    scores = bm25(ids, starts, ends, np.unique(ids[280:290]))
+    expected = [scores[(starts <= i) & (i < ends)].mean() for i in range(300)]
+    found = lexical_importance(ids, (280, 290), 32)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_text_with_the_questions_rare_terms_is_most_important():
+    ids = np.arange(1000, 2000, dtype=np.int32)
+    ids[::3] = 7  # a frequent term
+    ids[[400, 405, 411]] = [1, 2, 3]
+    ids[-5:] = [7, 1, 7, 2, 3]
+    importance = lexical_importance(ids, (995, 1000), 32)
+    assert 380 < importance[:900].argmax() < 430
+    assert importance[:300].max() < 0.1 * importance[400]  # the frequent term says little
+
+
+def test_a_question_of_other_words_finds_nothing():
+    ids = np.arange(200, dtype=np.int32)
+    importance = lexical_importance(ids, (190, 200), 32)
+    assert not importance[:120].any()
+    assert (importance >= 0).all()
