@@ -53,6 +53,7 @@ SECTIONS = (
     Section("channel", "The draft channel", "benchmarks.channel"),
     Section("scale", "Autoscaling under a step of the load", "benchmarks.scale"),
     Section("eval", "Answer quality by keep rate", "evals.results"),
+    Section("families", "Answer quality on real text, over time to first token", "evals.family_results"),
     Section("gpu-ttft", "On a GPU: time to first token", "benchmarks.gpu.ttft"),
     Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
     Section("gpu-scoring", "On a GPU: scoring", "benchmarks.gpu.scoring"),

@@ -1,41 +1,75 @@
-"""Answers to a sample's prompt, from two engines in this process or from a running Skim endpoint."""
+"""Answers to a sample's prompt from two engines in this process. `evals.endpoint` asks a running Skim endpoint."""
 
 import asyncio
-import os
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from evals.prompts import DENSE, NO_LOOK_AHEAD, SELECTORS, SPECULATOR, WRONG_ORIGIN, kept_prompts, render
+from cluster.in_process.prompts import RenderedPrompt
+from evals.prompts import render
+from evals.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading
 from evals.tasks import Sample
 from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.model_source import public_name
 from router.options import PrefillOptions
 from target_service.sampling import FINAL_ONLY
 
 Case = tuple[str, float]
-"""A selector and a keep rate; dense is (DENSE, 1.0)."""
+"""A selector and a keep rate: 1 for DENSE, 0 for a selector that chooses the rate itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: the target's answer. kept: share of the prompt's tokens that the target read."""
+    """text: the target's answer. read: number of tokens that the target read, of `prompt` tokens."""
 
     text: str
-    kept: float
+    read: int
+    prompt: int
+
+    @classmethod
+    def of(cls, text: str, kept: KeptPrompt) -> "Answer":
+        """The answer to a kept prompt."""
+        return cls(text, int(kept.token_ids.size), kept.context_length)
+
+    @property
+    def kept(self) -> float:
+        """The share of the prompt's tokens that the target read."""
+        return self.read / self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One case, alone and with cold caches. select_s: seconds until the kept prompt is known. prefill_s: seconds from
+    there to the first token. read, prompt: as in Answer.
+    """
+
+    selector: str
+    keep_rate: float
+    select_s: float
+    prefill_s: float
+    read: int
+    prompt: int
 
 
 class Asker(Protocol):
-    """Asks a sample's question by every selector and at every keep rate. selectors: those that it can measure."""
+    """Asks a sample's question by every selector and at every keep rate. selectors: those that it can measure. cases:
+    all that `ask` answers.
+    """
 
     selectors: tuple[str, ...]
 
-    async def ask(self, sample: Sample) -> dict[Case, Answer]: ...
+    @property
+    def cases(self) -> list[Case]: ...
+
+    async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
+        """The answers to all cases that are not `known`."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -93,39 +127,80 @@ class InProcess:
 
 
 class Engines(InProcess):
-    """Every selector, from engines in this process. A prompt is scored once per look-ahead."""
+    """Selectors of `evals.selectors`, from engines in this process."""
 
-    def __init__(self, target: str, speculator: str, *, engine: str, **settings: Any) -> None:
-        """As `InProcess`. Only vllm can decode from a wrong origin."""
-        self.selectors = tuple(name for name in SELECTORS if engine == "vllm" or name != WRONG_ORIGIN)
-        create = _create_wrong_origin if engine == "vllm" else None
+    def __init__(
+        self, target: str, speculator: str, *, engine: str, selectors: Sequence[str] = tuple(SELECTORS), **settings: Any
+    ) -> None:
+        """As `InProcess`. selectors: names; those that the engine cannot run are left out."""
+        self.selectors = tuple(name for name in selectors if engine == "vllm" or not SELECTORS[name].vllm)
+        create = _create_wrong_origin if engine == "vllm" and WRONG_ORIGIN in selectors else None
         super().__init__(target, speculator, engine=engine, create_target=create, **settings)
 
-    async def ask(self, sample: Sample) -> dict[Case, Answer]:
+    @property
+    def cases(self) -> list[Case]:
+        """All cases of a sample."""
+        rated = [(name, rate) for rate in self._rates for name in self.selectors if SELECTORS[name].rated]
+        return [(DENSE, 1.0), *rated, *((name, 0.0) for name in self.selectors if not SELECTORS[name].rated)]
+
+    async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
         """Raises SkimError for a prompt that cannot be served, or that serving would not compress."""
         prompt = render(sample, self._tokenizer, self._options)
-        # One after the other: the second call finds the prompt in the prefix cache.
-        with_steps = await self._score(prompt.token_ids, self._options.look_ahead)
-        without = await self._score(prompt.token_ids, 0)
-        asked: dict[Case, KeptPrompt] = {(DENSE, 1.0): KeptPrompt.dense(prompt.token_ids)}
-        for rate in self._rates:
-            options = self._options.selection.model_copy(update={"keep_rate": rate})
-            kept = kept_prompts(prompt, with_steps, without, options, zlib.crc32(sample.seed.encode()))
-            asked |= {(name, rate): kept[name] for name in self.selectors}
+        cases = [case for case in self.cases if case not in known]
+        chosen: dict[float, KeptPrompt] = {}
+        asked: dict[Case, KeptPrompt] = {}
+        # One after the other: all but the first find the prompt in the speculator's prefix cache.
+        for case in cases:
+            reading = await self._reading(sample, prompt, case, chosen)
+            asked[case] = await self._kept(reading, case)
         # A wrong origin has the same prompt as the speculator's selection: asked later, it finds that in the cache too.
-        late = {case for case in asked if case[0] == WRONG_ORIGIN}
+        late = [case for case in cases if case[0] == WRONG_ORIGIN]
         answers: dict[Case, Answer] = {}
-        for cases in ([case for case in asked if case not in late], [case for case in asked if case in late]):
-            texts = await asyncio.gather(*(self._answer(asked[case], _extra_args(case)) for case in cases))
-            shares = (asked[case].token_ids.size / prompt.token_ids.size for case in cases)
-            answers |= {case: Answer(text, share) for case, text, share in zip(cases, texts, shares, strict=True)}
+        for group in ([case for case in cases if case not in late], late):
+            texts = await asyncio.gather(*(self._answer(asked[case], _extra_args(case)) for case in group))
+            answers |= {case: Answer.of(text, asked[case]) for case, text in zip(group, texts, strict=True)}
         return answers
 
-    async def _score(self, token_ids: Int32Array, look_ahead: int) -> Any:
-        """The tokens' importance, float32 [M]."""
-        options = self._options.selection.model_copy(update={"look_ahead": look_ahead})
-        scores = await self._pair.speculator.score(self._pair.name("score"), token_ids, options)
-        return scores.importance
+    async def time(self, sample: Sample) -> list[Timing]:
+        """Measure each case of a sample, one after the other and each with cold caches."""
+        prompt = render(sample, self._tokenizer, self._options)
+        chosen: dict[float, KeptPrompt] = {}
+        timings = []
+        for case in self.cases:
+            salt = self._pair.name("cold")
+            reading = await self._reading(sample, prompt, case, chosen, salt)
+            began = time.perf_counter()
+            kept = await self._kept(reading, case)
+            selected = time.perf_counter()
+            async for _ in self._pair.generate(kept, {"temperature": 0.0, "max_tokens": 1}, cache_salt=salt):
+                pass
+            ended = time.perf_counter()
+            size = int(kept.token_ids.size)
+            timings.append(Timing(*case, selected - began, ended - selected, size, kept.context_length))
+        return timings
+
+    async def _reading(
+        self,
+        sample: Sample,
+        prompt: RenderedPrompt,
+        case: Case,
+        chosen: dict[float, KeptPrompt],
+        salt: str | None = None,
+    ) -> Reading:
+        """The selector's input. chosen: the speculator's selections by keep rate; a missing one is added."""
+        name, rate = case
+        selector = SELECTORS.get(name)
+        rated = self._options.model_copy(update={"keep_rate": rate} if 0 < rate < 1 else {})
+        reading = Reading(sample, prompt, rated, self._pair, salt=salt)
+        if selector is None or not selector.follows:
+            return reading
+        if rate not in chosen:
+            chosen[rate] = await replace(reading, salt=None).select()
+        return replace(reading, chosen=chosen[rate])
+
+    async def _kept(self, reading: Reading, case: Case) -> KeptPrompt:
+        name, _ = case
+        return KeptPrompt.dense(reading.prompt.token_ids) if name == DENSE else await SELECTORS[name].keep(reading)
 
 
 def _extra_args(case: Case) -> Mapping[str, Any]:
@@ -141,68 +216,6 @@ def _create_wrong_origin(kind: str, model: str, *, tensor_parallel: int, options
     from evals.vllm_wrong_origin import WrongOriginTarget
 
     return WrongOriginTarget(model, tensor_parallel=tensor_parallel, **options)
-
-
-class Endpoint:
-    """A running Skim endpoint over the OpenAI client: dense and speculative, no other baseline."""
-
-    selectors: tuple[str, ...] = (SPECULATOR, NO_LOOK_AHEAD)
-
-    def __init__(
-        self, url: str, *, keep_rates: Sequence[float], look_ahead: int, max_tokens: int, http_client: Any = None
-    ) -> None:
-        """url: with or without /v1. http_client: an httpx.AsyncClient. Raises SkimError without the openai package."""
-        try:
-            from openai import AsyncOpenAI
-        except ImportError:
-            raise SkimError("--endpoint needs the OpenAI client: pip install openai") from None
-        base = url.rstrip("/")
-        self._url = base if base.endswith("/v1") else f"{base}/v1"
-        key = os.environ.get("OPENAI_API_KEY", "none")
-        self._client = AsyncOpenAI(base_url=self._url, api_key=key, http_client=http_client)
-        self._look_ahead, self._max_tokens = look_ahead, max_tokens
-        self._rates = [rate for rate in keep_rates if rate < 1]
-        self._model: str | None = None
-
-    async def ask(self, sample: Sample) -> dict[Case, Answer]:
-        """Raises SkimError if the endpoint does not answer, or did not run a prompt as the request says."""
-        from openai import OpenAIError
-
-        cases: list[Case] = [(DENSE, 1.0), *((name, rate) for rate in self._rates for name in self.selectors)]
-        try:
-            if self._model is None:
-                self._model = (await self._client.models.list()).data[0].id
-            answers = await asyncio.gather(*(self._ask(sample, *case) for case in cases), return_exceptions=True)
-            # Raised after all have ended: no request keeps running.
-            if failed := next((answer for answer in answers if isinstance(answer, BaseException)), None):
-                raise failed
-        except OpenAIError as error:
-            raise SkimError(f"the endpoint {self._url} did not answer: {error}") from None
-        return {case: answer for case, answer in zip(cases, answers, strict=True) if isinstance(answer, Answer)}
-
-    async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
-        look_ahead = 0 if name == NO_LOOK_AHEAD else self._look_ahead
-        # Without reuse, or one rate's selection would extend that of another rate.
-        options = {"enabled": True, "keep_rate": rate, "look_ahead": look_ahead, "reuse": "off"}
-        assert self._model is not None
-        raw = await self._client.chat.completions.with_raw_response.create(
-            model=self._model,
-            messages=sample.messages,  # type: ignore[arg-type]
-            temperature=0,
-            max_tokens=self._max_tokens,
-            extra_body={"speculative_prefill": False if name == DENSE else options},
-        )
-        wanted, mode = "dense" if name == DENSE else "speculative", raw.headers.get("x-skim-mode")
-        # A prompt that fell back to dense would count as a good selection.
-        if mode != wanted:
-            reason = raw.headers.get("x-skim-reason", "no Skim endpoint?")
-            raise SkimError(f"{self._url} ran a {wanted} prompt {mode or 'without saying how'} ({reason})")
-        kept, whole = (int(raw.headers[f"x-skim-{part}-tokens"]) for part in ("kept", "prompt"))
-        return Answer(raw.parse().choices[0].message.content or "", kept / whole)
-
-    async def close(self) -> None:
-        """Close the client's connections."""
-        await self._client.close()
 
 
 def model_name(path: str | None) -> str | None:

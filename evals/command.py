@@ -69,12 +69,31 @@ def evaluate(
             metavar="records|code", help="Documents of --turns: records among other sentences, or Python's own modules."
         ),
     ] = "records",
+    selectors: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME...]", help="Names of selectors to compare. The default is all of them."),
+    ] = None,
+    timed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Prompts per task and length whose cases are timed, alone and with cold caches. With it, the result"
+            " shows quality over time for each family of tasks.",
+        ),
+    ] = 0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the answers in this file, and ask only for those that it does not hold yet."
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
     """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
     from cluster.commands.tools import read_options
-    from evals import results, run
+    from evals import family_results, results, run
+    from evals.selectors import SELECTORS
     from evals.tasks import TASKS
 
     if style not in ("instruct", "plain"):
@@ -97,7 +116,10 @@ def evaluate(
         concurrency=concurrency,
         turns=turns,
         about=about,  # type: ignore[arg-type]
+        selectors=tuple(SELECTORS) if selectors is None else values(selectors, str, "--selectors"),
+        timed=timed,
+        resume=resume,
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )
-    measure(results, lambda tell: run.run(settings, tell), json_file, plot_file)
+    measure(family_results if timed else results, lambda tell: run.run(settings, tell), json_file, plot_file)

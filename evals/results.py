@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from evals.prompts import DENSE, SPECULATOR
+from evals.selectors import DENSE, SPECULATOR
 
 JUDGED_AT = 0.2
 """Keep rate at which the description compares the selectors; Skim's default."""

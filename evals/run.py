@@ -2,21 +2,25 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from benchmarks.intervals import wilson
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
 from evals import turns
-from evals.ask import Answer, Asker, Case, Endpoint, Engines, load_tokenizer, model_name
-from evals.prompts import DENSE, SELECTORS
+from evals.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
+from evals.endpoint import Endpoint
+from evals.journal import Journal
 from evals.quiz import Style
+from evals.selectors import DENSE, SELECTORS
 from evals.tasks import TASKS, Sample, describe, make_samples
 from evals.turns import About
 from kv_transfer.errors import SkimError
+from router.options import PrefillOptions
 
 EXAMPLES = 2
 """Number of answers that the result quotes for each task and length."""
@@ -26,9 +30,11 @@ EXAMPLES = 2
 class EvalSettings:
     """speculator, engine, target_options and speculator_options are not used with an endpoint.
 
-    keep_rates: 1 is dense, which is always measured. samples: number per task and length. concurrency: samples that run
-    at the same time; each sample is a few dozen requests. turns: questions about each document, in one conversation;
-    with more than one, the turns take the place of `tasks` (`evals.turns`). about: what those documents are.
+    keep_rates: 1 is dense, which is always measured. samples: number per task and length. selectors: names of
+    `evals.selectors`. concurrency: samples that run at the same time; each sample is a few dozen requests. turns:
+    questions about each document, in one conversation; with more than one, the turns take the place of `tasks` and
+    `selectors` (`evals.turns`). about: what those documents are. timed: samples per task and length whose cases are
+    timed, one after the other. resume: the file of `evals.journal`.
     """
 
     target: str
@@ -38,6 +44,7 @@ class EvalSettings:
     tasks: Sequence[str] = tuple(TASKS)
     lengths: Sequence[int] = (1024, 4096)
     samples: int = 50
+    selectors: Sequence[str] = tuple(SELECTORS)
     seed: int = 0
     style: Style = "instruct"
     look_ahead: int = 8
@@ -46,12 +53,22 @@ class EvalSettings:
     concurrency: int = 4
     turns: int = 1
     about: About = "records"
+    timed: int = 0
+    resume: Path | None = None
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
+    def in_results(self) -> dict[str, Any]:
+        """The settings without names of folders and files."""
+        hidden = {"target": model_name(self.target), "speculator": model_name(self.speculator)}
+        found = asdict(self) | hidden | {"endpoint": self.endpoint is not None}
+        del found["resume"]
+        return found
+
 
 def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `cells`: the mean score of each task, length, selector and keep rate, with its 95 % interval.
+    """Measure. `cells`: the mean score of each task, length, selector and keep rate, with its 95 % interval. `samples`:
+    the scores of each sample. `timings`: those of the timed samples.
 
     The result also has the descriptions of `tasks` and `selectors`, some answers (`examples`), the machine, the
     versions and the settings. Raises SkimError.
@@ -60,19 +77,24 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     if settings.turns > 1:
         settings = replace(settings, tasks=tuple(map(turns.task_name, range(1, settings.turns + 1))))
     conversations = _conversations(settings)
+    journal = _journal(settings)
     began = machine()
     progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
-    selectors, answers = asyncio.run(_ask_all(settings, conversations, progress))
-    samples, given = list(chain(*conversations)), list(chain(*answers))
-    hidden = {"target": model_name(settings.target), "speculator": model_name(settings.speculator)}
+    selectors, cases = asyncio.run(_ask_all(settings, conversations, journal, progress))
+    samples = list(chain(*conversations))
     several = settings.turns > 1
-    describe_task, described = (turns.describe_turn, turns.SELECTORS) if several else (describe, SELECTORS)
+    describe_task = turns.describe_turn if several else describe
+    described = turns.SELECTORS if several else {name: selector.what for name, selector in SELECTORS.items()}
+    # The journal may hold further cases of earlier runs.
+    given = [{case: journal.answers(sample)[case] for case in cases} for sample in samples]
     return {
         "machine": began,
-        "settings": vars(settings) | hidden | {"endpoint": settings.endpoint is not None},
+        "settings": settings.in_results(),
         "tasks": {task: describe_task(task) for task in settings.tasks},
         "selectors": {name: described[name] for name in selectors},
         "cells": _cells(samples, given),
+        "samples": [_scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
+        "timings": [asdict(timing) for sample in samples for timing in journal.timings(sample)],
         "examples": _examples(samples, given),
     }
 
@@ -82,9 +104,14 @@ def _check(settings: EvalSettings) -> None:
         raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
     if settings.endpoint is not None and settings.turns > 1:
         raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
+    if settings.timed and (settings.endpoint is not None or settings.turns > 1):
+        raise SkimError("--timed needs engines in this process, and the tasks: omit --endpoint and --turns")
     wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
     if wrong:
         raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
+    unknown = [name for name in settings.selectors if name not in SELECTORS]
+    if unknown:
+        raise SkimError(f"unknown selector {unknown[0]!r}: choose from {', '.join(SELECTORS)}")
 
 
 def _conversations(settings: EvalSettings) -> list[list[Sample]]:
@@ -104,46 +131,82 @@ def _conversations(settings: EvalSettings) -> list[list[Sample]]:
     return [[sample] for sample in make_samples(settings.tasks, settings.lengths, settings.samples, **how)]
 
 
+def _journal(settings: EvalSettings) -> Journal:
+    found = settings.in_results()
+    target = {name: found[name] for name in ("target", "engine", "endpoint", "target_options", "max_tokens", "style")}
+    selection = {name: found[name] for name in ("speculator", "speculator_options", "look_ahead", "turns")}
+    return Journal(settings.resume, target, selection | {"defaults": PrefillOptions().model_dump()})
+
+
 def _asker(settings: EvalSettings) -> Asker:
     shared: dict[str, Any] = {
         "keep_rates": settings.keep_rates,
         "look_ahead": settings.look_ahead,
         "max_tokens": settings.max_tokens,
     }
+    chosen: dict[str, Any] = {"selectors": settings.selectors}
     if settings.endpoint is not None:
-        return Endpoint(settings.endpoint, **shared)
+        return Endpoint(settings.endpoint, **chosen, **shared)
     assert settings.speculator is not None
-    engines = turns.TurnEngines if settings.turns > 1 else Engines
-    return engines(
-        settings.target,
-        settings.speculator,
-        engine=settings.engine,
-        target_options=settings.target_options,
-        speculator_options=settings.speculator_options,
-        **shared,
-    )
+    shared |= {
+        "engine": settings.engine,
+        "target_options": settings.target_options,
+        "speculator_options": settings.speculator_options,
+    }
+    if settings.turns > 1:
+        return turns.TurnEngines(settings.target, settings.speculator, **shared)
+    return Engines(settings.target, settings.speculator, **chosen, **shared)
 
 
 async def _ask_all(
-    settings: EvalSettings, conversations: list[list[Sample]], progress: Progress
-) -> tuple[tuple[str, ...], list[list[dict[Case, Answer]]]]:
-    """The measured selectors, and the answers to each sample. The first error ends the run."""
+    settings: EvalSettings, conversations: list[list[Sample]], journal: Journal, progress: Progress
+) -> tuple[tuple[str, ...], list[Case]]:
+    """Ask what the journal does not know yet; the first error ends the run. Returns the selectors and the cases."""
     asker = _asker(settings)
     slots, done = asyncio.Semaphore(settings.concurrency), 0
 
-    async def ask(conversation: list[Sample]) -> list[dict[Case, Answer]]:
+    async def ask(conversation: list[Sample]) -> None:
         nonlocal done
         async with slots:
-            answers = [await asker.ask(sample) for sample in conversation]
+            await _ask(asker, conversation, journal)
         done += 1
         last = conversation[-1]
         progress(f"{last.task}, {last.length} tokens", done / len(conversations))
-        return answers
 
     try:
-        return asker.selectors, await asyncio.gather(*map(ask, conversations))
+        await asyncio.gather(*map(ask, conversations))
+        if isinstance(asker, Engines):
+            await _time(asker, settings.timed, list(chain(*conversations)), journal, progress)
+        return asker.selectors, asker.cases
     finally:
         await asker.close()
+
+
+async def _ask(asker: Asker, conversation: list[Sample], journal: Journal) -> None:
+    """One conversation, from its first turn on if any of its answers is missing."""
+    if all(set(asker.cases) <= journal.answers(sample).keys() for sample in conversation):
+        return
+    for sample in conversation:
+        journal.add(sample, await asker.ask(sample, journal.answers(sample).keys()))
+
+
+async def _time(asker: Engines, count: int, samples: list[Sample], journal: Journal, progress: Progress) -> None:
+    """Time the first `count` samples of each task and length."""
+    timed: dict[tuple[str, int], int] = defaultdict(int)
+    for sample in samples:
+        timed[sample.task, sample.length] += 1
+        names = {timing.selector for timing in journal.timings(sample)}
+        if timed[sample.task, sample.length] <= count and not {DENSE, *asker.selectors} <= names:
+            progress(f"timing {sample.task}, {sample.length} tokens", 1)
+            journal.add_timings(sample, await asker.time(sample))
+
+
+def _scored(sample: Sample, answers: Mapping[Case, Answer]) -> dict[str, Any]:
+    """The scores of a sample: [selector, keep rate, score, tokens read] for each case, and its dense answer."""
+    scores = [[*case, round(sample.quiz.score(answer.text), 4), answer.read] for case, answer in answers.items()]
+    dense = answers[DENSE, 1.0]
+    where = {"task": sample.task, "family": sample.family, "length": sample.length, "seed": sample.seed}
+    return {**where, "prompt": dense.prompt, "dense": dense.text, "scores": scores}
 
 
 def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:

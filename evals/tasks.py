@@ -5,28 +5,59 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from evals import aggregation, order, retrieval
-from evals.quiz import Count, Quiz, Style, compose
+from evals import aggregation, associations, code_tasks, moves, order, prose, retrieval, tool_results
+from evals.quiz import Count, Message, Quiz, Style, compose, converse
 from kv_transfer.errors import SkimError
 
-TASKS: dict[str, Callable[[int, random.Random], Quiz]] = {
-    "single_needle": retrieval.single_needle,
-    "multi_key": retrieval.multi_key,
-    "multi_query": retrieval.multi_query,
-    "multi_value": retrieval.multi_value,
-    "first_or_last": order.first_or_last,
-    "last_update": order.last_update,
-    "nth_record": order.nth_record,
-    "variable_tracking": aggregation.variable_tracking,
-    "counting": aggregation.counting,
-    "most_frequent": aggregation.most_frequent,
+FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
+    "needles": {
+        "single_needle": retrieval.single_needle,
+        "multi_key": retrieval.multi_key,
+        "multi_query": retrieval.multi_query,
+        "multi_value": retrieval.multi_value,
+        "needle_in_prose": prose.needle_in_prose,
+    },
+    "no shared words": {"association": associations.association, "trade": associations.trade},
+    "order": {
+        "first_or_last": order.first_or_last,
+        "last_update": order.last_update,
+        "nth_record": order.nth_record,
+    },
+    "multi-hop": {
+        "variable_tracking": aggregation.variable_tracking,
+        "location": moves.location,
+        "carried": moves.carried,
+    },
+    "code": {
+        "default_value": code_tasks.default_value,
+        "raised_error": code_tasks.raised_error,
+        "returned_value": code_tasks.returned_value,
+    },
+    "quoting": {"quote": prose.quote},
+    "tool results": {"json_records": tool_results.json_records, "log_lines": tool_results.log_lines},
+    "agent loop": {"agent_loop": tool_results.agent_loop},
+    "counting": {
+        "counting": aggregation.counting,
+        "most_frequent": aggregation.most_frequent,
+        "listing": prose.listing,
+    },
+    "summary": {"summary": prose.summary},
+    "conversation": {"fourth_turn": prose.fourth_turn},
 }
+"""The tasks of each family. The mean over all families counts each family once."""
+
+TASKS = {name: make for tasks in FAMILIES.values() for name, make in tasks.items()}
+
+
+def family_of(task: str) -> str:
+    """The family of a task; the task itself if no family lists it (the turns of a conversation)."""
+    return next((family for family, tasks in FAMILIES.items() if task in tasks), task)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt. text: the user's message. seed: seeds everything else that is random for this prompt. history: the
-    messages before it.
+    """One prompt. text: the last message. seed: seeds everything else that is random for this prompt. history: the
+    messages before it. role: of the last message, user or tool.
     """
 
     task: str
@@ -34,11 +65,20 @@ class Sample:
     quiz: Quiz
     text: str
     seed: str
-    history: tuple[dict[str, str], ...] = ()
+    history: tuple[Message, ...] = ()
+    role: str = "user"
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        return [*self.history, {"role": "user", "content": self.text}]
+    def messages(self) -> list[Message]:
+        last: Message = {"role": self.role, "content": self.text}
+        if self.role == "tool":
+            last["tool_call_id"] = self.history[-1]["tool_calls"][0]["id"]
+        return [*self.history, last]
+
+    @property
+    def family(self) -> str:
+        """The family of the task."""
+        return family_of(self.task)
 
 
 def describe(task: str) -> str:
@@ -64,7 +104,8 @@ def make_samples(
                 rng = random.Random(name)
                 quiz = TASKS[task](length, rng)
                 try:
-                    text = compose(quiz, length, style, tokens, rng)
+                    document = compose(quiz, length, style, tokens, rng)
                 except ValueError as error:
                     raise SkimError(f"task {task} at length {length}: {error}") from None
-                yield Sample(task, length, quiz, text, name)
+                *history, last = converse(quiz, document, style)
+                yield Sample(task, length, quiz, last["content"], name, tuple(history), last["role"])

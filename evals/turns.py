@@ -6,16 +6,17 @@ Python's standard library. The history holds the right answers, so that every se
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from cluster.in_process.prompts import RenderedPrompt
 from evals import code
 from evals.ask import Answer, Case, InProcess
-from evals.prompts import DENSE, SPECULATOR, render
+from evals.prompts import render
 from evals.quiz import Count, Quiz, Style, ask, compose
 from evals.retrieval import ONE_NUMBER, WORDING, with_distractors
+from evals.selectors import DENSE, SPECULATOR
 from evals.tasks import Sample
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, Selection
@@ -96,15 +97,22 @@ class TurnEngines(InProcess):
 
     selectors = tuple(SELECTORS)
 
-    async def ask(self, sample: Sample) -> dict[Case, Answer]:
-        """Ask one turn; those before it must have been asked. Raises SkimError for a prompt that cannot be served."""
+    @property
+    def cases(self) -> list[Case]:
+        """All cases of a turn."""
+        return [(DENSE, 1.0), *((name, rate) for rate in self._rates for name in self.selectors)]
+
+    async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
+        """Ask one turn; those before it must have been asked. Raises SkimError for a prompt that cannot be served.
+
+        known: not used, because the records of a turn follow from all its cases.
+        """
         prompt = render(sample, self._tokenizer, self._options)
         asked: dict[Case, KeptPrompt] = {(DENSE, 1.0): KeptPrompt.dense(prompt.token_ids)}
         for rate in self._rates:
             asked |= {(name, rate): kept for name, kept in (await self._select(sample, prompt, rate)).items()}
         texts = await asyncio.gather(*(self._answer(kept) for kept in asked.values()))
-        shares = (kept.token_ids.size / prompt.token_ids.size for kept in asked.values())
-        return {case: Answer(text, share) for case, text, share in zip(asked, texts, shares, strict=True)}
+        return {case: Answer.of(text, kept) for (case, kept), text in zip(asked.items(), texts, strict=True)}
 
     async def _select(self, sample: Sample, prompt: RenderedPrompt, rate: float) -> Mapping[str, KeptPrompt]:
         options = self._options.selection.model_copy(update={"keep_rate": rate})

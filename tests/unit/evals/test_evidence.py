@@ -7,18 +7,14 @@ import pytest
 
 from cluster.in_process.prompts import render
 from evals.evidence import evidence_spans
-from evals.tasks import TASKS, make_samples
-
-
-def made(task, tokens):
-    [sample] = make_samples([task], [1024], 1, seed=0, style="instruct", tokens=tokens)
-    return sample
+from evals.prompts import template_messages
+from evals.tasks import TASKS
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_spans_hold_the_evidence_and_little_else(task, tokens, tokenizer):
-    sample = made(task, tokens)
-    prompt = render(sample.messages, tokenizer)
+def test_the_spans_hold_the_evidence_and_little_else(task, made, tokenizer):
+    [sample] = made(task)
+    prompt = render(template_messages(sample.messages), tokenizer)
     spans = evidence_spans(prompt, sample.quiz)
     assert spans == sorted(set(spans))
     found = [tokenizer.decode(prompt.token_ids[start:end]) for start, end in spans]
@@ -29,15 +25,15 @@ def test_the_spans_hold_the_evidence_and_little_else(task, tokens, tokenizer):
         assert len(part) <= len(text) + 8, "a span has at most a part of a token on each side"
 
 
-def test_a_text_counts_wherever_it_occurs(tokens, tokenizer):
-    sample = made("counting", tokens)
-    spans = evidence_spans(render(sample.messages, tokenizer), sample.quiz)
+def test_a_text_counts_wherever_it_occurs(made, tokenizer):
+    [sample] = made("counting")
+    spans = evidence_spans(render(template_messages(sample.messages), tokenizer), sample.quiz)
     assert [str(len(spans))] == list(sample.quiz.expected)
 
 
-def test_what_cannot_be_found_is_an_error(tokens, tokenizer):
-    sample = made("single_needle", tokens)
-    prompt = render(sample.messages, tokenizer)
+def test_what_cannot_be_found_is_an_error(made, tokenizer):
+    [sample] = made("single_needle")
+    prompt = render(template_messages(sample.messages), tokenizer)
     with pytest.raises(ValueError, match="does not hold the evidence"):
         evidence_spans(prompt, replace(sample.quiz, evidence=("The price of the glass shoe is 1.",)))
     with pytest.raises(ValueError, match="names no evidence"):

@@ -81,6 +81,8 @@ def test_the_plot_is_drawn(measured, tmp_path):
         ({"keep_rates": (0.1, 2.0)}, r"keep rates must be in \(0, 1\], not 2"),
         ({"tasks": ("juggling",)}, "unknown task 'juggling'"),
         ({"lengths": (500,)}, "would run dense"),
+        ({"selectors": ("speculator", "dice")}, "unknown selector 'dice'"),
+        ({"timed": 1, "turns": 2}, "--timed needs engines in this process"),
         ({"engine": "abacus"}, "unknown speculator engine 'abacus'"),
         ({"target": "nowhere"}, "nowhere"),
     ],

@@ -6,14 +6,20 @@ from collections import Counter
 import pytest
 
 from evals.quiz import INTRODUCTION, Quiz
-from evals.tasks import TASKS, describe, make_samples
+from evals.tasks import FAMILIES, TASKS, describe, family_of, make_samples
 from kv_transfer.errors import SkimError
+from tests.unit.evals.conftest import LENGTHS, document, length_of
 
+HOW = {"seed": 0, "style": "plain"}
+GENERATED = list(LENGTHS)
+REAL_TEXT = [task for task in TASKS if task not in GENERATED]
 RECORD = re.compile(r"The (\w+ of the \w+ \w+) is (\d{4})\.")
 
 
-def samples(task, tokens, *, length=1024, count=5, seed=0, style="plain"):
-    return list(make_samples([task], [length], count, seed=seed, style=style, tokens=tokens))
+@pytest.fixture
+def samples(made):
+    """Five plain prompts of a task, unless it is said otherwise."""
+    return lambda task, *, count=5, style="plain", **how: made(task, count=count, style=style, **how)
 
 
 def lines(sample):
@@ -23,42 +29,57 @@ def lines(sample):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_prompts_follow_from_their_seed(task, tokens):
-    assert samples(task, tokens) == samples(task, tokens)
-    assert samples(task, tokens, count=2) == samples(task, tokens)[:2]
-    assert samples(task, tokens)[0].text != samples(task, tokens, seed=1)[0].text
-    assert len({sample.text for sample in samples(task, tokens)}) == 5
+def test_prompts_follow_from_their_seed(task, samples, tokens):
+    first, again = (list(make_samples([task], [length_of(task)], 2, **HOW, tokens=tokens)) for _ in range(2))
+    assert first == again
+    assert samples(task, count=3)[:2] == first
+    assert samples(task, count=1, seed=1)[0].messages != first[0].messages
+    assert len({str(sample.messages) for sample in samples(task, count=3)}) == 3
 
 
 @pytest.mark.parametrize("style", ["plain", "instruct"])
-@pytest.mark.parametrize("length", [1024, 2048])
-@pytest.mark.parametrize("task", TASKS)
-def test_prompts_are_as_long_as_asked(task, length, style, tokens):
-    for sample in samples(task, tokens, length=length, count=2, style=style):
+@pytest.mark.parametrize("longer", [1, 2])
+@pytest.mark.parametrize("task", GENERATED)
+def test_prompts_are_as_long_as_asked(task, longer, style, samples, tokens):
+    length = 1024 * longer
+    for sample in samples(task, length=length, count=2, style=style):
         assert 0 <= tokens(sample.text) - length < 40
         *_, question = sample.text.split("\n")
         assert question.startswith(f"Question: {sample.quiz.question}")
         assert (INTRODUCTION in sample.text) == (style == "instruct") == question.endswith(sample.quiz.hint)
 
 
+@pytest.mark.parametrize("style", ["plain", "instruct"])
+@pytest.mark.parametrize("task", REAL_TEXT)
+def test_real_text_is_as_long_as_asked(task, style, samples, tokens):
+    for sample in samples(task, count=2, style=style):
+        longest = max(tokens(part) for part in sample.quiz.frame.filler)
+        whole = sum(tokens(message["content"]) for message in sample.messages)
+        asked = sum(tokens(message["content"]) for message in sample.messages if message["role"] == "user")
+        assert length_of(task) <= whole < length_of(task) + longest + asked + 40
+        *_, question = [message["content"] for message in sample.messages if message["role"] == "user"]
+        assert f"Question: {sample.quiz.question}" in question
+        assert (sample.quiz.hint in question) == (style == "instruct")
+
+
 @pytest.mark.parametrize("task", ["single_needle", "multi_key", "multi_query", "multi_value"])
-def test_the_values_asked_for_are_those_of_the_records(task, tokens):
-    for sample in samples(task, tokens):
-        document, question = lines(sample)
-        found = {value for key, value in RECORD.findall(document) if key in question}
+def test_the_values_asked_for_are_those_of_the_records(task, samples):
+    for sample in samples(task):
+        text, question = lines(sample)
+        found = {value for key, value in RECORD.findall(text) if key in question}
         assert found == set(sample.quiz.expected)
         assert len(found) == {"single_needle": 1, "multi_key": 1}.get(task, 4)
-        others = len(RECORD.findall(document)) - len(found)
+        others = len(RECORD.findall(text)) - len(found)
         assert others == 0 if task in ("single_needle", "multi_value") else others > 15
 
 
 @pytest.mark.parametrize("task", ["first_or_last", "last_update", "nth_record"])
-def test_the_place_asked_for_is_that_of_the_value(task, tokens):
+def test_the_place_asked_for_is_that_of_the_value(task, samples):
     asked = set()
-    for sample in samples(task, tokens, count=12):
-        document, question = lines(sample)
+    for sample in samples(task, count=12):
+        text, question = lines(sample)
         order, key = re.fullmatch(r"What is the (\w+) (.+)\?", question).groups()
-        values = [value for found, value in RECORD.findall(document) if found == key]
+        values = [value for found, value in RECORD.findall(text) if found == key]
         place = {"first": 0, "second": 1, "third": 2, "last": -1}[order]
         assert sample.quiz.expected == (values[place],)
         assert set(sample.quiz.excluded) == set(values) - {values[place]}
@@ -69,27 +90,27 @@ def test_the_place_asked_for_is_that_of_the_value(task, tokens):
     )
 
 
-def test_variables_of_the_chain_hold_the_value(tokens):
-    for sample in samples("variable_tracking", tokens):
-        document, question = lines(sample)
+def test_variables_of_the_chain_hold_the_value(samples):
+    for sample in samples("variable_tracking"):
+        text, question = lines(sample)
         value = re.search(r"\d{4}", question)[0]
         held: dict[str, str] = {}
-        for name, source in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", document):
+        for name, source in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", text):
             assert source.isdigit() or source in held, "a variable is assigned before it is copied"
             held[name] = held.get(source, source)
         assert {name for name, v in held.items() if v == value} == set(sample.quiz.expected)
         assert {name for name, v in held.items() if v != value} == set(sample.quiz.excluded)
 
 
-def test_the_bell_is_counted(tokens):
-    for sample in samples("counting", tokens):
-        document, question = lines(sample)
+def test_the_bell_is_counted(samples):
+    for sample in samples("counting"):
+        text, question = lines(sample)
         place = re.search(r"bell of the (\w+) ring", question)[1]
-        assert sample.quiz.expected == (str(document.count(f"The bell of the {place} rang.")),)
+        assert sample.quiz.expected == (str(text.count(f"The bell of the {place} rang.")),)
 
 
-def test_the_winner_won_most_often(tokens):
-    for sample in samples("most_frequent", tokens):
+def test_the_winner_won_most_often(samples):
+    for sample in samples("most_frequent"):
         wins = Counter(re.findall(r"(\w+) won a game of chess\.", lines(sample)[0]))
         [(winner, most), (_, second), *_] = wins.most_common()
         assert sample.quiz.expected == (winner,)
@@ -114,13 +135,21 @@ def test_the_share_of_what_is_stated(answer, score):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_right_answer_is_right_and_all_candidates_are_not(task, tokens):
-    [sample] = samples(task, tokens, count=1)
+def test_the_right_answer_is_right_and_all_candidates_are_not(task, samples):
+    [sample] = samples(task, count=1)
     quiz = sample.quiz
     assert quiz.score(", ".join(quiz.expected)) == 1
     assert quiz.score("I do not know.") == 0
     if quiz.excluded:
         assert quiz.score(", ".join([*quiz.expected, *quiz.excluded])) == 0
+    if task in REAL_TEXT:
+        assert quiz.score(document(sample)) == 0, "the document names all candidates"
+
+
+def test_every_task_has_one_family():
+    assert sum(map(len, FAMILIES.values())) == len(TASKS)
+    assert {family_of(task) for task in TASKS} == set(FAMILIES)
+    assert family_of("turn 2") == "turn 2"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -128,8 +157,8 @@ def test_every_task_says_its_metric(task):
     assert "Metric: " in describe(task)
 
 
-def test_what_cannot_be_made_is_named(tokens):
+def test_what_cannot_be_made_is_named(samples):
     with pytest.raises(SkimError, match=r"unknown task 'juggling': choose from single_needle"):
-        samples("juggling", tokens)
+        samples("juggling")
     with pytest.raises(SkimError, match=r"task counting at length 64: .* ask for longer"):
-        samples("counting", tokens, length=64)
+        samples("counting", length=64)

@@ -4,7 +4,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from evals.ask import Endpoint, Engines
+from evals.ask import Engines
+from evals.endpoint import Endpoint
 from evals.tasks import make_samples
 from kv_transfer.errors import SkimError
 from tests.unit.router.conftest import MODELS

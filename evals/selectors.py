@@ -1,0 +1,138 @@
+"""All selectors by name: each gives the kept prompt of a sample at a keep rate, or the dense prompt.
+
+The rules are those of serving. For all selectors alike, the router decides whether a prompt is compressed and which
+tokens are protected (`cluster.in_process.prompts`). A served selector is serving's own selection with other options. A
+baseline keeps the protected tokens too, and fills the rest of the speculator's budget with the chunks that it prefers;
+of the last chunk it may keep a part.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.in_process.async_pair import AsyncPair
+from cluster.in_process.prompts import RenderedPrompt
+from evals import rankings
+from evals.rankings import Preference
+from evals.tasks import Sample
+from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.options import SelectionOptions
+from router.options import PrefillOptions
+
+DENSE = "dense"
+SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
+RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a selector may use. options: with the keep rate. chosen: the speculator's selection with these options; its
+    size is the budget of the baselines. salt: prompts with different salts share no cached KV; None shares all.
+    """
+
+    sample: Sample
+    prompt: RenderedPrompt
+    options: PrefillOptions
+    pair: AsyncPair
+    chosen: KeptPrompt | None = None
+    salt: str | None = None
+
+    async def select(self, **changes: Any) -> KeptPrompt:
+        """Serving's selection. changes: of the options."""
+        options = self.options.selection.model_copy(update={"reuse": "off", **changes})
+        return (await self.pair.select(self.prompt, options, cache_salt=self.salt)).kept
+
+
+Keep = Callable[[Reading], Awaitable[KeptPrompt]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """what: what it keeps, for the results page. keep: does it. served: the options of a served selector, which an
+    endpoint can run too; None for others. follows: it needs `Reading.chosen`. rated: it obeys the keep rate; one that
+    chooses the rate itself runs once. vllm: only the vLLM target can run it.
+    """
+
+    what: str
+    keep: Keep
+    served: Mapping[str, Any] | None = None
+    follows: bool = False
+    rated: bool = True
+    vllm: bool = False
+
+
+def served(what: str, **options: Any) -> Selector:
+    """Serving's selection with other options."""
+    return Selector(what, lambda reading: reading.select(**options), served=options)
+
+
+def baseline(what: str, rank: Callable[[Sample, RenderedPrompt, int], Preference]) -> Selector:
+    """A ranking of chunks that fills the speculator's budget."""
+
+    async def keep(reading: Reading) -> KeptPrompt:
+        prompt, options = reading.prompt, reading.options.selection
+        preference = rank(reading.sample, prompt, options.chunk_size)
+        at = fill(preference, always_kept(prompt, options), _budget(reading), options.chunk_size)
+        return KeptPrompt(prompt.token_ids[at], at, prompt.token_ids.size)
+
+    return Selector(what, keep, follows=True)
+
+
+async def _renumbered(reading: Reading) -> KeptPrompt:
+    assert reading.chosen is not None
+    return KeptPrompt.dense(reading.chosen.token_ids)
+
+
+async def _chosen(reading: Reading) -> KeptPrompt:
+    assert reading.chosen is not None
+    return reading.chosen
+
+
+SELECTORS: dict[str, Selector] = {
+    SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
+    NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
+    "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
+    "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),
+    "random": baseline("random chunks", rankings.random_chunks),
+    "last window": baseline("the last chunks of the prompt", rankings.last_window),
+    "first + last": baseline("chunks from both ends of the prompt", rankings.first_and_last),
+    "oracle": baseline("the chunks that hold the evidence, then those of *bm25*", rankings.oracle),
+    RENUMBERED: Selector("as *speculator*, but the kept tokens are numbered from 0", _renumbered, follows=True),
+    WRONG_ORIGIN: Selector(
+        "as *speculator*, but the answer starts at position len(kept) instead of the prompt's length",
+        _chosen,
+        follows=True,
+        vllm=True,
+    ),
+}
+"""In the order of the results page."""
+
+
+def always_kept(prompt: RenderedPrompt, options: SelectionOptions) -> npt.NDArray[np.bool_]:
+    """The tokens that every selector keeps, bool [M]: the protected ones and the last ones."""
+    always = np.zeros(prompt.token_ids.size, bool)
+    always[-options.protect_last :] = True
+    for start, end in prompt.protected:
+        always[start:end] = True
+    return always
+
+
+def fill(preference: Preference, always: npt.NDArray[np.bool_], budget: int, chunk: int) -> Int32Array:
+    """The positions of `budget` tokens, int32 and ascending: those in `always`, then chunks by their preference.
+
+    preference: float [chunks]. always: bool [M], true for at most `budget` tokens. With the speculator's mean scores
+    and the size of its selection, the result is that selection.
+    """
+    by_chunk = np.argsort(-preference, kind="stable")
+    order = (by_chunk[:, None] * chunk + np.arange(chunk)).ravel()
+    order = order[order < always.size]
+    free = order[~always[order]][: budget - int(always.sum())]
+    return np.sort(np.concatenate([np.flatnonzero(always), free])).astype(np.int32)
+
+
+def _budget(reading: Reading) -> int:
+    assert reading.chosen is not None
+    return int(reading.chosen.token_ids.size)
