@@ -94,6 +94,8 @@ async def _chosen(reading: Reading) -> KeptPrompt:
 SELECTORS: dict[str, Selector] = {
     SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
+    "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
+    "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),
     "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
     "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),
     "random": baseline("random chunks", rankings.random_chunks),
