@@ -34,8 +34,9 @@ from kv_transfer.messages import (
 )
 from router.affinity import PrefixKeys, preferred
 from router.context import RequestContext
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.run import Prompt
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 from target_service.mock_engine import MockTarget

@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
+from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
 from router.cost import Estimate
 from router.options import InvalidOptionError, PrefillOptions
@@ -25,7 +26,7 @@ class Outcome:
 
     mode: dense or speculative; empty until decided. reason: in one word. answer_tokens: counted only if the request is
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
-    time.
+    time. guard: the kind of question for which the guard kept more; empty if it did not.
     """
 
     mode: str
@@ -38,13 +39,29 @@ class Outcome:
     answer_tokens: int = 0
     reused_tokens: int = 0
     estimate: Estimate | None = None
+    guard: str = ""
 
     @property
     def explained(self) -> str:
-        """The reason with both estimates in milliseconds, as parameters of an HTTP structured field (RFC 9651)."""
+        """The reason with both estimates in milliseconds and the guard's, as parameters of an HTTP structured field
+        (RFC 9651)."""
+        parameters = f";guard={self.guard}" if self.guard else ""
         if self.estimate is None:
-            return self.reason
-        return f"{self.reason};dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
+            return f"{self.reason}{parameters}"
+        times = f";dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
+        return f"{self.reason}{times}{parameters}"
+
+    def selected(self, selection: Selection, elapsed_ms: float) -> None:
+        """Record a selection that arrived after `elapsed_ms`."""
+        self.mode, self.kept_tokens = "speculative", int(selection.kept.token_ids.size)
+        self.coverage, self.reused_tokens = selection.coverage, selection.reused_tokens
+        self.timings |= dict(selection.timings)
+        self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
+
+    def distrusted(self, reason: str) -> None:
+        """The prompt runs dense after its selection. The times stay: the client waited for it."""
+        self.mode, self.reason, self.kept_tokens = "", reason, self.prompt_tokens
+        self.coverage, self.reused_tokens = 1.0, 0
 
     @property
     def keep_rate(self) -> float:

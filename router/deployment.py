@@ -57,6 +57,8 @@ class RouterDeployment:
         warm_up: bool = False,
         audit_share: float = 0.0,
         audit_max_ongoing: int = 0,
+        guard: bool = True,
+        guard_entropy: float | None = None,
         explain_text: bool = False,
         vllm_args: Mapping[str, Any],
         traces: Mapping[str, Any] | None = None,
@@ -78,6 +80,8 @@ class RouterDeployment:
             warm_up=warm_up,
             audit_share=audit_share,
             audit_max_ongoing=audit_max_ongoing,
+            guard=guard,
+            guard_entropy=guard_entropy,
             explain_text=explain_text,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args

@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import Context
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,20 +27,22 @@ from kv_transfer.options import AUTO
 from router.affinity import PrefixKeys
 from router.answer_record import AnswerRecord
 from router.audit import Audits
-from router.context import Outcome, RequestContext
+from router.context import RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import Explained
-from router.forecast import Forecast, Forecaster
+from router.forecast import Forecaster
+from router.guard import Guard, question_text
 from router.lexical_fallback import LexicalFallback
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
-from router.protection import PromptSpans, prompt_spans
+from router.protection import prompt_spans
+from router.run import Prompt, Run
 from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
-from router.warm_up import NextTurn, WarmUps
+from router.warm_up import WarmUps
 from speculator_service.limits import check_readable
 from target_service.limits import check_length as check_target_length
 
@@ -50,52 +51,13 @@ logger = logging.getLogger(__name__)
 _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """A rendered prompt with its sampling parameters.
-
-    sampling: as in GenerateRequest. conversation, text, offsets: the messages of a chat, the text that its template
-    rendered, and each token's character range in that text; conversation is None for raw prompts. next_turn: renders
-    the start of the next turn; None where it cannot be predicted.
-    """
-
-    token_ids: list[int]
-    sampling: Mapping[str, Any]
-    max_tokens: int
-    prompt_logprobs: bool = False
-    multimodal: bool = False
-    conversation: Sequence[Mapping[str, Any]] | None = None
-    text: str | None = None
-    offsets: Sequence[tuple[int, int]] | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    next_turn: NextTurn | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """One prompt on its way. affinity: as in SelectRequest.
-
-    started: when its mode is chosen, in seconds of `time.perf_counter`.
-    """
-
-    request_id: str
-    prompt: Prompt
-    context: RequestContext
-    outcome: Outcome
-    spans: PromptSpans
-    affinity: str
-    forecast: Forecast
-    started: float = field(default_factory=time.perf_counter)
-
-
 class Dispatcher:
     """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a selection is late.
 
     on_speculator_failure: how a prompt runs whose selection failed or is late: dense, or selected here (lexical).
     affinity: prompts with the same prefix prefer the same replicas.
-    migration: answers go on when their replica is lost. audit_share, audit_max_ongoing: as in `Audits`.
+    migration: answers go on when their replica is lost. guard, guard_entropy: as in `Guard`.
+    audit_share, audit_max_ongoing: as in `Audits`.
     explain_text: as `SelectionLog.holds_text`.
     """
 
@@ -113,6 +75,8 @@ class Dispatcher:
         warm_up: bool = False,
         audit_share: float = 0.0,
         audit_max_ongoing: int = 0,
+        guard: bool = True,
+        guard_entropy: float | None = None,
         explain_text: bool = False,
     ) -> None:
         self.pools = pools
@@ -123,6 +87,7 @@ class Dispatcher:
         self._keys = PrefixKeys() if affinity else None
         self._select_timeout_s, self._migration = select_timeout_s, migration
         self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
+        self._guard = Guard(meter, enabled=guard, entropy=guard_entropy)
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
         self._fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
         self._ending: set[asyncio.Task[None]] = set()
@@ -195,11 +160,14 @@ class Dispatcher:
         spans = prompt_spans(
             ids.size, context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
         )
-        forecast = self.forecaster.look(ids, prompt.cache_salt, context.options, spans.protected_tokens)
+        question = question_text(spans, prompt.conversation, prompt.text, prompt.offsets)
+        advice = self._guard.advise(context.options, question)
+        outcome.options = advice.options
+        forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens)
         affinity = ""
         if self._keys:
             affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=forecast.hashes)
-        return Run(request_id, prompt, context, outcome, spans, affinity, forecast)
+        return Run(request_id, prompt, context, outcome, spans, affinity, forecast, advice)
 
     def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float) -> None:
         """Record the first output. sent: when the target got the request."""
@@ -222,7 +190,7 @@ class Dispatcher:
 
     async def _read(self, run: Run) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
-        prompt, context, outcome, options = run.prompt, run.context, run.outcome, run.context.options
+        prompt, context, outcome, options = run.prompt, run.context, run.outcome, run.advice.options
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
             prompt_logprobs=prompt.prompt_logprobs,
@@ -236,6 +204,9 @@ class Dispatcher:
         decision = decide(traits, options)
         if decision.speculative and options.enabled == AUTO:
             decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
+        if decision.speculative:
+            decision = self._guard.before(run.advice, decision)
+            outcome.guard = run.advice.kind if run.advice.verdict == "more" else ""
         outcome.reason = decision.reason
         if decision.speculative and (selection := await self._selection_or_dense(run)):
             explained = Explained(selection, outcome.options.selection, run.spans.protected, dict(outcome.timings))
@@ -245,16 +216,26 @@ class Dispatcher:
         return KeptPrompt.dense(prompt.token_ids)
 
     async def _selection_or_dense(self, run: Run) -> Selection | None:
-        """As `_select`. Under `auto`, a prompt that the speculator cannot read runs dense, too."""
-        options = run.context.options
+        """As `_select`. Under `auto`, a prompt runs dense if the speculator cannot read it or its scores are flat."""
+        options = run.advice.options
         try:
             check_readable(len(run.prompt.token_ids), options, self.pools.speculator, _OR_DENSE)
-            return await self._select(run)
+            selection = await self._select(run)
         except InvalidRequestError:
             if options.enabled != AUTO:
                 raise
             run.outcome.reason = "speculator-limit"
             return None
+        # Lexical scores in the place of the speculator's are not judged by its limit.
+        if selection is None or run.outcome.options.selector != options.selector:
+            return selection
+        reason = self._guard.distrusts(run.advice, selection, run.spans.protected)
+        if reason is None:
+            return selection
+        run.outcome.distrusted(reason)
+        if selection.kept.session is not None:
+            self._end(selection.kept.session)
+        return None
 
     async def _select(self, run: Run) -> Selection | None:
         """The prompt's selection. None if it failed or was late and the prompt runs dense, see outcome.reason."""
@@ -263,7 +244,7 @@ class Dispatcher:
         request = SelectRequest(
             request_id,
             run.forecast.ids,
-            context.options.selection,
+            run.advice.options.selection,
             run.spans.protected,
             cache_salt=prompt.cache_salt,
             decode=session,
@@ -289,11 +270,7 @@ class Dispatcher:
             logger.warning("request %s is selected lexically: %s", request_id, problem)
             selection = fallback
             outcome.options = outcome.options.model_copy(update={"selector": "lexical"})
-        elapsed = 1e3 * (time.perf_counter() - sent)
-        outcome.mode, outcome.kept_tokens = "speculative", int(selection.kept.token_ids.size)
-        outcome.coverage, outcome.reused_tokens = selection.coverage, selection.reused_tokens
-        outcome.timings |= dict(selection.timings)
-        outcome.timings["transfer"] = max(0.0, elapsed - sum(selection.timings.values()))
+        outcome.selected(selection, 1e3 * (time.perf_counter() - sent))
         self.forecaster.selected(run.forecast, selection, outcome.options)
         return selection
 

@@ -39,8 +39,9 @@ from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, Int32Array, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
+from router.run import Prompt
 from router.warm_up import next_conversation, start_of_next_turn
 from target_service.limits import reserved_names
 

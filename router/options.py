@@ -95,6 +95,7 @@ class Option(Generic[Options]):
     def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
         """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
 
+        `model_fields_set` of the result names the fields that the request gives.
         Raises InvalidOptionError, which names the field and its allowed values.
         """
         given = self._header_fields(header) if header is not None else {}
@@ -106,7 +107,8 @@ class Option(Generic[Options]):
             param = f"{self.name}.{clipped(unknown)}"
             raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
         try:
-            return self.model.model_validate({**defaults.model_dump(), **self._undone(given), **given})
+            merged = self.model.model_validate({**defaults.model_dump(), **self._undone(given), **given})
+            return self.model.model_construct(set(given), **dict(merged))
         except ValidationError as error:
             raise self._readable(error) from None
 

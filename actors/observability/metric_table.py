@@ -68,6 +68,12 @@ _ALL = (
         ("pool",),
     ),
     Metric(
+        "skim_router_guard_total",
+        "counter",
+        "verdicts of the guard on prompts that would run speculative: compressed, more or dense, by reason",
+        ("verdict", "reason"),
+    ),
+    Metric(
         "skim_router_audits_total",
         "counter",
         "audited requests: agrees or differs (with the dense answer), dropped (load) or failed",

@@ -70,6 +70,16 @@ class RouterConfig(BaseModel):
     warm_up: bool = Field(
         False, description="idle replicas read the start of a chat's next turn when an answer is complete"
     )
+    guard: bool = Field(
+        True, description="under `auto`, keep more of a prompt, or all, where a selection is likely to fail"
+    )
+    guard_entropy: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the guard runs a prompt dense if the normalised entropy of its chunks' scores is higher; "
+        "`skim calibrate` measures it; null: not judged",
+    )
     audit_share: float = Field(
         0.0,
         ge=0,

@@ -108,6 +108,8 @@ def build_app(config: DeploymentConfig) -> Application:
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
+        guard=config.router.guard,
+        guard_entropy=config.router.guard_entropy,
         audit_share=config.router.audit_share,
         audit_max_ongoing=config.router.audit_max_ongoing,
         explain_text=config.router.explain_text,

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.run import Prompt
 from tests.unit.actors.local_meter import LocalMeter
 
 IDS = [7 + i % 900 for i in range(600)]

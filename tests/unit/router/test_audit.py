@@ -12,9 +12,10 @@ from kv_transfer.options import DecodeOptions
 from router.answer_record import AnswerRecord
 from router.audit import LOWEST_PRIORITY, MAX_RUNNING, MAX_TOKENS
 from router.context import RequestContext
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.forecast import Forecaster
 from router.options import PrefillOptions, SpeculationOptions
+from router.run import Prompt
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 

@@ -5,8 +5,9 @@ import pytest
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.run import Prompt
 from router.server_timing import TIMING_PARTS, TOTAL
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools

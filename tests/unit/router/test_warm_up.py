@@ -13,9 +13,10 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
 from router.cost import PoolTime
-from router.dispatch import Dispatcher, Prompt
+from router.dispatch import Dispatcher
 from router.forecast import Forecaster
 from router.options import PrefillOptions, SpeculationOptions
+from router.run import Prompt
 from router.warm_up import MAX_RUNNING, NEXT_MESSAGE, WarmUps, continued, next_conversation, start_of_next_turn
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until

@@ -1,0 +1,53 @@
+"""A prompt that the dispatcher runs, and what it knows of it on its way."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.context import Outcome, RequestContext
+from router.forecast import Forecast
+from router.guard import Advice
+from router.protection import PromptSpans
+from router.warm_up import NextTurn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A rendered prompt with its sampling parameters.
+
+    sampling: as in GenerateRequest. conversation, text, offsets: the messages of a chat, the text that its template
+    rendered, and each token's character range in that text; conversation is None for raw prompts. next_turn: renders
+    the start of the next turn; None where it cannot be predicted.
+    """
+
+    token_ids: list[int]
+    sampling: Mapping[str, Any]
+    max_tokens: int
+    prompt_logprobs: bool = False
+    multimodal: bool = False
+    conversation: Sequence[Mapping[str, Any]] | None = None
+    text: str | None = None
+    offsets: Sequence[tuple[int, int]] | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    next_turn: NextTurn | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One prompt on its way. affinity: as in SelectRequest. advice: the guard's; its options count for this prompt.
+
+    started: when its mode is chosen, in seconds of `time.perf_counter`.
+    """
+
+    request_id: str
+    prompt: Prompt
+    context: RequestContext
+    outcome: Outcome
+    spans: PromptSpans
+    affinity: str
+    forecast: Forecast
+    advice: Advice
+    started: float = field(default_factory=time.perf_counter)
