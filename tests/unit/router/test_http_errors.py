@@ -110,7 +110,7 @@ async def test_the_openai_client_raises_an_error_inside_a_stream(served, client,
 async def test_a_wrong_option_is_a_400_that_names_it(client, pools, document, path, stream):
     body = request_body(path, document, stream=stream, speculative_prefill={"keep_rate": 2})
     error = await refused(client, path, body, 400)
-    assert error.message == "speculative_prefill.keep_rate must be a number > 0 and <= 1, not 2"
+    assert error.message == "speculative_prefill.keep_rate must be auto or a number > 0 and <= 1, not 2"
     assert (error.type, error.param) == ("BadRequestError", "speculative_prefill.keep_rate")
     error = await refused(client, path, request_body(path, document), 400, headers={"x-speculative-prefill": "keep=2"})
     assert error.param == "speculative_prefill.keep_rate"
