@@ -59,7 +59,8 @@ def test_openai_client_streams(openai: OpenAI, document: DemoDocument) -> None:
 
 
 def test_openai_client_sees_a_clean_error(openai: OpenAI, document: DemoDocument) -> None:
-    with pytest.raises(BadRequestError, match=r"speculative_prefill\.keep_rate must be a number > 0 and <= 1, not 7"):
+    message = r"speculative_prefill\.keep_rate must be auto or a number > 0 and <= 1, not 7"
+    with pytest.raises(BadRequestError, match=message):
         openai.chat.completions.create(
             messages=document.messages, **GREEDY, extra_body={"speculative_prefill": {"keep_rate": 7}}
         )

@@ -172,7 +172,7 @@ def test_a_name_with_brackets_is_shown_as_it_is(skim, tmp_path, name):
 @pytest.mark.parametrize(
     ("flag", "value", "allowed"),
     [
-        ("--keep-rate", 2, "a number > 0 and <= 1"),
+        ("--keep-rate", 2, "auto or a number > 0 and <= 1"),
         ("--look-ahead", 65, "an integer >= 0 and <= 64"),
         ("--chunk-size", 0, "an integer >= 1 and <= 4096"),
     ],
@@ -183,7 +183,7 @@ def test_an_option_out_of_range(skim, prompt, flag, value, allowed):
 
 
 def test_serve_options_out_of_range(skim):
-    mistake(skim("serve", *PAIR, "--keep-rate", 2), "selection.keep_rate", "less than or equal to 1", "not 2")
+    mistake(skim("serve", *PAIR, "--keep-rate", 2), "selection.keep_rate", "auto or a number > 0 and <= 1", "not 2")
     mistake(skim("serve", *PAIR, "--port", 70000), "router.port", "65535")
     mistake(skim("serve", *PAIR, "--engine", "tensorrt"), "engine", "'vllm', 'transformers' or 'mock'")
 

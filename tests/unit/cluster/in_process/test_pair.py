@@ -181,7 +181,7 @@ def test_prompts_that_are_none(pair, prompt, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_rate": 2.0}, r"keep_rate must be a number > 0 and <= 1, not 2"),
+        ({"keep_rate": 2.0}, r"keep_rate must be auto or a number > 0 and <= 1, not 2"),
         ({"keeprate": 0.2}, "unknown option speculative_prefill.keeprate"),
         ({"enabled": True}, "options of ask"),
         ({"explain_text": True}, "explain_text is an option of requests to a router"),
