@@ -52,6 +52,7 @@ SECTIONS = (
     Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),
     Section("scale", "Autoscaling under a step of the load", "benchmarks.scale"),
+    Section("explain", "The cost of the explain view", "benchmarks.explain"),
     Section("eval", "Answer quality by keep rate", "evals.results"),
     Section("families", "Answer quality on real text, over time to first token", "evals.family_results"),
     Section("gpu-ttft", "On a GPU: time to first token", "benchmarks.gpu.ttft"),

@@ -7,7 +7,19 @@ import typer
 
 from cluster.commands.lazy import lazy_group
 
-NAMES = ("ttft", "turns", "replay", "goodput", "decode", "acceptance", "overhead", "scoring", "channel", "scale")
+NAMES = (
+    "ttft",
+    "turns",
+    "replay",
+    "goodput",
+    "decode",
+    "acceptance",
+    "overhead",
+    "scoring",
+    "channel",
+    "scale",
+    "explain",
+)
 
 app = typer.Typer(
     cls=lazy_group({name: f"benchmarks.commands.{name}:{name}" for name in NAMES}),

@@ -13,7 +13,19 @@ from kv_transfer.errors import SkimError
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
     listed = skim("bench", "--help").out
-    names = ("ttft", "turns", "replay", "goodput", "decode", "acceptance", "overhead", "scoring", "channel", "scale")
+    names = (
+        "ttft",
+        "turns",
+        "replay",
+        "goodput",
+        "decode",
+        "acceptance",
+        "overhead",
+        "scoring",
+        "channel",
+        "scale",
+        "explain",
+    )
     assert all(name in listed for name in names)
     for name in names:
         shown = skim("bench", name, "--help").out
