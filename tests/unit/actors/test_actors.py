@@ -3,18 +3,15 @@
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from actors.draining import Draining
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
 from kv_transfer.errors import (
     EngineUnavailableError,
-    HandoverError,
     InvalidRequestError,
     ModelError,
     SkimError,
@@ -23,7 +20,6 @@ from kv_transfer.errors import (
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateOutput,
-    GenerateRequest,
     KeptPrompt,
     ModelInfo,
     Selection,
@@ -31,39 +27,19 @@ from kv_transfer.messages import (
     WarmUpRequest,
 )
 from kv_transfer.model_info import check_pair
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions
 from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights
-
-MODELS = Path(__file__).parents[3] / "demo_models"
-IDS = np.arange(10, 410, dtype=np.int32)
-
-
-async def replica(actor, folder, options, *more):
-    """Create the actor as Serve does: its `__init__` is a coroutine."""
-    made = actor.__new__(actor)
-    await made.__init__("mock", str(MODELS / folder), 1, options, *more)
-    return made
-
-
-async def speculator(**options):
-    return await replica(SpeculatorActor, "speculator", options)
-
-
-async def target(**options):
-    return await replica(TargetActor, "target", options)
-
-
-def select_request(ids=IDS):
-    return encode(SelectRequest("r", ids, SelectionOptions(keep_rate=0.25)))
-
-
-def generate_request(**sampling):
-    return encode(GenerateRequest("r", KeptPrompt.dense(IDS), {"max_tokens": 3, **sampling}))
-
-
-async def replies(actor, payload):
-    return [reply async for reply in actor.generate(payload)]
+from tests.unit.actors.mock_actors import (
+    IDS,
+    MODELS,
+    generate_request,
+    replica,
+    replies,
+    select_request,
+    speculator,
+    target,
+)
 
 
 async def failure(reply, cls):
@@ -297,41 +273,3 @@ async def test_a_replica_that_goes_closes_its_engine(make):
     actor.__del__()
     assert closed
     actor._engine.close = lambda: None
-
-
-class StoppingReplica:
-    """Stands in for Serve's object of a replica. The clock stands still until a test moves it."""
-
-    def __init__(self, timeout_s):
-        self._shutting_down, self.now = False, 0.0
-        self._deployment_config = SimpleNamespace(graceful_shutdown_timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize(("timeout_s", "wait_s"), [(60.0, 55.0), (4.0, 2.0), (0.0, 0.0)])
-async def test_a_replica_that_stops_hands_its_answers_over_before_it_is_killed(timeout_s, wait_s):
-    actor, replica = await target(), StoppingReplica(timeout_s)
-    actor._draining = Draining(replica, lambda: replica.now)
-    stream = actor.generate(generate_request(max_tokens=9))
-    assert await anext(stream) == ACCEPTED
-    replica.now = 1000.0
-    seen = [decode(await anext(stream), GenerateOutput)]
-    replica._shutting_down = True
-    if wait_s:
-        seen.append(decode(await anext(stream), GenerateOutput))
-        replica.now += wait_s - 0.1
-        seen.append(decode(await anext(stream), GenerateOutput))
-        replica.now += 0.1
-    with pytest.raises(HandoverError, match="another one continues the answer"):
-        decode(await anext(stream), GenerateOutput)
-    with pytest.raises(StopAsyncIteration):
-        await anext(stream)
-    assert [output.finished for output in seen] == [False] * len(seen)
-    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
-
-
-async def test_an_answer_that_ends_just_then_is_not_handed_over():
-    actor, replica = await target(), StoppingReplica(0.0)
-    actor._draining = Draining(replica)
-    replica._shutting_down = True
-    _, last = await replies(actor, generate_request(max_tokens=1))
-    assert decode(last, GenerateOutput).finished
