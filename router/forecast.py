@@ -88,11 +88,8 @@ class Forecaster:
             self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
             self.read.wrote(computed)
             self.read.add(forecast.hashes, [0] * len(forecast.hashes))
-        kept = selection.kept
-        if selection.reused_tokens and forecast.kept.tokens:
-            self.turns.extended(kept.context_length - forecast.kept.tokens, kept.token_ids.size - forecast.kept.kept)
         if options.wanted_coverage is not None:
-            self._coverage_share = kept.token_ids.size / kept.context_length
+            self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
@@ -105,6 +102,8 @@ class Forecaster:
             self.dense.correct(forecast.dense, forecast.dense.tokens, cached)
         else:
             self.kept.correct(forecast.kept, forecast.kept.kept, cached)
+            if forecast.kept.tokens:
+                self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, computed)
         self._add(forecast.hashes, prompt)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:

@@ -29,9 +29,9 @@ class LaterTurns:
         self._new = MEMORY * self._new + is_later * (tokens - known)
 
     def extended(self, new: int, computed: int) -> None:
-        """A selection extended a kept prompt by `computed` tokens for a prompt with `new` new tokens."""
+        """The target computed `computed` tokens of a later turn's kept prompt, whose prompt has `new` new tokens."""
         self._extended = MEMORY * self._extended + 1
-        self._late = MEMORY * self._late + max(0, computed - new)
+        self._late = MEMORY * self._late + computed - new
 
     @property
     def expected(self) -> float:
@@ -42,7 +42,7 @@ class LaterTurns:
     def kept(self, new: int, share: float) -> float:
         """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
         late = self._late / self._extended if self._extended else 0.0
-        return (new if new <= SHORT else share * new) + late
+        return max(0.0, (new if new <= SHORT else share * new) + late)
 
     def extra_ms(self, speculator: PoolTime, target: PoolTime, share: float) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0."""

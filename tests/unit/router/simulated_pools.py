@@ -59,10 +59,6 @@ class World:
             session=SessionHandle("here:1", "s"),
         )
 
-    def reused(self, kept):
-        """How many tokens of this kept prompt an earlier one supplied."""
-        return 0
-
     def run(self, ids, answer, mode=None):
         """The mode of the prompt. mode: the client's wish."""
         ids = np.array(ids, np.int32)
@@ -74,8 +70,7 @@ class World:
         mode = mode or ("speculative" if decision.speculative else "dense")
         if mode == "speculative":
             cached, ms = self.speculator.run(ids, answer)
-            reused = self.reused(kept)
-            selection = Selection(kept, 0.9, timings={"speculate": ms}, reused_tokens=reused, cached_tokens=cached)
+            selection = Selection(kept, 0.9, timings={"speculate": ms}, cached_tokens=cached)
             self.forecaster.selected(forecast, selection, OPTIONS)
             prompt, (cached, ms) = kept, self.target.run(marked, answer)
         else:
