@@ -24,11 +24,20 @@ from kv_transfer.messages import KeptPrompt, Selection
 About = Literal["records", "code"]
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
+BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
+
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    BY_QUESTION: {"score_queries": "question"},
+    BY_LAST: {"score_queries": "question", "layers": "last4"},
+}
+"""Selectors that extend with other options than serving's defaults."""
 
 SELECTORS = {
     EXTENDED: "each turn extends what was kept for the turn before it, as in serving",
     SPECULATOR: "each turn is selected anew (`reuse: off`)",
     NO_LATE: "as *extended*, but without the late chunks",
+    BY_QUESTION: "as *extended*, but scored by the queries of the question's tokens, without look-ahead",
+    BY_LAST: "as *extended by question*, but by the speculator's last four layers only",
 }
 """What each selector keeps, by name; shown on the results page."""
 
@@ -116,10 +125,15 @@ class TurnEngines(InProcess):
 
     async def _select(self, sample: Sample, prompt: RenderedPrompt, rate: float) -> Mapping[str, KeptPrompt]:
         options = self._options.selection.model_copy(update={"keep_rate": rate})
-        # The salt separates the records of the keep rates.
-        extended = await self._pair.select(prompt, options, cache_salt=f"{sample.seed} {rate}")
+        # The salts separate the records of keep rates and variants.
+        salt = f"{sample.seed} {rate}"
+        extended = await self._pair.select(prompt, options, cache_salt=salt)
         fresh = await self._pair.select(prompt, options.model_copy(update={"reuse": "off"}))
-        return {EXTENDED: extended.kept, SPECULATOR: fresh.kept, NO_LATE: without_late_chunks(extended)}
+        found = {EXTENDED: extended.kept, SPECULATOR: fresh.kept, NO_LATE: without_late_chunks(extended)}
+        for name, changes in VARIANTS.items():
+            varied = await self._pair.select(prompt, options.model_copy(update=changes), cache_salt=f"{salt} {name}")
+            found[name] = varied.kept
+        return found
 
 
 def without_late_chunks(selection: Selection) -> KeptPrompt:

@@ -12,7 +12,7 @@ from evals import results
 from evals.code import facts
 from evals.evidence import evidence_spans
 from evals.run import EvalSettings, run
-from evals.turns import EXTENDED, NO_LATE, make_conversations, without_late_chunks
+from evals.turns import EXTENDED, NO_LATE, SELECTORS, make_conversations, without_late_chunks
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, Selection
 from tests.unit.evals.conftest import MODELS
@@ -91,7 +91,7 @@ def test_the_demo_pair_needs_late_chunks():
     assert sum(score[NO_LATE, turn] for turn in later) < len(later)
     assert score[NO_LATE, "turn 1"] == score[EXTENDED, "turn 1"], "nothing is late in the first turn"
     columns, rows = results.table(result)
-    assert columns[4:] == ["dense", "extended", "speculator", "no late chunks"]
+    assert columns[4:] == ["dense", *SELECTORS]
     assert [row[0] for row in rows] == ["turn 1", "turn 2", "turn 3"]
     assert "selected anew" in results.describe(result)
 
