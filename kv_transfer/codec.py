@@ -153,7 +153,8 @@ def _encode_hook(value: Any, *, segments: bool) -> Any:
     if isinstance(value, np.ndarray):
         return encode_array(value, segments=segments)
     if isinstance(value, SelectionOptions | DecodeOptions):
-        # A reader refuses options that it does not know, so an option that is not used is not sent.
+        # A reader refuses options that it does not know, so an option that is not used is not sent. If the defaults of
+        # two releases differ, a prompt is scored by the reader's.
         return value.model_dump(exclude_defaults=True)
     raise TypeError(f"a {type(value).__name__} has no form on the wire")
 

@@ -63,7 +63,9 @@ class SelectionOptions(BaseModel):
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
         13, ge=1, le=1023, description="width of the average pooling along the prompt; odd, 1 switches it off"
     )
-    layers: Literal["all", "last4", "last1"] = Field("all", description="speculator layers whose attention counts")
+    layers: Literal["all", "last_half", "last4", "last1"] = Field(
+        "last_half", description="speculator layers whose attention counts; all: as in the paper"
+    )
     aggregation: Literal["max", "head_max_layer_mean"] = Field(
         "max", description="over heads and layers: the maximum (the paper), or maximum over heads, mean over layers"
     )

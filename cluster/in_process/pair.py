@@ -36,7 +36,7 @@ class SelectFields(TypedDict, total=False):
     look_ahead: int
     chunk_size: int
     pool_kernel: int
-    layers: Literal["all", "last4", "last1"]
+    layers: Literal["all", "last_half", "last4", "last1"]
     aggregation: Literal["max", "head_max_layer_mean"]
     granularity: Literal["chunk", "token"]
     protect_last: int

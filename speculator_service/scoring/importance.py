@@ -53,9 +53,14 @@ class AttentionFormula(NamedTuple):
     sinks: torch.Tensor | None = None
 
 
-def scored_layers(num_layers: int, layers: Literal["all", "last4", "last1"]) -> range:
-    """Indices among the layers that attend to the whole prompt. With fewer than four, `last4` means all of them."""
-    last = {"all": num_layers, "last4": 4, "last1": 1}[layers]
+def scored_layers(num_layers: int, layers: Literal["all", "last_half", "last4", "last1"]) -> range:
+    """Indices among the layers that attend to the whole prompt.
+
+    last_half: of an odd number, one more than half. The earlier layers attend to similar tokens rather than to an
+    answer; under a maximum over all layers they hide what the later ones find. With at most four layers, `last_half`
+    and `last4` mean all of them.
+    """
+    last = {"all": num_layers, "last_half": max(4, (num_layers + 1) // 2), "last4": 4, "last1": 1}[layers]
     return range(max(0, num_layers - last), num_layers)
 
 

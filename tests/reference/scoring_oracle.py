@@ -86,7 +86,8 @@ def _whole_layers(model: PreTrainedModel) -> list[int]:
 
 def _step_importance(layers: list[tuple[torch.Tensor, torch.Tensor]], options: SelectionOptions) -> torch.Tensor:
     """One step's [M] from its attention weights, a tensor [heads, M] and the sinks' weights [heads] per layer."""
-    layers = layers[{"all": 0, "last4": -4, "last1": -1}[options.layers] :]
+    half = 0 if len(layers) <= 4 else min(len(layers) // 2, len(layers) - 4)
+    layers = layers[{"all": 0, "last_half": half, "last4": -4, "last1": -1}[options.layers] :]
     per_layer = []
     for heads, sinks in layers:
         # The weights of prompt and sink, rescaled to sum 1, equal a softmax over the prompt (and the sink) only.

@@ -77,7 +77,7 @@ options = st.builds(
     coverage=st.none() | st.floats(0.01, 1),
     look_ahead=st.integers(0, 64),
     pool_kernel=st.integers(0, 511).map(lambda half: 2 * half + 1),
-    layers=st.sampled_from(["all", "last4", "last1"]),
+    layers=st.sampled_from(["all", "last_half", "last4", "last1"]),
     granularity=st.sampled_from(["chunk", "token"]),
 )
 

@@ -106,7 +106,7 @@ def test_spans_in_the_header_are_json():
         ("chunk_size", 0, "an integer >= 1 and <= 4096"),
         ("pool_kernel", 4, "an integer >= 1 and <= 1023 and odd"),
         ("pool_kernel", 1025, "an integer >= 1 and <= 1023 and odd"),
-        ("layers", "last2", "one of all, last4, last1"),
+        ("layers", "last2", "one of all, last_half, last4, last1"),
         ("aggregation", 3, "one of max, head_max_layer_mean"),
         ("score_queries", "last", "one of look_ahead, question, both"),
         ("granularity", "word", "one of chunk, token"),

@@ -81,7 +81,7 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
 async def test_every_layers_option(rig, aggregation):
     cases = [
         (random_prompt(257, seed=4), SelectionOptions(layers=layers, aggregation=aggregation, look_ahead=3))
-        for layers in ("all", "last4", "last1")
+        for layers in ("all", "last_half", "last4", "last1")
     ]
     cases += [(PROMPT, SelectionOptions(aggregation=aggregation, pool_kernel=kernel)) for kernel in (1, 31)]
     assert max(await rig.errors(cases)) <= TOLERANCE

@@ -251,6 +251,9 @@ def test_steps_after_an_eos_are_masked(tokens, eos, expected):
 def test_scored_layers():
     assert list(scored_layers(6, "all")) == [0, 1, 2, 3, 4, 5]
     assert list(scored_layers(6, "last4")) == [2, 3, 4, 5]
+    assert scored_layers(24, "last_half") == range(12, 24)
+    assert scored_layers(31, "last_half") == range(15, 31)
+    assert [list(scored_layers(n, "last_half")) for n in (2, 4, 6)] == [[0, 1], [0, 1, 2, 3], [2, 3, 4, 5]]
     assert list(scored_layers(2, "last4")) == [0, 1]
     assert list(scored_layers(6, "last1")) == [5]
 

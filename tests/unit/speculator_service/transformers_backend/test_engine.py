@@ -47,18 +47,18 @@ async def test_equals_the_oracle(family, build, monkeypatch):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (8, 2)])
 async def test_every_option_of_scoring(heads, kv_heads, build):
-    path = build("llama", heads=heads, kv_heads=kv_heads, head_dim=16, layers=6)
+    path = build("llama", heads=heads, kv_heads=kv_heads, head_dim=16, layers=10)
     engine, oracle = create_engine("transformers", path), scoring_oracle.load(path)
     prompt = random_prompt(150)
     seen = []
-    for layers in ("all", "last4", "last1"):
+    for layers in ("all", "last_half", "last4", "last1"):
         for aggregation in ("max", "head_max_layer_mean"):
             for kernel in (1, 201):
                 options = SelectionOptions(layers=layers, aggregation=aggregation, pool_kernel=kernel, look_ahead=2)
                 seen.append((await check_against_oracle(engine, oracle, prompt, options)).importance)
     distinct = {tuple(s.tolist()) for s in seen}
     # With one layer both aggregations agree. All other pairs of options must give different scores.
-    assert len(distinct) == 10
+    assert len(distinct) == 14
     engine.close()
 
 
