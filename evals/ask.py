@@ -16,6 +16,7 @@ from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.model_source import public_name
+from router.explain import Explained
 from router.options import PrefillOptions
 from target_service.sampling import FINAL_ONLY
 
@@ -178,6 +179,17 @@ class Engines(InProcess):
             size = int(kept.token_ids.size)
             timings.append(Timing(*case, selected - began, ended - selected, size, kept.context_length))
         return timings
+
+    async def explain(self, sample: Sample, case: Case) -> tuple[RenderedPrompt, Explained]:
+        """The prompt and the selection of a case of a served selector, made again."""
+        name, rate = case
+        selector = SELECTORS[name]
+        assert selector.served is not None
+        prompt = render(sample, self._tokenizer, self._options)
+        reading = await self._reading(sample, prompt, (name, rate), {})
+        options = reading.selection_options(**selector.served)
+        selection = await self._pair.select(prompt, options)
+        return prompt, Explained(selection, options, prompt.protected, selection.timings)
 
     async def _reading(
         self,

@@ -87,6 +87,14 @@ def evaluate(
             metavar="FILE", help="Keep the answers in this file, and ask only for those that it does not hold yet."
         ),
     ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a page of each answer to serving's own selection that is worse than the dense answer: what was"
+            " kept of the prompt, with scores.",
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
@@ -119,6 +127,7 @@ def evaluate(
         selectors=tuple(SELECTORS) if selectors is None else values(selectors, str, "--selectors"),
         timed=timed,
         resume=resume,
+        explain=explain,
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )

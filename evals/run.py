@@ -15,6 +15,7 @@ from evals import turns
 from evals.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
 from evals.endpoint import Endpoint
 from evals.journal import Journal
+from evals.pages import worse_answers, write_pages
 from evals.quiz import Style
 from evals.selectors import DENSE, SELECTORS
 from evals.tasks import TASKS, Sample, describe, make_samples
@@ -34,7 +35,7 @@ class EvalSettings:
     `evals.selectors`. concurrency: samples that run at the same time; each sample is a few dozen requests. turns:
     questions about each document, in one conversation; with more than one, the turns take the place of `tasks` and
     `selectors` (`evals.turns`). about: what those documents are. timed: samples per task and length whose cases are
-    timed, one after the other. resume: the file of `evals.journal`.
+    timed, one after the other. resume: the file of `evals.journal`. explain: the folder for `evals.pages`.
     """
 
     target: str
@@ -55,6 +56,7 @@ class EvalSettings:
     about: About = "records"
     timed: int = 0
     resume: Path | None = None
+    explain: Path | None = None
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
@@ -62,7 +64,7 @@ class EvalSettings:
         """The settings without names of folders and files."""
         hidden = {"target": model_name(self.target), "speculator": model_name(self.speculator)}
         found = asdict(self) | hidden | {"endpoint": self.endpoint is not None}
-        del found["resume"]
+        del found["resume"], found["explain"]
         return found
 
 
@@ -85,8 +87,7 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     several = settings.turns > 1
     describe_task = turns.describe_turn if several else describe
     described = turns.SELECTORS if several else {name: selector.what for name, selector in SELECTORS.items()}
-    # The journal may hold further cases of earlier runs.
-    given = [{case: journal.answers(sample)[case] for case in cases} for sample in samples]
+    given = _given(samples, journal, cases)
     return {
         "machine": began,
         "settings": settings.in_results(),
@@ -106,6 +107,8 @@ def _check(settings: EvalSettings) -> None:
         raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
     if settings.timed and (settings.endpoint is not None or settings.turns > 1):
         raise SkimError("--timed needs engines in this process, and the tasks: omit --endpoint and --turns")
+    if settings.explain and (settings.endpoint is not None or settings.turns > 1):
+        raise SkimError("--explain needs engines in this process, and the tasks: omit --endpoint and --turns")
     wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
     if wrong:
         raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
@@ -176,7 +179,11 @@ async def _ask_all(
     try:
         await asyncio.gather(*map(ask, conversations))
         if isinstance(asker, Engines):
-            await _time(asker, settings.timed, list(chain(*conversations)), journal, progress)
+            samples = list(chain(*conversations))
+            await _time(asker, settings.timed, samples, journal, progress)
+            if settings.explain is not None:
+                found = list(worse_answers(samples, _given(samples, journal, asker.cases)))
+                await write_pages(asker, settings.target, found, settings.explain, progress)
         return asker.selectors, asker.cases
     finally:
         await asker.close()
@@ -199,6 +206,11 @@ async def _time(asker: Engines, count: int, samples: list[Sample], journal: Jour
         if timed[sample.task, sample.length] <= count and not {DENSE, *asker.selectors} <= names:
             progress(f"timing {sample.task}, {sample.length} tokens", 1)
             journal.add_timings(sample, await asker.time(sample))
+
+
+def _given(samples: Sequence[Sample], journal: Journal, cases: Sequence[Case]) -> list[dict[Case, Answer]]:
+    """The answers to the cases of each sample. The journal may hold further cases of earlier runs."""
+    return [{case: journal.answers(sample)[case] for case in cases} for sample in samples]
 
 
 def _scored(sample: Sample, answers: Mapping[Case, Answer]) -> dict[str, Any]:

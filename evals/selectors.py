@@ -40,9 +40,13 @@ class Reading:
     chosen: KeptPrompt | None = None
     salt: str | None = None
 
+    def selection_options(self, **changes: Any) -> SelectionOptions:
+        """The options of serving's selection. changes: of them."""
+        return self.options.selection.model_copy(update={"reuse": "off", **changes})
+
     async def select(self, **changes: Any) -> KeptPrompt:
         """Serving's selection. changes: of the options."""
-        options = self.options.selection.model_copy(update={"reuse": "off", **changes})
+        options = self.selection_options(**changes)
         return (await self.pair.select(self.prompt, options, cache_salt=self.salt)).kept
 
 
