@@ -1,4 +1,5 @@
 """The `skim` command line.
 
-Lives here: the commands and what they print. Not here: `skim bench` (benchmarks/) and `skim eval` (evals/).
+Lives here: the commands and what they print. Not here: `skim bench` (benchmarks/), `skim eval` and
+`skim calibrate` (evals/).
 """

@@ -23,7 +23,11 @@ SERVING = "Serving"
 TOOLS = "One model at a time"
 
 # What measures stands above this folder: it is named here, and imported only when it is asked for.
-MEASURING = {"bench": "benchmarks.commands:app", "eval": "evals.command:evaluate"}
+MEASURING = {
+    "bench": "benchmarks.commands:app",
+    "eval": "evals.command:evaluate",
+    "calibrate": "evals.calibrate:calibrate",
+}
 
 app = typer.Typer(
     name="skim",
