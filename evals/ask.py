@@ -141,8 +141,7 @@ class Engines(InProcess):
     @property
     def cases(self) -> list[Case]:
         """All cases of a sample."""
-        rated = [(name, rate) for rate in self._rates for name in self.selectors if SELECTORS[name].rated]
-        return [(DENSE, 1.0), *rated, *((name, 0.0) for name in self.selectors if not SELECTORS[name].rated)]
+        return cases_of(self.selectors, self._rates)
 
     async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
         """Raises SkimError for a prompt that cannot be served, or that serving would not compress."""
@@ -213,6 +212,12 @@ class Engines(InProcess):
     async def _kept(self, reading: Reading, case: Case) -> KeptPrompt:
         name, _ = case
         return KeptPrompt.dense(reading.prompt.token_ids) if name == DENSE else await SELECTORS[name].keep(reading)
+
+
+def cases_of(selectors: Sequence[str], keep_rates: Sequence[float]) -> list[Case]:
+    """Dense, every selector at every keep rate below 1, and once those that choose the rate themselves."""
+    rated = [(name, rate) for rate in keep_rates for name in selectors if SELECTORS[name].rated]
+    return [(DENSE, 1.0), *rated, *((name, 0.0) for name in selectors if not SELECTORS[name].rated)]
 
 
 def _extra_args(case: Case) -> Mapping[str, Any]:

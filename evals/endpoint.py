@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from evals.ask import Answer, Case
+from evals.ask import Answer, Case, cases_of
 from evals.selectors import DENSE, SELECTORS
 from evals.tasks import Sample
 from kv_transfer.errors import SkimError
@@ -43,7 +43,7 @@ class Endpoint:
     @property
     def cases(self) -> list[Case]:
         """All cases of a sample."""
-        return [(DENSE, 1.0), *((name, rate) for rate in self._rates for name in self.selectors)]
+        return cases_of(self.selectors, self._rates)
 
     async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
         """Raises SkimError if the endpoint does not answer, or did not run a prompt as the request says."""
@@ -63,7 +63,9 @@ class Endpoint:
 
     async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
         # Without reuse, or one rate's selection would extend that of another rate.
-        options = {"enabled": True, "keep_rate": rate, "look_ahead": self._look_ahead, "reuse": "off"}
+        options: dict[str, Any] = {"enabled": True, "look_ahead": self._look_ahead, "reuse": "off"}
+        if name != DENSE and SELECTORS[name].rated:
+            options["keep_rate"] = rate
         if name != DENSE:
             options |= SELECTORS[name].served or {}
         assert self._model is not None

@@ -65,7 +65,8 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for task, length in _panels(result):
         for rate in _rates(result):
-            cells = [scores[task, length, DENSE, 1.0], *(scores[task, length, name, rate] for name in selectors)]
+            cells = [scores[task, length, DENSE, 1.0]]
+            cells += [_at_rate(scores, task, length, name, rate) for name in selectors]
             dense, chosen, *others = cells
             shown = [_with_interval(dense), _with_interval(chosen), *(f"{cell['score']:.2f}" for cell in others)]
             rows.append([task, str(length), f"{rate:g}", f"{chosen['kept']:.2f}", *shown])
@@ -100,7 +101,7 @@ def _panel(axis: Any, scores: dict[Key, dict[str, Any]], task: str, length: int,
     rates = _rates(result)
     axis.axhline(scores[task, length, DENSE, 1.0]["score"], color="black", linestyle="--", linewidth=1, label=DENSE)
     for depth, name in enumerate(result["selectors"]):
-        values = [scores[task, length, name, rate]["score"] for rate in rates]
+        values = [_at_rate(scores, task, length, name, rate)["score"] for rate in rates]
         # The speculator's line is drawn on top of the others.
         axis.plot(rates, values, label=name, linewidth=1.5, markersize=4, zorder=3 - depth / 10)
     axis.set(title=f"{task.replace('_', ' ')}, {length}", xscale="log", ylim=(-0.05, 1.05))
@@ -111,6 +112,11 @@ def _panel(axis: Any, scores: dict[Key, dict[str, Any]], task: str, length: int,
 
 def _scores(result: dict[str, Any]) -> dict[Key, dict[str, Any]]:
     return {(cell["task"], cell["length"], cell["selector"], cell["keep_rate"]): cell for cell in result["cells"]}
+
+
+def _at_rate(scores: dict[Key, dict[str, Any]], task: str, length: int, name: str, rate: float) -> dict[str, Any]:
+    """The selector's cell; one that chooses the rate itself has the same cell at every rate."""
+    return scores.get((task, length, name, rate)) or scores[task, length, name, 0.0]
 
 
 def _panels(result: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -69,8 +69,9 @@ class Selector:
 
 
 def served(what: str, **options: Any) -> Selector:
-    """Serving's selection with other options."""
-    return Selector(what, lambda reading: reading.select(**options), served=options)
+    """Serving's selection with other options. One that sets the keep rate runs once."""
+    rated = "keep_rate" not in options
+    return Selector(what, lambda reading: reading.select(**options), served=options, rated=rated)
 
 
 def baseline(what: str, rank: Callable[[Sample, RenderedPrompt, int], Preference]) -> Selector:
@@ -99,6 +100,7 @@ SELECTORS: dict[str, Selector] = {
     SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
     "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
+    "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
     "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),
     "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
     "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),
