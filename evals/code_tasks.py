@@ -25,7 +25,8 @@ def default_value(tokens: int, rng: random.Random) -> Quiz:
     if value in CONSTANTS:
         others |= set(CONSTANTS) - {value}
     question = f"What is the default value of the parameter `{asked}` of the function `{function.name}`?"
-    return _about(function, question, "Answer with the value only.", value, others, (), tokens, rng)
+    evidence = (_signature(function),)
+    return _about(function, question, "Answer with the value only.", value, others, evidence, (), tokens, rng)
 
 
 def raised_error(tokens: int, rng: random.Random) -> Quiz:
@@ -39,7 +40,9 @@ def raised_error(tokens: int, rng: random.Random) -> Quiz:
             others.setdefault(name, other)
     question = f"Which exception does the function `{function.name}` raise?"
     hint = "Answer with the name of the exception only."
-    return _about(function, question, hint, error, set(others), tuple(others.values()), tokens, rng)
+    raised = next(node for node in ast.walk(function.node) if isinstance(node, ast.Raise))
+    evidence = (_signature(function), _with_line_before(function, raised))
+    return _about(function, question, hint, error, set(others), evidence, tuple(others.values()), tokens, rng)
 
 
 def returned_value(tokens: int, rng: random.Random) -> Quiz:
@@ -49,7 +52,9 @@ def returned_value(tokens: int, rng: random.Random) -> Quiz:
     function, value = rng.choice(_that_return_a_constant())
     question = f"What does the function `{function.name}` return if none of its earlier return statements is reached?"
     others = set(CONSTANTS) - {value}
-    return _about(function, question, "Answer with the returned value only.", value, others, (), tokens, rng)
+    evidence = (_signature(function), _with_line_before(function, function.node.body[-1]))
+    hint = "Answer with the returned value only."
+    return _about(function, question, hint, value, others, evidence, (), tokens, rng)
 
 
 def _about(
@@ -58,6 +63,7 @@ def _about(
     hint: str,
     expected: str,
     excluded: set[str],
+    evidence: tuple[str, ...],
     others: tuple[Function, ...],
     tokens: int,
     rng: random.Random,
@@ -66,7 +72,18 @@ def _about(
     rng.shuffle(needles)
     filler = some_code(tokens, rng, without=(function, *others))
     frame = Frame(INTRODUCTION, filler, joint="\n\n")
-    return Quiz(needles, question, hint, (expected,), tuple(sorted(excluded)), (function.source,), frame)
+    return Quiz(needles, question, hint, (expected,), tuple(sorted(excluded)), evidence, frame)
+
+
+def _signature(function: Function) -> str:
+    """The lines before the body."""
+    return "\n".join(function.source.splitlines()[: function.node.body[0].lineno - function.node.lineno])
+
+
+def _with_line_before(function: Function, statement: ast.stmt) -> str:
+    """A statement and the line before it, which makes it unique in most documents."""
+    lines, first = function.source.splitlines(), statement.lineno - function.node.lineno
+    return "\n".join(lines[first - 1 : (statement.end_lineno or statement.lineno) - function.node.lineno + 1])
 
 
 @cache

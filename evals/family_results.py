@@ -99,7 +99,9 @@ def _panel(axis: Any, comparison: Comparison, family: str, selectors: list[str],
     for depth, name in enumerate(selectors):
         figures = [comparison.figure(family, (name, rate)) for rate in comparison.rates(name)]
         across, up = [getattr(figure, over) for figure in figures], [figure.score for figure in figures]
-        axis.plot(across, up, label=name, linewidth=1.3, markersize=4, zorder=3 - depth / 10)
+        # Colours repeat after the last one, so the lines of the next selectors are dotted.
+        style = "-" if depth < len(plots.COLOURS) else ":"
+        axis.plot(across, up, label=name, linestyle=style, linewidth=1.3, markersize=4, zorder=3 - depth / 10)
     axis.set(title=family if over == "time" else "", ylim=(-0.05, 1.05), xlim=(0, 1.05))
     axis.set_xlabel("time to first token ÷ dense" if over == "time" else "kept share", fontsize=8)
     axis.tick_params(labelsize=8)

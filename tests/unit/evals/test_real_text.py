@@ -64,11 +64,12 @@ def test_the_carrier_is_in_the_room(made):
 
 def asked_function(sample):
     name = re.search(r"function `(\w+)`", question(sample))[1]
-    [evidence] = sample.quiz.evidence
-    assert evidence in document(sample)
-    [found] = [node for node in ast.walk(ast.parse(evidence)) if getattr(node, "name", None) == name]
+    signature, *_ = sample.quiz.evidence
+    assert signature.startswith(f"def {name}(")
     assert document(sample).count(f"def {name}(") == 1
-    return found
+    source = next(needle for needle in sample.quiz.needles if needle.startswith(signature))
+    assert all(text in source for text in sample.quiz.evidence)
+    return ast.parse(source).body[0]
 
 
 def test_the_default_is_that_of_the_code(made):
@@ -84,6 +85,7 @@ def test_the_default_is_that_of_the_code(made):
 def test_the_error_is_that_of_the_code(made):
     for sample in made("raised_error", count=COUNT):
         assert set(re.findall(r"raise (\w+)", ast.unparse(asked_function(sample)))) == set(sample.quiz.expected)
+        assert f"raise {sample.quiz.expected[0]}" in sample.quiz.evidence[1]
         for other in sample.quiz.excluded:
             assert f"raise {other}" in document(sample)
 
@@ -92,6 +94,7 @@ def test_the_returned_constant_is_in_the_last_line(made):
     for sample in made("returned_value", count=COUNT):
         last = ast.unparse(asked_function(sample)).splitlines()[-1].strip()
         assert last.replace("'", "") == f"return {sample.quiz.expected[0]}"
+        assert sample.quiz.evidence[1].splitlines()[-1].strip().startswith("return ")
 
 
 def test_a_passage_is_quoted(made):
