@@ -14,7 +14,6 @@ from kv_transfer.options import AUTO, SelectionOptions
 from router.agreement import agreement
 from router.audit import AGREES
 from router.guard import signals
-from router.options import PrefillOptions
 from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.selection import select
 from target_service.sampling import FINAL_ONLY
@@ -52,11 +51,7 @@ async def observe(
         if key not in answers:
             answers[key] = await _answer(pair, one, max_tokens)
     scores = chunk_means(importance, options.chunk_size).astype(np.float32)
-    found = signals(
-        Selection(kept[0], 0.0, chunk_scores=scores),
-        PrefillOptions(**options.model_dump()),
-        prompt.prompt.protected,
-    )
+    found = signals(Selection(kept[0], 0.0, chunk_scores=scores), options, prompt.prompt.protected)
     return Observation(
         prompt.name,
         tuple(one.token_ids.size / ids.size for one in kept),

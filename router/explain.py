@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import mask_of, segments_of, spans_of
+from router.guard import signals
 
 REASONS = {
     "protected": "always kept: template, system prompt, tools, question, first and last tokens, spans of the client",
@@ -52,7 +53,7 @@ class Explained:
         kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
         what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
         which the target reads them; None if that is the order of kept_spans.
-        cached_tokens: prompt tokens that the speculator found in its prefix cache.
+        cached_tokens: prompt tokens that the speculator found in its prefix cache. signals: as in `guard.signals`.
         """
         selection = self.selection
         kept: KeptPrompt = selection.kept
@@ -70,6 +71,7 @@ class Explained:
             "cached_tokens": selection.cached_tokens,
             "keep_rate": kept.token_ids.size / kept.context_length,
             "coverage": selection.coverage,
+            "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
             "spans": self._spans(),
             "chunk_scores": _rounded(selection.chunk_scores),
             "kept_spans": spans(slice(None)),
@@ -82,6 +84,9 @@ class Explained:
             "options": self.options.model_dump(),
             "timings_ms": dict(self.timings),
         }
+
+    def _signals(self) -> Mapping[str, float]:
+        return signals(self.selection, self.options, self.protected)
 
     def _spans(self) -> list[dict[str, Any]]:
         """The kept spans with reason and score. A span ends where the reason changes."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from actors.observability.metrics import Meter
 from kv_transfer.messages import Int32Array, Selection
-from kv_transfer.options import AUTO
+from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.spans import mask_of
 from router.decision import Decision
 from router.options import PrefillOptions
@@ -157,7 +157,7 @@ def keeping_more(options: PrefillOptions) -> PrefillOptions:
     return options.model_copy(update={"keep_rate": AUTO, **bounds})
 
 
-def signals(selection: Selection, options: PrefillOptions, protected: Int32Array) -> Mapping[str, float]:
+def signals(selection: Selection, options: SelectionOptions, protected: Int32Array) -> Mapping[str, float]:
     """Signals of a selection, from the scores of the chunks that may be dropped; empty if there are too few.
 
     entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal. coverage: the share of these

@@ -33,6 +33,13 @@ def test_each_span_has_a_reason_and_the_mean_score_of_its_tokens():
     assert entry["chunk_scores"] == [0.1, 0.4, 0.8, 0.2]
 
 
+def test_the_signals_of_the_guard_are_shown():
+    entry = explained(np.r_[0:12, 39], 40, scores=[2.0, 1.0, 1.0] + [0.5] * 7).as_json()
+    assert entry["signals"]["coverage"] == pytest.approx(4.0 / 7.5, rel=1e-5)
+    assert 0.9 < entry["signals"]["entropy"] < 1
+    assert explained([0, 7], 8).as_json()["signals"] == {}
+
+
 def test_a_selection_by_coverage_says_so():
     assert set(explained([0, 1, 7], 8, coverage=0.6).reasons()) == {"coverage", "protected", DROPPED}
 
