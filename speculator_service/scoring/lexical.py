@@ -20,15 +20,19 @@ K1, B = 1.5, 0.75
 PASSAGE_CHUNKS = 2
 STEPS_PER_CHUNK = 4
 """A passage begins at every quarter of a chunk."""
+NO_TERM = -1
 
 
 def lexical_importance(token_ids: Int32Array, question: tuple[int, int], chunk_size: int) -> Float32Array:
     """float32 [M], not negative; all 0 if the text shares no term with the question.
 
-    token_ids: int32 [M]. question: half-open span; its tokens are the terms, and also part of the text.
+    token_ids: int32 [M], at least 0. question: half-open span; its tokens are the terms. It is kept in any case, so it
+    is no part of the text that is searched: it would be the best match for itself.
     """
+    text = token_ids.copy()
+    text[question[0] : question[1]] = NO_TERM
     starts, ends = passages(token_ids.size, chunk_size)
-    scores = bm25(token_ids, starts, ends, np.unique(token_ids[question[0] : question[1]]))
+    scores = bm25(text, starts, ends, np.unique(token_ids[question[0] : question[1]]))
     return _mean_of_passages(scores, starts, ends, token_ids.size)
 
 

@@ -1,0 +1,42 @@
+"""Chunk recall with scores that are known."""
+
+import numpy as np
+import torch
+
+from cluster.in_process.prompts import RenderedPrompt
+from evals.recall import WAYS, chunk_recall, keeps, mean
+from kv_transfer.options import SelectionOptions
+from speculator_service.mock_engine import MockSpeculator
+from tests.unit.evals.conftest import MODELS
+
+RATES = [0.1, 0.4]
+
+
+def prompt(size: int) -> RenderedPrompt:
+    return RenderedPrompt(np.arange(size, dtype=np.int32), np.array([[0, 1]], np.int32))
+
+
+def test_evidence_is_kept_if_all_of_its_tokens_are():
+    importance = torch.zeros(640)
+    importance[320:352] = 1.0
+    options = SelectionOptions(keep_rate=0.05)
+    assert keeps(prompt(640), [(325, 340)], importance, options)
+    assert not keeps(prompt(640), [(325, 340), (353, 360)], importance, options)
+    assert not keeps(prompt(640), [(340, 353)], importance, options)
+    assert keeps(prompt(640), [(0, 1), (630, 640)], importance, options)  # protected, and at the end
+
+
+def test_the_ways_are_valid_and_differ():
+    options = [SelectionOptions(**way) for way in WAYS.values()]
+    assert len({option.model_dump_json() for option in options}) == len(WAYS)
+
+
+async def test_shared_words_are_found_and_random_scores_find_less(made, tokenizer):
+    samples = [*made("single_needle", count=8), *made("multi_key", count=8)]
+    ways = {"random": SelectionOptions(), "lexical": SelectionOptions(selector="lexical")}
+    found = await chunk_recall(MockSpeculator(str(MODELS / "target")), tokenizer, samples, ways, RATES)
+    assert found["lexical"].keys() == {"single_needle", "multi_key"}
+    assert [len(kept) for kept in found["lexical"]["multi_key"].values()] == [8, 8]
+    assert mean(found, "lexical", 0.4) > 0.8
+    assert mean(found, "lexical", 0.4) >= mean(found, "lexical", 0.1)
+    assert mean(found, "random", 0.1) < mean(found, "lexical", 0.1)
