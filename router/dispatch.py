@@ -29,7 +29,7 @@ from router.answer_record import AnswerRecord
 from router.audit import Audits
 from router.context import RequestContext
 from router.decision import RequestTraits, decide
-from router.explain import Explained
+from router.explain import DecisionMade, Explained
 from router.forecast import Forecaster
 from router.guard import Guard, question_text
 from router.lexical_fallback import LexicalFallback
@@ -209,7 +209,8 @@ class Dispatcher:
             outcome.guard = run.advice.kind if run.advice.verdict == "more" else ""
         outcome.reason = decision.reason
         if decision.speculative and (selection := await self._selection_or_dense(run)):
-            explained = Explained(selection, outcome.options.selection, run.spans.protected, dict(outcome.timings))
+            made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
+            explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made)
             held = HeldPrompt(run.forecast.ids, prompt.conversation) if options.explain_text else None
             self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
             return selection.kept

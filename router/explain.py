@@ -1,7 +1,7 @@
 """The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,29 @@ REASONS = {
 DROPPED = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """reason: as in the header `x-skim-reason`, one word. guard: the kind of question for which the guard kept more;
+    empty if it did not.
+    """
+
+    reason: str
+    guard: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
     """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
 
-    timings: milliseconds by part, until the selection was back at the router.
+    timings: milliseconds by part, until the selection was back at the router. decision: why the router selected; None
+    where no router decided.
     """
 
     selection: Selection
     options: SelectionOptions
     protected: Int32Array
     timings: Mapping[str, float] = field(default_factory=dict)
+    decision: DecisionMade | None = None
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +95,7 @@ class Explained:
             "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
             "options": self.options.model_dump(),
             "timings_ms": dict(self.timings),
+            "decision": None if self.decision is None else asdict(self.decision),
         }
 
     def _signals(self) -> Mapping[str, float]:

@@ -109,6 +109,13 @@ def test_a_dense_request_has_nothing_to_show():
         render({"prompt_tokens": 100, "kept_tokens": 100, "migrations": []}, prompt)
 
 
+def test_a_guard_that_kept_more_is_named():
+    explanation, prompt = of_tokens(200)
+    assert len(data_of(render(explanation, prompt))["facts"]) == 3
+    explanation["decision"] = {"reason": "sooner", "guard": "listing"}
+    assert data_of(render(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
+
+
 def test_an_unknown_reason_and_missing_scores_are_shown():
     """A newer server may give other reasons; an older speculator sends no scores."""
     explanation, prompt = of_tokens(200)
