@@ -30,7 +30,7 @@ def messages(kind: Kind, tokens: int, seed: int, tokenizer: Any) -> list[dict[st
         return [{"role": "user", "content": f"{code}\n\n{QUESTION}"}]
 
     rng = random.Random(seed)
-    text = source(rng.choice(MODULES))
+    text = _source(rng.choice(MODULES))
     # A token seldom has more than eight characters, so the rest of the module is long enough.
     start = rng.randint(0, max(0, len(text) - 8 * tokens))
     code = text[text.find("\n", start) + 1 :]
@@ -40,7 +40,7 @@ def messages(kind: Kind, tokens: int, seed: int, tokenizer: Any) -> list[dict[st
     return chat(code[: ends[room][0]].rstrip())
 
 
-def source(module: str) -> str:
+def _source(module: str) -> str:
     """The source of a module of the standard library, without importing it."""
     found = find_spec(module)
     if found is None or found.origin is None:

@@ -66,7 +66,8 @@ def evaluate(
     about: Annotated[
         str,
         typer.Option(
-            metavar="records|code", help="Documents of --turns: records among other sentences, or Python's own modules."
+            metavar="records|code",
+            help="Documents of --turns: records among other sentences, or functions of Python's library.",
         ),
     ] = "records",
     selectors: Annotated[

@@ -1,6 +1,6 @@
 """Answer quality over the turns of a conversation: each turn extends what was kept for the last one, or selects anew.
 
-All questions are about one document, which stands in the first turn: records among filler sentences, or code of
+All questions are about one document, which stands in the first turn: records among filler sentences, or functions of
 Python's standard library. The history holds the right answers, so that every selector answers the same prompts.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Literal
 
 from cluster.in_process.prompts import RenderedPrompt
-from evals import code
 from evals.ask import Answer, Case, InProcess
+from evals.code_tasks import default_value, raised_error, returned_value
 from evals.prompts import render
 from evals.quiz import Count, Quiz, Style, ask, compose
 from evals.retrieval import ONE_NUMBER, WORDING, with_distractors
@@ -22,6 +22,7 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, Selection
 
 About = Literal["records", "code"]
+CODE_TASKS = (default_value, raised_error, returned_value)
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
@@ -96,9 +97,17 @@ def _about_records(turns: int, length: int, style: Style, tokens: Count, rng: ra
 
 
 def _about_code(turns: int, length: int, style: Style, tokens: Count, rng: random.Random) -> tuple[str, list[Quiz]]:
-    """The first message, and the question of each turn about a passage of Python's standard library."""
-    passage, quizzes = code.make_passage(length, turns, rng, tokens)
-    return f"{passage}\n\n{ask(quizzes[0], style)}", quizzes
+    """The first message, and the question of each turn about another function of a document of functions."""
+    found: dict[str, Quiz] = {}
+    while len(found) < turns:
+        quiz = rng.choice(CODE_TASKS)(length, rng)
+        found.setdefault(quiz.evidence[0], quiz)
+    quizzes = list(found.values())
+    needles = list(dict.fromkeys(needle for quiz in quizzes for needle in quiz.needles))
+    frame = quizzes[0].frame
+    others = tuple(part for part in frame.filler or () if part not in needles)
+    whole = replace(quizzes[0], needles=needles, frame=replace(frame, filler=others))
+    return compose(whole, length, style, tokens, rng), quizzes
 
 
 class TurnEngines(InProcess):

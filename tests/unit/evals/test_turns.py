@@ -1,6 +1,5 @@
 """`skim eval --turns`: conversations, what each selector keeps of them, and the result."""
 
-import ast
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +8,6 @@ import pytest
 
 from cluster.in_process.prompts import render
 from evals import results
-from evals.code import facts
 from evals.evidence import evidence_spans
 from evals.run import EvalSettings, run
 from evals.turns import EXTENDED, NO_LATE, SELECTORS, make_conversations, without_late_chunks
@@ -34,44 +32,19 @@ def test_a_conversation_asks_about_one_document(tokens, tokenizer):
         assert f"is {sample.quiz.expected[0]}." in conversation[0].text
 
 
-def test_a_conversation_about_code_has_its_answers_in_one_passage(tokens, tokenizer):
-    made = {"seed": 0, "style": "instruct", "tokens": tokens}
-    [conversation] = make_conversations(4, [2000], 1, about="code", **made)
+def test_a_conversation_about_code_has_its_answers_in_one_document(tokens, tokenizer):
+    made = {"about": "code", "style": "instruct", "tokens": tokens}
+    [conversation] = make_conversations(4, [2000], 1, seed=0, **made)
     assert len({sample.quiz.question for sample in conversation}) == 4
-    passage = conversation[0].text
-    assert tokens(passage) < 2100
+    document = conversation[0].text
     for sample in conversation:
-        [evidence] = sample.quiz.evidence
-        assert passage.count(evidence) == 1
+        assert all(document.count(evidence) == 1 for evidence in sample.quiz.evidence)
         assert sample.quiz.score(f"It is `{sample.quiz.expected[0]}`.") == 1
         assert evidence_spans(render(sample.messages, tokenizer), sample.quiz)
-    [other] = make_conversations(4, [2000], 1, about="code", **made | {"seed": 1})
-    assert other[0].text != passage
-    with pytest.raises(SkimError, match="no passage of 40 tokens answers 4 questions"):
-        list(make_conversations(4, [40], 1, about="code", **made))
-
-
-def test_the_facts_of_code_are_those_of_its_syntax_tree():
-    lines = [
-        "LIMIT = 4096",
-        "class Reader(Source):",
-        "    def read(self, size=512, mode='text'):",
-        "        if size < 0: raise ValueError(size)",
-        "        return self.buffer",
-        "    def skip(self, count, whence):",
-        "        pass",
-        "    def plain(self, flag=True):",
-        "        return None",
-    ]
-    found = {(fact.about, fact.line, fact.value) for fact in facts(ast.parse("\n".join(lines)))}
-    assert found == {
-        ("LIMIT", 1, "4096"),
-        ("Reader", 2, "Source"),
-        ("read", 3, "text"),
-        ("read", 4, "ValueError"),
-        ("read", 5, "buffer"),
-        ("skip", 6, "whence"),
-    }
+    [other] = make_conversations(4, [2000], 1, seed=1, **made)
+    assert other[0].text != document
+    with pytest.raises(SkimError, match="4 turns at length 40: what is asked takes"):
+        list(make_conversations(4, [40], 1, seed=0, **made))
 
 
 def test_late_chunks_are_left_out():
