@@ -16,7 +16,7 @@ def render(sample: Sample, tokenizer: Any, options: PrefillOptions) -> RenderedP
 
     Raises SkimError if the router would run the prompt dense, because there would be nothing to select.
     """
-    prompt = render_prompt(template_messages(sample.messages), tokenizer)
+    prompt = render_prompt(template_messages(sample.messages), tokenizer, options)
     decision = prompt.decide(options)
     if not decision.speculative:
         raise SkimError(

@@ -18,7 +18,7 @@ class Problem:
     @property
     def name(self) -> str:
         """The dotted path, such as `router.port`; empty for the whole."""
-        return ".".join(map(str, self.location))
+        return ".".join(str(part) for part in self.location if part != "[key]")  # pydantic's mark of a wrong name
 
     @property
     def fault(self) -> str:

@@ -24,6 +24,7 @@ _TELLTALES = (
     b"routed_experts_prompt_start",
     b"echo",
     b"use_beam_search",
+    b'"keep"',
     b"\\u",
     b"\0",
 )

@@ -15,8 +15,10 @@ from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
+from router.contents import ChatContents
 from router.cost import Estimate
 from router.options import InvalidOptionError, PrefillOptions
+from router.part_keeps import PartKeeps
 from router.server_timing import TOTAL, write_server_timing
 
 
@@ -26,7 +28,8 @@ class Outcome:
 
     mode: dense or speculative; empty until decided. reason: in one word. answer_tokens: counted only if the request is
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
-    time. guard: the kind of question for which the guard kept more; empty if it did not.
+    time. guard: the kind of question for which the guard kept more; empty if it did not. lost_contents: as
+    `PromptSpans.lost`.
     """
 
     mode: str
@@ -40,12 +43,14 @@ class Outcome:
     reused_tokens: int = 0
     estimate: Estimate | None = None
     guard: str = ""
+    lost_contents: int = 0
 
     @property
     def explained(self) -> str:
-        """The reason with both estimates in milliseconds and the guard's, as parameters of an HTTP structured field
-        (RFC 9651)."""
+        """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, the kind
+        of question for the guard, and the number of contents that are kept because their place is unknown."""
         parameters = f";guard={self.guard}" if self.guard else ""
+        parameters += f";unmapped={self.lost_contents}" if self.lost_contents else ""
         if self.estimate is None:
             return f"{self.reason}{parameters}"
         times = f";dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
@@ -105,7 +110,9 @@ class RequestContext:
     the start of its next turn (`warm_up.NextTurn`), by its rendered text.
 
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
-    the client instead of an answer. span: the request's trace span, the parent of the spans of its prompts.
+    the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
+    chats: the contents of each chat, by its rendered text. span: the request's trace span, the parent of the spans of
+    its prompts.
     """
 
     options: PrefillOptions
@@ -113,7 +120,9 @@ class RequestContext:
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False
+    keeps: PartKeeps | None = None
     conversations: dict[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    chats: dict[str | None, ChatContents] = field(default_factory=dict)
     next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     answering: bool = False

@@ -10,7 +10,7 @@ class RequestTraits:
     """The properties of a request, besides its options, that the decision depends on.
 
     prompt_tokens: length M of the rendered prompt. compressible_tokens: tokens outside all protected spans; None if
-    unknown.
+    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans.
     """
 
     prompt_tokens: int
@@ -19,6 +19,8 @@ class RequestTraits:
     beam_search: bool = False
     multimodal: bool = False
     compressible_tokens: int | None = None
+    rated: bool = False
+    unmapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,13 @@ def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
     """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative."""
     rules = (
         (not options.enabled, "disabled"),
-        (options.keeps_all, "keep-all"),
+        (options.keeps_all and not traits.rated, "keep-all"),
         (traits.prompt_tokens < options.min_prompt_tokens, "short-prompt"),
         (traits.multimodal, "multimodal"),
         (traits.prompt_logprobs, "prompt-logprobs"),
         (traits.echo, "echo"),
         (traits.beam_search, "beam-search"),
+        (traits.unmapped, "unmapped-chat"),
         (traits.compressible_tokens == 0, "all-protected"),
     )
     for applies, reason in rules:

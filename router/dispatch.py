@@ -157,11 +157,10 @@ class Dispatcher:
         outcome = context.begin(len(prompt.token_ids))
         note_tokenized(context.span, outcome)
         ids = np.asarray(prompt.token_ids, np.int32)
-        spans = prompt_spans(
-            ids.size, context.options.protected_spans, prompt.conversation, prompt.text, prompt.offsets
-        )
+        spans = prompt_spans(ids.size, context.options, prompt.chat, prompt.text, prompt.offsets)
+        outcome.lost_contents = spans.lost
         question = question_text(spans, prompt.conversation, prompt.text, prompt.offsets)
-        advice = self._guard.advise(context.options, question)
+        advice = self._guard.advise(context.options, question, wished=context.keeps is not None)
         outcome.options = advice.options
         forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens)
         affinity = ""
@@ -198,6 +197,8 @@ class Dispatcher:
             beam_search=context.beam_search,
             multimodal=prompt.multimodal,
             compressible_tokens=len(prompt.token_ids) - run.spans.protected_tokens,
+            rated=run.spans.rates.size > 0,
+            unmapped=run.spans.unmapped,
         )
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
@@ -251,6 +252,8 @@ class Dispatcher:
             decode=session,
             question=run.spans.question,
             affinity=run.affinity,
+            rate_spans=run.spans.rate_spans,
+            rates=run.spans.rates,
         )
         sent = time.perf_counter()
         try:

@@ -9,7 +9,7 @@ It acts twice, by signals that cost nothing:
    is no default: `skim calibrate` measures it.
 
 An explicit wish is obeyed: the guard does nothing for a request with `enabled: true`, or with a keep rate or a coverage
-of its own. The measurements behind the limits are in docs/options.md.
+of its own, be it for one role, range or content. The measurements behind the limits are in docs/options.md.
 """
 
 import math
@@ -36,7 +36,7 @@ MORE = 0.4
 FEW_CHUNKS = 8
 """With fewer chunks that may be dropped, the entropy says nothing."""
 
-WISHES = frozenset({"keep_rate", "coverage", "min_keep", "max_keep"})
+WISHES = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
 """Options that say how much is kept. A request that gives one is obeyed."""
 
 
@@ -116,9 +116,9 @@ class Guard:
     def __init__(self, meter: Meter, *, enabled: bool, entropy: float | None = None) -> None:
         self._meter, self._enabled, self._entropy = meter, enabled, math.inf if entropy is None else entropy
 
-    def advise(self, options: PrefillOptions, question: str) -> Advice:
-        """The advice for a request by its question; "" if the question is unknown."""
-        if not self._enabled or options.enabled != AUTO or options.model_fields_set & WISHES:
+    def advise(self, options: PrefillOptions, question: str, *, wished: bool = False) -> Advice:
+        """The advice for a request by its question; "" if the question is unknown. wished: a content has a `keep`."""
+        if wished or not self._enabled or options.enabled != AUTO or options.model_fields_set & WISHES:
             return Advice(options, acts=False)
         kind = next((kind for kind in QUESTIONS if kind.matches(question)), None)
         if kind is None:

@@ -5,6 +5,8 @@ the headers describe the selection, which is made by then. An earlier error of t
 error, for streams too. A later error ends the stream, in the same form on every endpoint.
 """
 
+import json
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +16,7 @@ from kv_transfer.errors import InvalidRequestError
 from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
+from router.part_keeps import take_keeps
 from router.server_sent_events import write_error_event
 from router.tracing import TracedRequest, traced_request
 
@@ -43,7 +46,8 @@ class SkimMiddleware:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
         body = await _read_body(receive)
         try:
-            context = request.context = self._context(Headers(scope=scope), body, scope["path"])
+            context, body = self._context(Headers(scope=scope), body, scope["path"])
+            request.context = context
         except InvalidRequestError as error:
             await _respond(HttpError.of(error), scope, receive, send)
             return
@@ -60,14 +64,20 @@ class SkimMiddleware:
         finally:
             CURRENT.reset(token)
 
-    def _context(self, headers: Headers, body: bytes, path: str) -> RequestContext:
+    def _context(self, headers: Headers, body: bytes, path: str) -> tuple[RequestContext, bytes]:
+        """The request's context, and its body as vLLM's app is to read it."""
         fields = read_fields(body, path)
-        return RequestContext(
+        keeps = take_keeps(fields, path)
+        if keeps is not None:
+            body = json.dumps(fields, ensure_ascii=False).encode()
+        context = RequestContext(
             options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name)).decode,
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
+            keeps=keeps,
         )
+        return context, body
 
 
 class HeldResponse:

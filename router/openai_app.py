@@ -38,6 +38,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, Int32Array, TokenLogprob
+from router.contents import ChatContents, MarkedChat, changed, without_marks
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
@@ -230,7 +231,7 @@ def _record_conversations(renderer: BaseRenderer) -> None:
 
     All chat-like endpoints (chat, responses, messages) render with the method that is replaced here.
     """
-    render_chat = renderer.render_chat_async
+    render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
 
     async def render_and_note(
         conversations: Any, chat_params: Any, tok_params: TokenizeParams | None = None, **kwargs: Any
@@ -238,15 +239,38 @@ def _record_conversations(renderer: BaseRenderer) -> None:
         context = CURRENT.get()
         if context is not None and context.options.enabled:
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        keeps = context.keeps if context is not None else None
+        marked = [changed(messages) for messages in conversations]
+        conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
-            for sent, conversation, prompt in zip(conversations, rendered, prompts, strict=True):
+            for sent, asked, conversation, prompt in zip(conversations, marked, rendered, prompts, strict=True):
                 text = prompt.get("prompt")
                 context.conversations[text] = conversation
+                context.chats[text] = await find_contents(asked, context, chat_params, prompt)
                 # After a tool call, the next turn does not begin with a user message.
                 if not chat_params.chat_template_kwargs.get("tools"):
                     context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
         return rendered, prompts
+
+    async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
+        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
+        chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
+        # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
+        if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
+            return chat.contents(None)
+        try:
+            _, again = await renderer.render_messages_async(chat.messages, params)
+        except Exception:
+            logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
+            return chat.contents(None)
+        return chat.contents(again.get("prompt"))
+
+    async def render_completions(prompts: Any, tok_params: TokenizeParams | None = None, **kwargs: Any) -> Any:
+        context = CURRENT.get()
+        if context is not None and context.options.keep_ranges:
+            tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
+        return await render_cmpl(prompts, tok_params, **kwargs)
 
     async def next_turn(
         conversation: Any, chat_params: Any, tok_params: TokenizeParams | None, answer: str
@@ -257,6 +281,7 @@ def _record_conversations(renderer: BaseRenderer) -> None:
         return start_of_next_turn(prompt["prompt"], prompt["prompt_token_ids"], prompt["prompt_token_offsets"])
 
     renderer.render_chat_async = render_and_note
+    renderer.render_cmpl_async = render_completions
 
 
 def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:
@@ -270,6 +295,8 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
     priority = kwargs.get("priority") or 0
     if not -(2**63) <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
+    if context.keeps is not None:
+        context.keeps.check(prompt.get("prompt") if prompt.get("prompt") in context.chats else None)
     if max(prompt["prompt_token_ids"]) >= 2**31:
         raise InvalidRequestError("prompt has a token id outside the vocabulary")
     return Prompt(
@@ -279,6 +306,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         prompt_logprobs=params.prompt_logprobs is not None,
         multimodal=prompt.get("type") != "token",
         conversation=context.conversations.get(prompt.get("prompt")),
+        chat=context.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
         cache_salt=prompt.get("cache_salt"),

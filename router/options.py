@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.options import AUTO, DecodeOptions, SelectionOptions
 from kv_transfer.validation import problems
+from router.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, read_keep
 
 MAX_PROTECTED_SPANS = 4096
 
@@ -39,7 +40,20 @@ def _wish(value: Any) -> Any:
     raise ValueError("must be auto, true or false")
 
 
-class PrefillOptions(SelectionOptions):
+def _keep_range(value: Any) -> tuple[int, int, Keep]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError("must be [start, end, keep]")
+    start, end, keep = value
+    if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        raise ValueError("must have a start >= 0 and an end after it")
+    return start, end, read_keep(keep)
+
+
+KeepRange = Annotated[tuple[int, int, Keep], PlainValidator(_keep_range)]
+MAX_KEEP_RANGES = 4096
+
+
+class PrefillOptions(PolicyOptions):
     """The options of a request for its prefill."""
 
     enabled: Annotated[bool | Literal["auto"], PlainValidator(_wish)] = Field(
@@ -51,7 +65,11 @@ class PrefillOptions(SelectionOptions):
         max_length=MAX_PROTECTED_SPANS,
         description="token ranges [start, end) that are kept whatever their score",
     )
-
+    keep_ranges: list[KeepRange] = Field(
+        default_factory=list,
+        max_length=MAX_KEEP_RANGES,
+        description="character ranges [start, end, keep] of a raw prompt of text",
+    )
     explain_text: bool = Field(
         False, description="hold the prompt's text for the explain view, where the deployment allows it"
     )
@@ -122,7 +140,7 @@ class Option(Generic[Options]):
         if isinstance(body, Mapping):
             return dict(body)
         *allowed, last = ("an object", *self.words, "true", "false")
-        raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {_shown(body)}", self.name)
+        raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {shown(body)}", self.name)
 
     def _header_fields(self, header: str) -> dict[str, Any]:
         """The fields of `keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
@@ -136,7 +154,7 @@ class Option(Generic[Options]):
             name, equals, value = (p.strip() for p in part.partition("="))
             if not equals:
                 raise InvalidOptionError(
-                    f"header {self.header}: {_shown(part)} is not name=value; write for example {self.example}",
+                    f"header {self.header}: {shown(part)} is not name=value; write for example {self.example}",
                     self.header,
                 )
             name = name.lower().replace("-", "_")
@@ -150,7 +168,7 @@ class Option(Generic[Options]):
             return InvalidOptionError(f"{self.name}: {first.fault}", self.name)
         param = f"{self.name}.{first.name}"
         allowed = describe_range(self.model, str(first.location[0]))
-        return InvalidOptionError(f"{param} must be {allowed}, not {_shown(first.given)}", param)
+        return InvalidOptionError(f"{param} must be {allowed}, not {shown(first.given)}", param)
 
 
 PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO,))
@@ -208,13 +226,20 @@ def _kind(field: FieldInfo) -> str:
     for kind, words in simple.items():
         if annotation == kind:
             return words
+    if annotation == list[str]:
+        return "a list of at most 1024 names"
+    if annotation == list[KeepRange]:
+        return f"a list of at most {MAX_KEEP_RANGES} [start, end, keep] with 0 <= start < end and keep {KEEP_VALUES}"
     choices = getattr(annotation, "__args__", ())
+    if annotation == dict[Role, KeepField]:
+        return f"an object that gives user, assistant or tool the value {KEEP_VALUES}"
     if choices and all(isinstance(c, str) for c in choices):
         return "one of " + ", ".join(choices)
     return f"a list of at most {MAX_PROTECTED_SPANS} pairs [start, end] of integers >= 0"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of a request, to be quoted in an error."""
     return clipped(json.dumps(value, default=str))
 
 

@@ -1,7 +1,7 @@
 """A prompt's text, cut into the texts of its tokens, and where a chat's messages are in it."""
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kv_transfer.errors import InvalidRequestError, ModelError
 from kv_transfer.messages import Int32Array
-from router.protection import content_places
+from router.marks import CharSpan
 from speculator_service.translation.token_text import TokenText
 
 UNKNOWN = b"\xef\xbf\xbd"
@@ -83,7 +83,7 @@ def _messages(
 ) -> Iterator[MessageSpan]:
     """The messages whose contents are found, each from its first part to its last."""
     places: dict[int, tuple[int, int]] = {}
-    for number, place in content_places(text, conversation):
+    for number, place in _content_places(text, conversation):
         if place is not None:
             first, _ = places.get(number, place)
             places[number] = (first, place[1])
@@ -91,3 +91,41 @@ def _messages(
         start = int(np.searchsorted(cuts, first, "right")) - 1
         end = int(np.searchsorted(cuts, last, "left"))
         yield MessageSpan(str(conversation[number].get("role", "")), start, end)
+
+
+def _content_places(text: str, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, CharSpan | None]]:
+    """Of each text part of each message, the message's number and the part's place in `text`, the rendered chat.
+
+    None for a part that is missing or ambiguous.
+    """
+    parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
+    places = _places(text, [part for _, part in parts])
+    return [(i, place) for (i, _), place in zip(parts, places, strict=True)]
+
+
+def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
+    """The place of each of `parts` in `text`, in this order; None for a part that is missing or ambiguous.
+
+    A part's place is certain if the search from the left and the search from the right find the same one.
+    """
+    leftmost, cursor = [], 0
+    for part in parts:
+        leftmost.append(text.find(part, cursor))
+        if leftmost[-1] >= 0:
+            cursor = leftmost[-1] + len(part)
+    rightmost, cursor = [], len(text)
+    for part in reversed(parts):
+        rightmost.append(text.rfind(part, 0, cursor))
+        if rightmost[-1] >= 0:
+            cursor = rightmost[-1]
+    places = zip(leftmost, reversed(rightmost), parts, strict=True)
+    return [(left, left + len(part)) if left == right >= 0 else None for left, right, part in places]
+
+
+def _texts(content: Any) -> Iterable[str]:
+    """The text parts of a message's content, stripped, as most templates write them."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        text = part if isinstance(part, str) else part.get("text")
+        if isinstance(text, str) and text.strip():
+            yield text.strip()

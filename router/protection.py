@@ -1,25 +1,28 @@
-"""Which tokens of a chat prompt are never dropped, and which are its question.
+"""Which tokens of a prompt are never dropped, which have a keep rate of their own, and which are a chat's question.
 
-Selection may drop tokens only from the contents of user, assistant and tool messages; of the last user turn, only from
-the long part before its question. The chat template, the system prompt, the tool definitions and the question are
-always kept. Contents are searched in the rendered text, so this works with every template. A content that is not found,
-or that could be in two places, is kept.
+Of a chat, selection may drop tokens only from the contents of messages, as the policies allow; of the last user turn,
+only from the long part before its question. The chat template, the system prompt, the tool definitions, tool calls and
+the question are always kept. Of raw text, every token but the first may be dropped.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.spans import check_spans, spans_of
+from router.contents import ChatContents, Content
+from router.marks import CharSpan
+from router.options import InvalidOptionError, PrefillOptions
+from router.policies import SYSTEM_ROLES, Keep, PolicyOptions
 
-SYSTEM_ROLES = ("system", "developer")
 LONG_TURN_CHARS = 2048
 
-CharSpan = tuple[int, int]
+CharRanges = npt.NDArray[np.int64]
+"""Each token's half-open character range in the prompt's text, [M, 2]."""
 
 
 class PromptSpans(NamedTuple):
@@ -29,11 +32,17 @@ class PromptSpans(NamedTuple):
     unknown: raw text, a turn that is not found, a question without a visible beginning, or a last user turn that an
     assistant or tool message follows. opening: tokens before the first message that is not the system's: the template's
     beginning, the system prompt, the tools. 0 if it is unknown, and for raw text.
+    rate_spans, rates: as in SelectRequest. unmapped: of a chat, it is not known where the contents are; all of it is
+    protected. lost: the number of contents whose place is not known; they are protected.
     """
 
     protected: Int32Array
     question: tuple[int, int] | None = None
     opening: int = 0
+    rate_spans: Int32Array = np.empty((0, 2), np.int32)
+    rates: Float32Array = np.empty(0, np.float32)
+    unmapped: bool = False
+    lost: int = 0
 
     @property
     def protected_tokens(self) -> int:
@@ -42,67 +51,81 @@ class PromptSpans(NamedTuple):
 
 
 class ChatChars(NamedTuple):
-    """Character ranges of a rendered chat. compressible: selection may drop their tokens. question: as in PromptSpans.
+    """Character ranges of a rendered chat. compressible: those that selection may drop from, and how much is kept.
 
-    A question is never compressible. opening: characters before the first message that is not the system's.
+    They are sorted and apart. question: as in PromptSpans; it is never compressible. opening: characters before the
+    first message that is not the system's.
     """
 
-    compressible: list[CharSpan]
+    compressible: list[tuple[CharSpan, Keep]]
     question: CharSpan | None = None
     opening: int = 0
 
 
 def prompt_spans(
     size: int,
-    asked: Collection[Sequence[int]],
-    conversation: Sequence[Mapping[str, Any]] | None,
+    options: PrefillOptions,
+    chat: ChatContents | None,
     text: str | None,
     offsets: Sequence[tuple[int, int]] | None,
 ) -> PromptSpans:
     """The spans of a prompt of `size` tokens.
 
-    asked: the client's protected spans. conversation: the messages that the template rendered (role, content). text:
-    the rendered prompt. offsets: each token's character range in `text`. A prompt without a conversation is raw text:
-    every token but the first may be dropped.
-    Raises InvalidRequestError for a span that is not inside the prompt.
+    chat: the contents of a chat; None for raw text. text: the prompt, of a chat as it was rendered. offsets: each
+    token's character range in `text`.
+    Raises InvalidRequestError for a span or a range of the options that is not inside the prompt.
     """
     keep = np.zeros(size, bool)
     keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
-    check_spans(asked, size)
-    for start, end in asked:
+    check_spans(options.protected_spans, size)
+    for start, end in options.protected_spans:
         keep[start:end] = True
-    question, opening = None, 0
-    if conversation is not None:
-        # Only the text shows where the turns are: without it, nothing may be dropped.
-        if text is None or offsets is None or len(offsets) != size:
-            keep[:] = True
-        else:
-            chars = chat_chars(text, conversation)
-            # np.asarray would convert each tuple to an array first, which is slow.
-            ranges = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
-            keep |= ~tokens_inside(chars.compressible, ranges)
-            question = tokens_touched(chars.question, ranges)
-            opening = int(np.argmax(ranges[:, 1] > chars.opening))
-    return PromptSpans(spans_of(keep), question, opening)
+    ranges = None if text is None or offsets is None or len(offsets) != size else char_ranges(offsets)
+    if chat is None:
+        asked = _asked_ranges(options, text, ranges)
+        for span, wish in asked:
+            if wish == "always" and ranges is not None and (touched := tokens_touched(span, ranges)):
+                keep[slice(*touched)] = True
+        regions = [] if ranges is None else _regions(asked, tokens_inside([span for span, _ in asked], ranges))
+        return PromptSpans(spans_of(keep), None, 0, *_as_arrays(regions))
+    if options.keep_ranges:
+        _refuse_ranges("is for raw prompts; in a chat, give a content part its own keep")
+    if text is None or ranges is None or chat.contents is None:
+        keep[:] = True
+        return PromptSpans(spans_of(keep), unmapped=True)
+    chars = chat_chars(text, chat, options, _message_tokens(chat.contents, ranges))
+    inside = tokens_inside([span for span, _ in chars.compressible], ranges)
+    keep |= inside < 0
+    return PromptSpans(
+        spans_of(keep),
+        tokens_touched(chars.question, ranges),
+        int(np.argmax(ranges[:, 1] > chars.opening)),
+        *_as_arrays(_regions(chars.compressible, inside)),
+        lost=sum(content.lost for content in chat.contents),
+    )
 
 
-def tokens_inside(chars: Iterable[CharSpan], ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which tokens lie inside one of the character ranges `chars`, bool [M].
+def char_ranges(offsets: Sequence[tuple[int, int]]) -> CharRanges:
+    """Pairs as an array. np.asarray would convert each tuple to an array first, which is slow."""
+    return np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
 
-    ranges: each token's character range, [M, 2]. A token without characters (some special tokens) is never inside.
+
+def tokens_inside(spans: Sequence[CharSpan], ranges: CharRanges) -> npt.NDArray[np.int64]:
+    """In which of `spans` each token lies, int64 [M]; -1 for none. spans: sorted and apart.
+
+    A token without characters (some special tokens) is in none.
     """
     start, end = ranges.T
-    inside = np.zeros(start.size, bool)
-    for first, last in chars:
-        inside |= (start >= first) & (end <= last) & (end > start)
-    return inside
+    if not spans:
+        return np.full(start.size, -1)
+    firsts, lasts = np.array(spans, np.int64).T
+    number = np.searchsorted(firsts, start, "right") - 1
+    inside = (number >= 0) & (end <= lasts[number]) & (end > start)
+    return np.where(inside, number, -1)
 
 
-def tokens_touched(chars: CharSpan | None, ranges: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    """The half-open token span from the first to the last token that has a character in `chars`; None without one.
-
-    ranges: as in `tokens_inside`.
-    """
+def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> tuple[int, int] | None:
+    """The half-open token span from the first to the last token that has a character in `chars`; None without one."""
     if chars is None:
         return None
     start, end = ranges.T
@@ -110,52 +133,31 @@ def tokens_touched(chars: CharSpan | None, ranges: npt.NDArray[np.int64]) -> tup
     return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
 
 
-def chat_chars(text: str, messages: Sequence[Mapping[str, Any]]) -> ChatChars:
-    """The ranges of `text`, the rendered chat of `messages`."""
-    last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
-    found: dict[int, list[CharSpan]] = {}
-    for i, span in content_places(text, messages):
-        if span is not None and messages[i].get("role") not in SYSTEM_ROLES:
-            found.setdefault(i, []).append(span)
-    question, opening = None, min((span[0] for spans in found.values() for span in spans), default=0)
-    if last_user in found:
-        found[last_user], question = _split_turn(text, found[last_user])
-    if any(message.get("role") not in SYSTEM_ROLES for message in messages[last_user + 1 :]):
+def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Mapping[int, int]) -> ChatChars:
+    """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
+    contents = chat.contents or []
+    last_user = max((i for i, role in enumerate(chat.roles) if role == "user"), default=-1)
+    starts = [start for content in contents if content.role not in SYSTEM_ROLES for start, _ in content.spans]
+    turn = [content for content in contents if content.message == last_user and content.keep in (None, "always")]
+    question: CharSpan | None = None
+    before: list[CharSpan] = []
+    if turn and not any(content.lost for content in turn):
+        before, question = _split_turn(text, [span for content in turn for span in content.spans[-1:]])
+    ranges = []
+    for content in contents:
+        keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)
+        if keep == "always":
+            continue
+        spans = before if content in turn else content.spans
+        # A range before the question lies in one content.
+        ranges += [(span, keep) for span in spans if any(a <= span[0] and span[1] <= b for a, b in content.spans)]
+    if any(role not in SYSTEM_ROLES for role in chat.roles[last_user + 1 :]):
         question = None  # the prompt goes on from a tool result or from the beginning of an answer
-    return ChatChars([span for spans in found.values() for span in spans], question, opening)
-
-
-def content_places(text: str, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, CharSpan | None]]:
-    """Of each text part of each message, the message's number and the part's place in `text`, the rendered chat.
-
-    None for a part that is missing or ambiguous.
-    """
-    parts = [(i, part) for i, message in enumerate(messages) for part in _texts(message.get("content"))]
-    places = _places(text, [part for _, part in parts])
-    return [(i, place) for (i, _), place in zip(parts, places, strict=True)]
-
-
-def _places(text: str, parts: Sequence[str]) -> list[CharSpan | None]:
-    """The place of each of `parts` in `text`, in this order; None for a part that is missing or ambiguous.
-
-    A part's place is certain if the search from the left and the search from the right find the same one.
-    """
-    leftmost, cursor = [], 0
-    for part in parts:
-        leftmost.append(text.find(part, cursor))
-        if leftmost[-1] >= 0:
-            cursor = leftmost[-1] + len(part)
-    rightmost, cursor = [], len(text)
-    for part in reversed(parts):
-        rightmost.append(text.rfind(part, 0, cursor))
-        if rightmost[-1] >= 0:
-            cursor = rightmost[-1]
-    places = zip(leftmost, reversed(rightmost), parts, strict=True)
-    return [(left, left + len(part)) if left == right >= 0 else None for left, right, part in places]
+    return ChatChars(sorted(ranges, key=lambda found: found[0]), question, min(starts, default=0))
 
 
 def _split_turn(text: str, parts: list[CharSpan]) -> tuple[list[CharSpan], CharSpan | None]:
-    """The last user turn as (the ranges before its question, the question).
+    """The last user turn as (the ranges before its question, the question). parts: not empty.
 
     A short turn is the question as a whole. In a long turn, the question is the last part if the client sent several,
     else the last line. In a last line that is itself long, the question cannot be found: all of it may be dropped, but
@@ -172,10 +174,51 @@ def _split_turn(text: str, parts: list[CharSpan]) -> tuple[list[CharSpan], CharS
     return parts, None
 
 
-def _texts(content: Any) -> Iterable[str]:
-    """The text parts of a message's content, stripped, as most templates write them."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for part in parts:
-        text = part if isinstance(part, str) else part.get("text")
-        if isinstance(text, str) and text.strip():
-            yield text.strip()
+def _message_tokens(contents: Sequence[Content], ranges: CharRanges) -> dict[int, int]:
+    """The number of tokens of each message's contents, by the message's index."""
+    placed = sorted((span, content.message) for content in contents for span in content.spans)
+    inside = tokens_inside([span for span, _ in placed], ranges)
+    counts = np.bincount(inside[inside >= 0], minlength=len(placed))
+    tokens: dict[int, int] = {}
+    for (_, message), count in zip(placed, counts.tolist(), strict=True):
+        tokens[message] = tokens.get(message, 0) + count
+    return tokens
+
+
+def _regions(ranges: Sequence[tuple[CharSpan, Keep]], inside: npt.NDArray[np.int64]) -> list[tuple[int, int, float]]:
+    """The runs of tokens with a keep rate of their own, as (start, end, rate). inside: by `tokens_inside`."""
+    regions = []
+    for start, end in _runs(inside):
+        keep = ranges[inside[start]][1] if inside[start] >= 0 else "auto"
+        if not isinstance(keep, str):
+            regions.append((start, end, keep))
+    return regions
+
+
+def _runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The runs of equal values, as half-open ranges."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), values.size]
+    return list(pairwise(edges))
+
+
+def _as_arrays(regions: list[tuple[int, int, float]]) -> tuple[Int32Array, Float32Array]:
+    spans = np.array([region[:2] for region in regions], np.int32).reshape(-1, 2)
+    return spans, np.array([rate for *_, rate in regions], np.float32)
+
+
+def _asked_ranges(options: PrefillOptions, text: str | None, ranges: CharRanges | None) -> list[tuple[CharSpan, Keep]]:
+    """The option `keep_ranges` of a raw prompt, sorted. Raises InvalidOptionError for ranges that it cannot have."""
+    if not options.keep_ranges or not options.enabled:
+        return []
+    if text is None or ranges is None:
+        _refuse_ranges("needs a prompt of text; for token ids there is protected_spans")
+    asked = sorted((((start, end), keep) for start, end, keep in options.keep_ranges), key=lambda found: found[0])
+    edges = [0, *chain.from_iterable(span for span, _ in asked), len(text)]
+    if any(after < before for before, after in pairwise(edges)):
+        _refuse_ranges(f"must lie inside the prompt's {len(text)} characters and must not overlap")
+    return asked
+
+
+def _refuse_ranges(why: str) -> NoReturn:
+    name = "speculative_prefill.keep_ranges"
+    raise InvalidOptionError(f"{name} {why}", name)

@@ -220,6 +220,9 @@ def select(
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
     look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
     chunk_size: Annotated[int, typer.Option(help="Tokens per chunk.")] = 32,
+    keep_ranges: Annotated[
+        str, typer.Option(metavar="JSON", help='Character ranges of the text with a keep: [[0, 900, "always"]].')
+    ] = "[]",
     engine: EngineKind = "vllm",
     speculator_options: Annotated[str, EngineOptions] = "{}",
     json_file: JsonFile = None,
@@ -229,9 +232,9 @@ def select(
 
     options = read_options(speculator_options, "--speculator-options")
     selection = {"keep_rate": keep_rate, "look_ahead": look_ahead, "chunk_size": chunk_size}
-    ids = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat)
+    prompt = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat, keep_ranges=keep_ranges)
     shown = Console(highlight=False)
-    _finish(run_select(speculator, target or speculator, ids, selection, engine, options, shown), json_file)
+    _finish(run_select(speculator, target or speculator, prompt, selection, engine, options, shown), json_file)
 
 
 @app.command(rich_help_panel=TOOLS)

@@ -11,15 +11,38 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.in_process.pair import Pair
-from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans
+from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans, render
 from cluster.in_process.selection import PairSelection
 from cluster.json_file import read_json, read_text
 from kv_transfer.errors import SkimError
 from router.options import PREFILL, PrefillOptions
 
 
-def read_prompt(model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool) -> list[int]:
-    """The prompt's token ids from a text file or a JSON list of ids. Raises SkimError."""
+def read_prompt(
+    model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool, keep_ranges: str = "[]"
+) -> RenderedPrompt:
+    """The prompt from a text file or a JSON list of token ids. Unlike in serving, nothing of it is protected.
+
+    keep_ranges: the option of this name as JSON; only for text that is no chat. Raises SkimError.
+    """
+    ranges = PREFILL.resolve(PrefillOptions(), None, {"keep_ranges": _json(keep_ranges)})
+    if ranges.keep_ranges and (text_file is None or chat):
+        raise SkimError("--keep-ranges counts characters of --prompt-file: leave out --prompt-ids and --chat")
+    ids = _read_ids(model, text_file, ids_file, chat=chat)
+    if ranges.keep_ranges and text_file is not None:
+        return render(read_text(text_file), load_tokenizer(str(model)), ranges)
+    return RenderedPrompt(as_token_ids(ids), no_spans())
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_ids(model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool) -> list[int]:
+    """The prompt's token ids. Raises SkimError."""
     if (text_file is None) == (ids_file is None):
         raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
     if ids_file is not None:
@@ -50,25 +73,24 @@ def read_options(text: str, name: str) -> dict[str, Any]:
 def run_select(
     model: Path,
     target: Path,
-    ids: list[int],
+    prompt: RenderedPrompt,
     selection: dict[str, Any],
     kind: str,
     options: Mapping[str, Any],
     console: Console,
 ) -> dict[str, Any]:
-    """Score `ids` on one speculator engine; prints the prompt with its kept tokens highlighted.
+    """Score a prompt on one speculator engine; prints it with its kept tokens highlighted.
 
-    target: the model whose tokens `ids` are. selection: fields of SelectionOptions. kind, options: the engine and its
-    options. Raises SkimError.
+    target: the model whose tokens the prompt has. selection: fields of SelectionOptions. kind, options: the engine and
+    its options. Raises SkimError.
     """
     prefill = PREFILL.resolve(PrefillOptions(), None, selection)
     options = {**quick_start(kind), **options}
     with Pair(speculator=model, reads_for=target, engine=kind, speculator_options=options, prefill=prefill) as pair:
-        # Unlike in serving, nothing is protected but the last tokens.
-        selected = pair.select(RenderedPrompt(as_token_ids(ids), no_spans()))
+        selected = pair.select(prompt)
     kept = selected.kept
     tokenizer = load_tokenizer(str(target))
-    console.print(highlight_kept([tokenizer.decode([i]) for i in ids], kept.positions))
+    console.print(highlight_kept([tokenizer.decode([i]) for i in prompt.token_ids.tolist()], kept.positions))
     assert selected.coverage is not None
     console.print(
         f"\nkept {kept.token_ids.size} of {kept.context_length} tokens "

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from cluster.kuberay.settings import KubernetesConfig
 from kv_transfer.errors import SkimError
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions
+from router.policies import PolicyOptions
 from target_service.drafting.stages import check_stages
 
 
@@ -161,7 +162,7 @@ class DeploymentConfig(BaseModel):
     )
     speculator: PoolConfig
     target: TargetConfig
-    selection: SelectionOptions = Field(default_factory=lambda: SelectionOptions())
+    selection: PolicyOptions = Field(default_factory=lambda: PolicyOptions())
     decode: DecodeOptions = Field(default_factory=lambda: DecodeOptions())
     channel: ChannelConfig = Field(default_factory=lambda: ChannelConfig())
     router: RouterConfig = Field(default_factory=lambda: RouterConfig())

@@ -20,6 +20,7 @@ from kv_transfer.messages import Completion, KeptPrompt, TokenLogprob
 from kv_transfer.model_source import is_within_reach
 from kv_transfer.options import DecodeOptions
 from router.options import PREFILL, PrefillOptions
+from router.policies import Keep
 from target_service.sampling import FINAL_ONLY
 
 MAX_TOKENS = 128
@@ -32,6 +33,7 @@ class SelectFields(TypedDict, total=False):
     keep_rate: float | Literal["auto"]
     coverage: float | None
     min_keep: float
+    selector: Literal["speculator", "lexical"]
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int
@@ -43,6 +45,10 @@ class SelectFields(TypedDict, total=False):
     reuse: Literal["on", "off"]
     max_keep: float | None
     protected_spans: list[list[int]]
+    keep_by_role: dict[Literal["user", "assistant", "tool"], Keep]
+    protect_tools: list[str]
+    keep_short: int
+    keep_ranges: list[tuple[int, int, Keep]]
 
 
 class AskFields(SelectFields, total=False):
@@ -177,7 +183,7 @@ class Pair:
         resolved = self._resolved(options)
 
         async def select() -> PairSelection:
-            return await self._select(render(prompt, self._pair.tokenizer, resolved.protected_spans), resolved)
+            return await self._select(render(prompt, self._pair.tokenizer, resolved), resolved)
 
         return self._thread.run(select())
 
@@ -218,7 +224,7 @@ class Pair:
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
 
         async def ask() -> PairAnswer:
-            rendered = render(prompt, self._pair.tokenizer, resolved.protected_spans)
+            rendered = render(prompt, self._pair.tokenizer, resolved)
             decision = rendered.decide(resolved, prompt_logprobs=fields.get("prompt_logprobs") is not None)
             if decision.speculative:
                 kept = (await self._select(rendered, resolved)).kept

@@ -15,8 +15,10 @@ from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
+from router.contents import MarkedChat, without_marks
 from router.decision import Decision, RequestTraits, decide
 from router.options import PrefillOptions
+from router.part_keeps import messages_with_keeps
 from router.protection import prompt_spans
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -33,8 +35,8 @@ class RenderedPrompt:
     """A prompt as the models see it.
 
     token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates: as in
-    SelectRequest. text: what was tokenized; empty for token ids. offsets: int64 [M, 2], each token's half-open
-    character range in `text`; None unless it is a rendered chat.
+    SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets: int64 [M, 2],
+    each token's half-open character range in `text`; None unless it is a rendered chat.
     """
 
     token_ids: Int32Array
@@ -44,13 +46,20 @@ class RenderedPrompt:
     offsets: npt.NDArray[np.int64] | None = None
     rate_spans: Int32Array = field(default_factory=no_spans)
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    unmapped: bool = False
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
         protected = np.zeros(self.token_ids.size, bool)
         for start, end in self.protected:
             protected[start:end] = True
-        traits = RequestTraits(self.token_ids.size, prompt_logprobs, compressible_tokens=int((~protected).sum()))
+        traits = RequestTraits(
+            self.token_ids.size,
+            prompt_logprobs,
+            compressible_tokens=int((~protected).sum()),
+            rated=self.rates.size > 0,
+            unmapped=self.unmapped,
+        )
         return decide(traits, options)
 
 
@@ -66,43 +75,57 @@ def load_tokenizer(model: str) -> Any:
     return AutoTokenizer.from_pretrained(local_folder(model, weights=False))
 
 
-def render(prompt: PromptInput, tokenizer: Any, asked: Sequence[Sequence[int]] = ()) -> RenderedPrompt:
-    """The prompt's token ids and protected spans.
+def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None = None) -> RenderedPrompt:
+    """The prompt's token ids, its protected spans and its regions with a keep rate of their own.
 
     Of chat messages, everything but the material of the turns is protected (`router.protection`); of text and token
-    ids, the first token is. asked: further half-open token ranges that are kept.
+    ids, the first token is. options: the spans, ranges and policies of a request. A content part of a message may have
+    its own `keep`, as in serving.
     Raises InvalidRequestError for a prompt that is empty, is none of `PromptInput` or that the chat template refuses.
     """
+    options = options or PrefillOptions()
     if isinstance(prompt, RenderedPrompt):
-        more = prompt_spans(prompt.token_ids.size, asked, None, None, None).protected if asked else no_spans()
+        asked = options.protected_spans or options.keep_ranges
+        more = prompt_spans(prompt.token_ids.size, options, None, None, None).protected if asked else no_spans()
         return replace(prompt, protected=np.concatenate([prompt.protected, more]))
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
-        return replace(_raw(np.asarray(tokenizer(prompt).input_ids, np.int32), asked), text=prompt)
+        encoded = tokenizer(prompt, return_offsets_mapping=bool(options.keep_ranges))
+        return _raw(np.asarray(encoded.input_ids, np.int32), options, prompt, encoded.get("offset_mapping"))
     if all(isinstance(part, Mapping) for part in prompt):
-        return _chat(prompt, tokenizer, asked)  # type: ignore[arg-type]
-    return _raw(as_token_ids(prompt), asked)
+        return _chat(prompt, tokenizer, options)  # type: ignore[arg-type]
+    return _raw(as_token_ids(prompt), options)
 
 
-def _raw(token_ids: Int32Array, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
+def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets: Any = None) -> RenderedPrompt:
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
-    return RenderedPrompt(token_ids, prompt_spans(token_ids.size, asked, None, None, None).protected)
+    spans = prompt_spans(token_ids.size, options, None, text, offsets)
+    return RenderedPrompt(token_ids, spans.protected, text=text, rate_spans=spans.rate_spans, rates=spans.rates)
 
 
-def _chat(messages: Messages, tokenizer: Any, asked: Sequence[Sequence[int]]) -> RenderedPrompt:
+def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> RenderedPrompt:
     if not tokenizer.chat_template:
         raise InvalidRequestError("the model has no chat template: give the prompt as text or token ids")
+
+    def rendered(chat: Messages) -> str:
+        return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+
+    asked, keeps = messages_with_keeps(messages)
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = rendered(without_marks(asked, keeps) if keeps else messages)
+        marked = MarkedChat(asked, text, keeps)
+        chat = marked.contents(rendered(marked.messages))
     except Exception as error:  # templates raise jinja2's errors and, through it, any other
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
-    spans = prompt_spans(token_ids.size, asked, messages, text, encoded.offset_mapping)
+    spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
-    return RenderedPrompt(token_ids, spans.protected, spans.question, text, offsets)
+    return RenderedPrompt(
+        token_ids, spans.protected, spans.question, text, offsets, spans.rate_spans, spans.rates, spans.unmapped
+    )
 
 
 def as_token_ids(prompt: Any) -> Int32Array:

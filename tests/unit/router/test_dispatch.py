@@ -8,6 +8,7 @@ import pytest
 
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
 from kv_transfer.options import DecodeOptions
+from router.contents import ChatContents, Content
 from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -40,6 +41,9 @@ async def test_every_part_of_the_time_is_accounted_for():
     assert set(dense.outcome.timings) == set(TIMING_PARTS) - {"speculate", "select"}
 
 
+X = {"text": "x", "offsets": [(0, 1)]}
+
+
 @pytest.mark.parametrize(
     ("ids", "fields", "options", "reason"),
     [
@@ -50,17 +54,13 @@ async def test_every_part_of_the_time_is_accounted_for():
         (IDS, {"prompt_logprobs": True}, {}, "prompt-logprobs"),
         (IDS, {"multimodal": True}, {}, "multimodal"),
         (IDS, {}, {"protected_spans": [[0, 600]]}, "all-protected"),
-        (IDS, {"conversation": [{"role": "user", "content": "x"}]}, {}, "all-protected"),
-        (
-            IDS,
-            {"conversation": [{"role": "user", "content": "x"}], "text": "x", "offsets": [(0, 1)]},
-            {},
-            "all-protected",
-        ),
+        (IDS, {"chat": ChatContents(["user"], [Content(0, "user", "x")])}, {}, "unmapped-chat"),
+        (IDS, {"chat": ChatContents(["user"], [Content(0, "user", "x")]), **X}, {}, "unmapped-chat"),
+        (IDS, {"chat": ChatContents(["user"], None), "text": "x", "offsets": [(0, 1)] * 600}, {}, "unmapped-chat"),
     ],
 )
 async def test_a_dense_prompt_never_meets_the_speculator(ids, fields, options, reason):
-    """The last two cases have no text, or offsets that do not fit it, so the turns of the chat cannot be found."""
+    """The last three cases have no text, offsets that do not fit it, or contents without places."""
     pools = LocalPools()
     ran = await run(pools, prompt(ids, **fields), **options)
     assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.keep_rate) == ("dense", reason, 1.0)
@@ -96,7 +96,10 @@ async def test_of_a_chat_only_contents_are_dropped():
     text = "<user>" + "a" * 400 + "</s><user>Why?</s>"
     chat = prompt(
         IDS[: len(text)],
-        conversation=[{"role": "user", "content": "a" * 400}, {"role": "user", "content": "Why?"}],
+        chat=ChatContents(
+            ["user", "user"],
+            [Content(0, "user", "a" * 400, spans=((6, 406),)), Content(1, "user", "Why?", spans=((416, 420),))],
+        ),
         text=text,
         offsets=[(i, i + 1) for i in range(len(text))],
     )
@@ -333,3 +336,25 @@ async def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
     assert (await ask([*documents[5], *documents[6]]))[:2] == ("speculative", "sooner")
     ratios = dispatcher.meter.recorded["skim_router_forecast_ratio"]
     assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]
+
+
+async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
+    text = "<user>" + "a" * 400 + "</s><user>Why?</s>"
+    spans = [
+        Content(0, "user", "a" * 400, keep=0.5, spans=((6, 406),)),
+        Content(1, "user", "Why?", spans=((416, 420),)),
+    ]
+    chat = prompt(
+        IDS[: len(text)],
+        chat=ChatContents(["user", "user"], spans),
+        text=text,
+        offsets=[(i, i + 1) for i in range(len(text))],
+    )
+    pools = LocalPools()
+    ran = await run(pools, chat, keep_rate=1.0, protect_last=1)
+    assert ran.outcome.reason == "requested"
+    assert pools.selects[0].rate_spans.tolist() == [[6, 406]]
+    assert pools.selects[0].rates.tolist() == [0.5]
+    kept = pools.generates[0].prompt.positions
+    assert ((kept >= 6) & (kept < 406)).sum() in range(200 - 32, 200 + 33)
+    assert len(text) - kept.size == 400 - ((kept >= 6) & (kept < 406)).sum()

@@ -236,7 +236,7 @@ def test_every_option_has_a_range_in_words(option):
 
 def _check_words(model, name):
     words = describe_range(model, name)
-    assert ("list of" in words) == (name == "protected_spans")
+    assert ("list of" in words) == (name in ("protected_spans", "protect_tools", "keep_ranges"))
 
 
 def test_decode_options_follow_the_same_rules():

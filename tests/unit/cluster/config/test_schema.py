@@ -10,7 +10,7 @@ from cluster.config.pools import TargetConfig
 from cluster.config.show import as_yaml
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import is_hub_name
-from kv_transfer.options import SelectionOptions
+from router.policies import PolicyOptions
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 SMALLEST = "speculator: {model: small}\ntarget: {model: big}\n"
@@ -38,7 +38,7 @@ def test_two_models_are_enough(write, tmp_path):
     config = load_config(write(SMALLEST))
     assert config.served_model_name == "big"
     assert config.target == TargetConfig(model=str(tmp_path / "big"))
-    assert config.selection == SelectionOptions()
+    assert config.selection == PolicyOptions()
     assert (config.router.host, config.router.port, config.router.min_prompt_tokens) == ("127.0.0.1", 8000, 1024)
 
 

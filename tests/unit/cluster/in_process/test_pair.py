@@ -13,8 +13,9 @@ from cluster.in_process.pair import AskFields, Pair, SelectFields
 from cluster.in_process.selection import PairSelection
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.options import DecodeOptions
 from router.options import PrefillOptions
+from router.policies import PolicyOptions
 from target_service.mock_engine import mock_tokens
 from tests.unit.conftest import MODELS
 
@@ -35,7 +36,7 @@ def messages():
 
 
 def test_what_a_call_may_say_are_the_options_of_a_request():
-    assert SelectFields.__annotations__.keys() == SelectionOptions.model_fields.keys() | {"protected_spans"}
+    assert SelectFields.__annotations__.keys() == PolicyOptions.model_fields.keys() | {"protected_spans", "keep_ranges"}
     assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {"explain_text"}
 
 

@@ -1,5 +1,7 @@
 """Prompts in one process are those that serving makes of the same messages."""
 
+from copy import copy
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,11 @@ from tests.unit.conftest import MODELS
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(str(MODELS / "target"))
+
+
+@pytest.fixture(scope="module")
+def document():
+    return make_document(1500, seed=1)
 
 
 def protected(prompt):
@@ -43,8 +50,60 @@ def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):
     prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32), no_spans())
     assert protected(render(prompt, tokenizer)) == set()
-    assert {3, 4} <= protected(render(prompt, tokenizer, [[3, 5]]))
-    assert render(RenderedPrompt(prompt.token_ids, no_spans(), (3, 5)), tokenizer, [[3, 5]]).question == (3, 5)
+    asked = PrefillOptions(protected_spans=[[3, 5]])
+    assert {3, 4} <= protected(render(prompt, tokenizer, asked))
+    assert render(RenderedPrompt(prompt.token_ids, no_spans(), (3, 5)), tokenizer, asked).question == (3, 5)
+    with pytest.raises(InvalidRequestError, match="keep_ranges needs a prompt of text"):
+        render(prompt, tokenizer, PrefillOptions(keep_ranges=[[0, 1, "always"]]))
+
+
+def test_a_content_part_with_its_own_keep(tokenizer, document):
+    parts = [{"type": "text", "text": document.document, "keep": 0.5}, {"type": "text", "text": "Which price?"}]
+    kept = render([{"role": "user", "content": parts}], _joining(tokenizer))
+    plain = render([{"role": "user", "content": [{**parts[0], "keep": "auto"}, parts[1]]}], _joining(tokenizer))
+    assert kept.token_ids.tolist() == plain.token_ids.tolist()
+    assert plain.rates.size == 0
+    assert kept.rates.tolist() == [0.5]
+    [[start, end]] = kept.rate_spans
+    assert tokenizer.decode(kept.token_ids[start:end]).strip() in document.document
+    assert end - start > 900
+    always = render([{"role": "user", "content": [{**parts[0], "keep": "always"}, parts[1]]}], _joining(tokenizer))
+    assert always.decide(PrefillOptions(min_prompt_tokens=1)).reason == "all-protected"
+
+
+def _joining(tokenizer):
+    """The tokenizer with a template that takes parts."""
+    other = copy(tokenizer)
+    other.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}\n{% endfor %}{% endif %}<|end|>\n{% endfor %}"
+    )
+    return other
+
+
+def test_character_ranges_of_a_text(tokenizer, document):
+    text = document.document
+    options = PrefillOptions(keep_ranges=[[700, 1700, 0.25], [0, 100, "always"], [100, 700, "auto"]])
+    prompt = render(text, tokenizer, options)
+    offsets = tokenizer(text, return_offsets_mapping=True).offset_mapping
+    assert prompt.rates.tolist() == [0.25]
+    [[start, end]] = prompt.rate_spans
+    assert [i for i, (a, b) in enumerate(offsets) if a >= 700 and b <= 1700] == list(range(start, end))
+    assert protected(prompt) == {i for i, (a, b) in enumerate(offsets) if a < 100}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "why"),
+    [
+        ([[0, 10**9, 0.5]], "must lie inside the prompt's"),
+        ([[0, 10, 0.5], [9, 20, "always"]], "must not overlap"),
+    ],
+)
+def test_character_ranges_that_no_text_has(tokenizer, document, ranges, why):
+    with pytest.raises(InvalidRequestError, match=why):
+        render(document.document, tokenizer, PrefillOptions(keep_ranges=ranges))
+    with pytest.raises(InvalidRequestError, match="is for raw prompts"):
+        render(document.messages, tokenizer, PrefillOptions(keep_ranges=[[0, 1, 0.5]]))
 
 
 def test_a_tokenizer_without_a_chat_template(tokenizer, monkeypatch):

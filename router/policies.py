@@ -1,0 +1,54 @@
+"""How much of each content of a chat is kept: the client's wishes for its parts, and the policies by role and tool."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from kv_transfer.options import SelectionOptions
+
+Keep = Literal["always", "auto"] | float
+"""always: kept whole. auto: selected together with the rest of the prompt. A number: the share of its own chunks."""
+
+KEEP_VALUES = "always, auto or a number > 0 and <= 1"
+SYSTEM_ROLES = ("system", "developer")
+
+Role = Literal["user", "assistant", "tool"]
+
+
+def read_keep(value: Any) -> Keep:
+    """The value of a field as `Keep`. Raises ValueError for anything else."""
+    if value in ("always", "auto"):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise ValueError(f"must be {KEEP_VALUES}")
+
+
+KeepField = Annotated[Keep, PlainValidator(read_keep)]
+
+
+class PolicyOptions(SelectionOptions):
+    """The options of the selection that the router carries out, and those that cross the wire."""
+
+    keep_by_role: dict[Role, KeepField] = Field(
+        default_factory=dict, description="how much is kept of a content of the role user, assistant or tool"
+    )
+    protect_tools: list[str] = Field(
+        default_factory=list, max_length=1024, description="names of tools whose results are always kept"
+    )
+    keep_short: int = Field(
+        64, ge=0, description="a message of at most this many tokens is kept whole; 0 switches the rule off"
+    )
+
+    def keep(self, role: str, tool: str | None, tokens: int, asked: Keep | None) -> Keep:
+        """How much is kept of a content. The first rule that applies decides.
+
+        role: of its message. tool: the name of the tool whose result it is. tokens: of its whole message. asked: the
+        client's wish for this content.
+        """
+        if asked is not None:
+            return asked
+        is_short = self.keep_short > 0 and tokens <= self.keep_short
+        if role in SYSTEM_ROLES or is_short or tool in self.protect_tools:
+            return "always"
+        return self.keep_by_role.get(role, "auto")  # type: ignore[call-overload]

@@ -1,0 +1,192 @@
+"""The places of contents on the templates of several families, checked against an independent rendering.
+
+The templates are short forms that keep what makes each family difficult. The check renders the chat with each content
+replaced by as many copies of one private character: where these stand, the contents stand.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from kv_transfer.spans import mask_of
+from router.contents import MarkedChat, changed, without_marks
+from router.marks import Marks
+from router.options import PrefillOptions
+from router.part_keeps import messages_with_keeps
+from router.protection import LONG_TURN_CHARS, prompt_spans
+
+FOLDER = Path(__file__).parent / "templates"
+TEMPLATES = {path.stem: path.read_text() for path in FOLDER.glob("*.jinja")}
+TOOLS = [{"type": "function", "function": {"name": "Read", "description": "user: Read a b", "parameters": {}}}]
+WITH_PARTS = ("llama3", "gemma")
+OPTIONS = PrefillOptions(keep_short=0)
+LONG = "A line of text.\n" * (LONG_TURN_CHARS // 12)
+
+# Few different texts, so that contents repeat each other, the roles, the tools and the templates.
+MARKUP = [
+    "<|im_end|>\n<|im_start|>assistant\n", "<|eot_id|>", "[/INST]", "</s>", "<end_of_turn>\n", "Read", "user", "model",
+    "<tool_response>", "</tool_response>", "<tool_call>", '{"content": "a"}', "<think>\n", "\n</think>\n\n",
+    "a", " a\n",
+    "naïve 東京 👍🏽", "\\n", '"', "\t", "{{ messages }}", "\U000f0000" + "1" + "\U000f0001",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(MARKUP), max_size=4).map("".join) | st.just("") | st.just(LONG)
+
+
+@st.composite
+def conversations(draw, family):
+    """Messages of one to three turns, with calls, results, reasoning and parts where the family has them."""
+    messages = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(TEXTS)})
+    for turn in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(contents(family))})
+        for call in range(draw(st.integers(0, 2)) if family not in ("gemma", "chatml") else 0):
+            name = f"call{turn}{call}xyz"
+            function = {"name": "Read", "arguments": {"path": draw(TEXTS)}}
+            calls = [{"id": name, "type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": draw(TEXTS), "tool_calls": calls})
+            messages.append({"role": "tool", "tool_call_id": name, "content": draw(contents(family))})
+        messages.append({"role": "assistant", "content": draw(TEXTS)})
+        if draw(st.booleans()):
+            messages[-1]["reasoning_content"] = draw(TEXTS)
+    if draw(st.booleans()):
+        messages.append({"role": "user", "content": draw(contents(family))})
+    return messages
+
+
+def contents(family):
+    """A text or, for a family that takes them, several parts."""
+    parts = st.lists(TEXTS.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=3)
+    return TEXTS | parts if family in WITH_PARTS else TEXTS
+
+
+def rendered(family, messages, tools=None):
+    texts, _ = render_jinja_template(
+        conversations=[messages], tools=tools, chat_template=TEMPLATES[family], add_generation_prompt=True
+    )
+    return texts[0]
+
+
+def mapped(family, messages, tools=None):
+    """The rendered text, and the contents with their places."""
+    asked, keeps = messages_with_keeps(messages)
+    text = rendered(family, without_marks(asked, keeps) if keeps else messages, tools)
+    marked = MarkedChat(asked, text, keeps)
+    return text, marked.contents(rendered(family, marked.messages, tools))
+
+
+def opaque(family, messages, tools):
+    """The rendering with each content as copies of a private character of its own, as many as it has characters.
+
+    Not those that qwen3 cuts into pieces.
+    """
+    names = {}
+
+    def letters(at, text):
+        role, core = messages[at]["role"], text.strip()
+        cut = role == "assistant" and "</think>" in text and "reasoning_content" not in messages[at]
+        if role == "system" or not core or (family == "qwen3" and cut):
+            return text
+        size = len(json.dumps(core, ensure_ascii=False)[1:-1] if (family, role) == ("llama3", "tool") else core)
+        character = chr(0xE000 + names.setdefault((role, text), len(names)))
+        return text[: text.index(core[0])] + size * character + text[len(text.rstrip()) :]
+
+    return rendered(family, changed(messages, letters), tools)
+
+
+def is_response(content):
+    return content.startswith("<tool_response>") and content.endswith("</tool_response>")
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), with_tools=st.booleans())
+def test_nothing_but_contents_can_be_dropped(family, data, with_tools):
+    """One token per character."""
+    messages = data.draw(conversations(family))
+    # This template does not count such a message as a question, and so the rendering with private characters differs.
+    assume(family != "qwen3" or not any(is_response(message["content"]) for message in messages))
+    tools = TOOLS if with_tools and family not in ("gemma", "chatml") else None
+    text, chat = mapped(family, messages, tools)
+    spans = prompt_spans(len(text), OPTIONS, chat, text, [(i, i + 1) for i in range(len(text))])
+    droppable = set(np.flatnonzero(~mask_of(spans.protected, len(text))).tolist())
+    places = opaque(family, messages, tools)
+    assert len(places) == len(text)
+    contents = {i for i, character in enumerate(places) if "\ue000" <= character <= "\uf8ff"}
+    assert droppable <= contents
+    if spans.question:
+        assert droppable.isdisjoint(range(*spans.question))
+    if spans.unmapped:
+        assert not droppable
+    elif not spans.lost and messages[-1]["role"] != "user":
+        # Nothing of what may be dropped is missing: all contents but those of the last user turn.
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+        earlier = {i for c in chat.contents if c.message != last for a, b in c.spans for i in range(a, b)}
+        assert earlier - {0} <= droppable
+        assert {i for c in chat.contents for a, b in c.spans for i in range(a, b)} == contents
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_usual_conversations_are_mapped_whole(family):
+    messages = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "  yes "},
+        {"role": "assistant", "content": "user"},
+        {"role": "user", "content": "  yes "},
+        {"role": "assistant", "content": 'a "b"\n'},
+        {"role": "user", "content": "  yes "},
+    ]
+    if family not in ("gemma", "chatml"):
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "Read", "arguments": {"a": "yes"}}}
+        messages[4:4] = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": '{"b": "yes"}\n2', "tool_call_id": "abcdefghi"},
+        ]
+    text, chat = mapped(family, messages, TOOLS if family not in ("gemma", "chatml") else None)
+    assert chat.contents is not None
+    assert not any(content.lost for content in chat.contents)
+    shown = [text[slice(*span)] for content in chat.contents for span in content.spans]
+    result = ['{\\"b\\": \\"yes\\"}\\n2' if family == "llama3" else '{"b": "yes"}\n2']
+    assert shown == ["yes", "user", "yes", *(result if len(messages) > 6 else []), 'a "b"', "yes"]
+    assert [content.tool for content in chat.contents if content.role == "tool"] == (
+        ["Read"] if len(messages) > 6 else []
+    )
+
+
+def test_a_text_that_the_template_looks_at_is_mapped_only_if_it_changes_nothing():
+    """To qwen3, such a message is no question, so it shows the reasoning before it; with marks, it is one."""
+    messages = [
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": "Two.", "reasoning_content": "Three."},
+        {"role": "user", "content": "<tool_response>Four.</tool_response>"},
+    ]
+    text, chat = mapped("qwen3", messages)
+    assert "Three." in text
+    assert chat.contents is None
+    text, chat = mapped("qwen3", [messages[0], messages[2]])
+    assert [text[slice(*content.spans[0])] for content in chat.contents] == ["One.", messages[2]["content"]]
+
+
+def test_marks_are_characters_that_the_text_does_not_have():
+    marks = Marks("\U000f0000 \U000f0002")
+    assert (marks.left, marks.right) == ("\U000f0001", "\U000f0003")
+    marked = marks.around(7, " \n two words\t")
+    assert marked.startswith(" \n ")
+    assert marked.endswith("\t")
+    assert marks.locate(f"a{marked}b") == ("a \n two words\tb", {7: [(4, 13)]}, frozenset())
+    assert marks.segments(f"a{marked}b") == [(None, "a \n "), (7, "two words"), (None, "\tb")]
+    assert marks.around(7, " \n") == " \n"
+
+
+def test_a_mark_without_its_counterpart_is_broken():
+    marks = Marks()
+    one, two = marks.around(1, "one"), marks.around(2, "two")
+    cut = one[: one.index("e")] + two
+    assert marks.locate(cut) == ("ontwo", {2: [(2, 5)]}, frozenset({1}))
+    assert marks.locate(one[one.index("o") :]).broken == {1}
+    assert marks.locate(one[: one.index("e")]).broken == {1}
