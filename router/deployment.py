@@ -125,7 +125,8 @@ class RouterDeployment:
     async def _ask_other_routers(self, request_id: str) -> str | None:
         """As `selection_log.AskOthers`. A router that dies or does not answer in time has no entry."""
         here = serve.get_replica_context()
-        routers = serve.get_deployment_handle(here.deployment, here.app_name)
+        # In a thread: the first call waits for Serve's controller.
+        routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
         try:
             replies = await routers.broadcast("held_selection", request_id).results_async(
                 timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True

@@ -85,7 +85,7 @@ class Explained:
             "coverage": selection.coverage,
             "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
             "spans": self._spans(),
-            "chunk_scores": _rounded(selection.chunk_scores),
+            "chunk_scores": _rounded(self._scores),
             "kept_spans": spans(slice(None)),
             "reused_spans": spans(reused),
             "late_spans": spans(selection.late),
@@ -101,12 +101,17 @@ class Explained:
     def _signals(self) -> Mapping[str, float]:
         return signals(self.selection, self.options, self.protected)
 
+    @property
+    def _scores(self) -> Float32Array | None:
+        """The chunk scores; None if they are missing or are not those of this prompt's chunks."""
+        scores, chunks = self.selection.chunk_scores, -(-self.selection.kept.context_length // self.options.chunk_size)
+        return scores if scores is not None and scores.size == chunks else None
+
     def _spans(self) -> list[dict[str, Any]]:
         """The kept spans with reason and score. A span ends where the reason changes."""
         reasons = self.reasons()
         edges = np.flatnonzero(np.r_[True, reasons[1:] != reasons[:-1], True])
-        scores = self.selection.chunk_scores
-        sums = None
+        scores, sums = self._scores, None
         if scores is not None:
             tokens = np.repeat(scores.astype(np.float64), self.options.chunk_size)[: reasons.size]
             sums = np.add.reduceat(tokens, edges[:-1])

@@ -158,20 +158,20 @@ def keeping_more(options: PrefillOptions) -> PrefillOptions:
 
 
 def signals(selection: Selection, options: SelectionOptions, protected: Int32Array) -> Mapping[str, float]:
-    """Signals of a selection, from the scores of the chunks that may be dropped; empty if there are too few.
+    """Signals of a selection, from the scores of the chunks that may be dropped; empty if there are too few, or if the
+    scores are missing or are not those of the prompt's chunks.
 
     entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal. coverage: the share of these
     scores that the kept chunks have.
     """
-    scores = selection.chunk_scores
-    if scores is None or options.granularity == "token":
+    scores, positions = selection.chunk_scores, selection.kept.positions
+    starts = np.arange(0, selection.kept.context_length, options.chunk_size)
+    if scores is None or scores.size != starts.size or options.granularity == "token":
         return {}
-    size, positions = options.chunk_size, selection.kept.positions
     fixed = mask_of(protected.tolist(), selection.kept.context_length)
     fixed[-options.protect_last :] = True
     kept = np.zeros(fixed.size, bool)
     kept[positions] = True
-    starts = np.arange(0, fixed.size, size)
     droppable = np.add.reduceat(~fixed, starts, dtype=np.int64)
     weights = np.where(droppable > 0, scores.astype(np.float64), 0.0)
     if (droppable > 0).sum() < FEW_CHUNKS or not weights.any():

@@ -62,7 +62,9 @@ def test_every_kept_token_has_a_reason_and_no_other():
     assert sum(span["end"] - span["start"] for span in spans) == positions.size
 
 
-def test_an_older_speculator_sends_no_scores():
-    entry = explained([0, 7], 8).as_json()
+@pytest.mark.parametrize("scores", [None, [0.5], [0.5] * 3])
+def test_scores_that_are_missing_or_of_other_chunks_are_not_shown(scores):
+    """An older speculator sends none."""
+    entry = explained([0, 7], 8, scores=scores).as_json()
     assert entry["chunk_scores"] is None
     assert [span["score"] for span in entry["spans"]] == [None, None]
