@@ -71,3 +71,16 @@ def test_the_oldest_blocks_are_forgotten_and_beginnings_last():
     assert len(ledger) == 10
     assert ledger.find(old).tokens == 4 * BLOCK_TOKENS
     assert ledger.find(new).tokens == 6 * BLOCK_TOKENS
+
+
+def test_a_prefix_counts_as_evicted_after_so_many_written_tokens():
+    ledger, blocks = CacheLedger(), hashes(text("document", 4))
+    ledger.horizon = 1000
+    ledger.add(blocks, [0] * len(blocks))
+    ledger.wrote(1000)
+    assert ledger.find(blocks) == Found(4 * BLOCK_TOKENS, 0, 1000)
+    ledger.wrote(1)
+    assert ledger.find(blocks) == Found()
+    # Its use makes it young again.
+    ledger.add(blocks, [0] * len(blocks))
+    assert ledger.find(blocks).age == 0
