@@ -79,7 +79,7 @@ def on_its_ray(served: Served) -> Iterator[None]:
     """Connects this process to the Ray of `served`, to read the replicas' counters and to kill replicas."""
     # Serve keeps a client by job id, and the clusters of other modules have jobs of the same ids.
     _disconnect()
-    ray.init(address="auto", log_to_driver=False)
+    served.join_ray()
     yield
     ray.shutdown()
 

@@ -164,22 +164,26 @@ def differing(quiet: Sequence[Stream], moved: Sequence[Stream]) -> list[int]:
     ]
 
 
-def _settings(kind: str) -> dict[str, Any]:
+def _settings(kind: str, replicas: int) -> dict[str, Any]:
+    """A prompt is always kept alike: by a fresh selection, whatever was read before and however long it takes."""
+    patient = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": True}
     if kind == "mock":
         pool = {"engine": "mock", "model": str(ROOT / "demo_models" / "target")}
         return {
             "served_model_name": "skim-demo",
+            "selection": {"reuse": "off"},
             "speculator": {"engine": "mock", "model": str(ROOT / "demo_models" / "speculator")},
-            "target": {**pool, "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}, "replicas": 3},
-            "router": {"admission_timeout_s": 120.0},
+            "target": {**pool, "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}, "replicas": replicas},
+            "router": patient,
         }
     settings: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
     for pool in ("speculator", "target"):
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
         settings[pool]["engine_options"]["dtype"] = "float32"
-    settings["target"]["replicas"] = 2
+    settings["target"]["replicas"] = replicas
     settings["target"]["cpus_per_replica"] = settings["speculator"]["cpus_per_replica"] = 0.1
-    settings["router"] = {**settings.get("router", {}), "admission_timeout_s": 300.0, "cpus": 0.1}
+    settings["selection"]["reuse"] = "off"
+    settings["router"] |= {**patient, "cpus": 0.1}
     return settings
 
 
@@ -188,11 +192,12 @@ def main() -> int:
     parser.add_argument("kind", choices=["mock", "demo"])
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--replicas", type=int, help="target replicas; by default 4 mock engines, or 2 real ones")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between kills (mock)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
-    settings = _settings(asked.kind)
+    settings = _settings(asked.kind, asked.replicas or {"mock": 4, "demo": 2}[asked.kind])
     bodies = greedy_bodies(asked.streams, prompt_tokens=1500, answer_tokens=100)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.yaml"
@@ -200,7 +205,7 @@ def main() -> int:
         served = skim_serve(config, Path(folder))
         try:
             served.await_ready()
-            ray.init(address="auto", log_to_driver=False)
+            served.join_ray()
             await_running(settings["target"]["replicas"])
             quiet = asyncio.run(streams(served.url, bodies, asked.at_once))
             every = asked.every if asked.kind == "mock" else None

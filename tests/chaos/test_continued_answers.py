@@ -1,4 +1,4 @@
-"""Streams go on while target replicas are killed, with the bytes of an undisturbed run."""
+"""Streams go on while target replicas are killed or stopped, with the bytes of an undisturbed run."""
 
 import asyncio
 import random
@@ -19,6 +19,8 @@ from tests.chaos.lost_replicas import (
     differing,
     disturbed,
     greedy_bodies,
+    migrations,
+    stream,
     streams,
 )
 from tests.e2e.conftest import Served
@@ -28,11 +30,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
 BODIES = greedy_bodies(12, prompt_tokens=1100, answer_tokens=150)
 """Each stream takes 4 to 5 s."""
 
+LONG_BODIES = greedy_bodies(5, prompt_tokens=1100, answer_tokens=300)
+"""Each stream takes about 8 s, longer than a stopping replica has. Each of two replicas has at least one of them."""
+MOST_ON_ONE = len(LONG_BODIES) - 1
+DRAIN_TIMEOUT_S = 4.0
+
 
 @pytest.fixture(scope="module")
 def settings(served: Served) -> dict[str, Any]:
     before = settings_in(served.log.parent)
-    target = {**before["target"], "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}}
+    latencies = {"prefill_ms": 20.0, "decode_ms": 25.0}
+    target = {**before["target"], "engine_options": latencies, "drain_timeout_s": DRAIN_TIMEOUT_S}
     router = {**before["router"], "port": served.port, "admission_timeout_s": 60.0}
     speculator = {**before["speculator"], "engine_options": {}}
     return {**before, "speculator": speculator, "target": target, "router": router}
@@ -67,6 +75,41 @@ def test_all_streams_complete_while_a_replica_is_killed_every_2_s(served: Served
     assert differing(quiet, moved) == []
 
 
+@pytest.fixture(scope="module")
+def quiet_long(served: Served, quiet: list[Stream]) -> list[Stream]:
+    return asyncio.run(streams(served.url, LONG_BODIES, len(LONG_BODIES)))
+
+
+def one_stops(served: Served, settings: dict[str, Any]) -> list[Stream]:
+    """The long streams, while Serve stops one of the two replicas under them."""
+    settings = {**settings, "target": {**settings["target"], "max_ongoing_requests": MOST_ON_ONE}}
+    use(settings)
+    fewer = config_from_settings({**settings, "target": {**settings["target"], "replicas": 1}})
+
+    async def run() -> list[Stream]:
+        begun = [asyncio.Event() for _ in LONG_BODIES]
+        async with httpx.AsyncClient(base_url=served.url, timeout=120) as client:
+            running = asyncio.gather(
+                *(stream(client, *each) for each in zip(LONG_BODIES, [e.set for e in begun], strict=True))
+            )
+            await asyncio.gather(*(event.wait() for event in begun))
+            await asyncio.to_thread(apply, fewer, progress=str)
+            return await running
+
+    return asyncio.run(run())
+
+
+def test_a_replica_that_stops_hands_over_the_streams_that_outlive_its_time(
+    served: Served, quiet_long: list[Stream], settings: dict[str, Any]
+) -> None:
+    moved = one_stops(served, settings)
+    assert differing(quiet_long, moved) == []
+    # Without the handover, Serve would kill the replica, and the cause would be `died`.
+    causes = [migration["cause"] for stream in moved for migration in migrations(served.url, stream)]
+    assert causes
+    assert set(causes) == {"drained"}
+
+
 def test_without_migration_the_streams_break(served: Served, quiet: list[Stream], settings: dict[str, Any]) -> None:
     """Negative control."""
     use({**settings, "router": {**settings["router"], "migration": False}})
@@ -77,4 +120,15 @@ def test_without_migration_the_streams_break(served: Served, quiet: list[Stream]
             break
         assert time.monotonic() < deadline, "no stream broke although its replica was killed"
     broken = [moved[index] for index in differing(quiet, moved)]
+    assert all(stream.errors for stream in broken)
+
+
+def test_without_migration_a_replica_that_stops_breaks_them_too(
+    served: Served, quiet_long: list[Stream], settings: dict[str, Any]
+) -> None:
+    """Negative control. The router runs without migration since the test above."""
+    without = {**settings, "router": {**settings["router"], "migration": False}}
+    moved = one_stops(served, without)
+    broken = [moved[index] for index in differing(quiet_long, moved)]
+    assert broken
     assert all(stream.errors for stream in broken)

@@ -1,17 +1,22 @@
 """The demo pair behind `skim serve`, on real engines."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import psutil
 import pytest
+import ray
 import yaml
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from cluster.serve.preflight import free_port
 
@@ -37,6 +42,21 @@ class Served(NamedTuple):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"skim serve did not start:\n{self.log.read_text()}")
             time.sleep(0.5)
+
+    def join_ray(self) -> None:
+        """Connect this process to the Ray cluster that it started. Other clusters may run on this machine.
+
+        For an address that is not `auto`, `ray.init` does not take over the cluster's token by itself.
+        """
+        maybe_enable_token_auth_if_token_available()
+        ray.init(address=self._ray_address(), log_to_driver=False)
+
+    def _ray_address(self) -> str:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if found := re.search(r"--gcs-address=(\S+)", " ".join(child.cmdline())):
+                    return found[1]
+        raise AssertionError("skim serve has no Ray cluster")
 
     def stop(self) -> None:
         """Ctrl-C; asserts that it ends without an error."""
