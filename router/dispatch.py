@@ -211,7 +211,7 @@ class Dispatcher:
         outcome.reason = decision.reason
         if decision.speculative and (selection := await self._selection_or_dense(run)):
             made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
-            explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made)
+            explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made, run.spans.regions)
             held = HeldPrompt(run.forecast.ids, prompt.conversation) if options.explain_text else None
             self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
             return selection.kept

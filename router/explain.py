@@ -1,6 +1,6 @@
 """The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class Explained:
     """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
 
     timings: milliseconds by part, until the selection was back at the router. decision: why the router selected; None
-    where no router decided.
+    where no router decided. regions: token ranges with a keep rate of their own, as (start, end, rate).
     """
 
     selection: Selection
@@ -48,6 +48,7 @@ class Explained:
     protected: Int32Array
     timings: Mapping[str, float] = field(default_factory=dict)
     decision: DecisionMade | None = None
+    regions: Sequence[tuple[int, int, float]] = ()
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +93,7 @@ class Explained:
             "new_spans": spans(~reused & ~selection.late),
             "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
             "protected_spans": self.protected.tolist(),
+            "rate_spans": [list(region) for region in self.regions],
             "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
             "options": self.options.model_dump(),
             "timings_ms": dict(self.timings),

@@ -1,8 +1,9 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
 This is the only file of the router that imports vLLM (0.29.0). It uses `EngineClient` (vllm/engine/protocol.py),
-`build_app` and `init_app_state` (vllm/entrypoints/launchers), and replaces `render_chat_async` on its own renderer
-instance (vllm/renderers/base.py) to record each conversation.
+`build_app` and `init_app_state` (vllm/entrypoints/launchers). It replaces `render_chat_async` and `render_cmpl_async`
+on its own renderer instance (vllm/renderers/base.py) to record each conversation and the places of its contents. For
+the places it renders a chat again with `render_messages_async`.
 """
 
 import logging
@@ -229,7 +230,8 @@ def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exceptio
 def _record_conversations(renderer: BaseRenderer) -> None:
     """Make `renderer` record each conversation in the request's context and return the tokens' character offsets.
 
-    All chat-like endpoints (chat, responses, messages) render with the method that is replaced here.
+    All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
+    `render_cmpl_async`.
     """
     render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.spans import check_spans, spans_of
+from kv_transfer.spans import check_spans, regions_of, spans_of
 from router.contents import ChatContents, Content
 from router.marks import CharSpan
 from router.options import InvalidOptionError, PrefillOptions
@@ -48,6 +48,11 @@ class PromptSpans(NamedTuple):
     def protected_tokens(self) -> int:
         """Tokens inside the protected spans, which do not overlap."""
         return int((self.protected[:, 1] - self.protected[:, 0]).sum())
+
+    @property
+    def regions(self) -> list[tuple[int, int, float]]:
+        """The ranges with a keep rate of their own, as (start, end, rate)."""
+        return regions_of(self.rate_spans, self.rates)
 
 
 class ChatChars(NamedTuple):

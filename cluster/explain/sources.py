@@ -13,6 +13,7 @@ from cluster.in_process.prompts import Messages, load_tokenizer, render
 from cluster.json_file import read_json, read_text
 from kv_transfer.errors import SkimError
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import regions_of
 from router.explain import Explained
 from router.prompt_text import PromptText, read_token_text
 
@@ -65,7 +66,8 @@ def from_prompt(
             selection = await pair.select(rendered, options)
         finally:
             await pair.close()
-        return Explained(selection, options, rendered.protected, selection.timings)
+        regions = regions_of(rendered.rate_spans, rendered.rates)
+        return Explained(selection, options, rendered.protected, selection.timings, regions=regions)
 
     explained = asyncio.run(select())
     return Source(explained.as_json(), PromptText.of(rendered.token_ids, tokens, _conversation(prompt)))

@@ -66,7 +66,10 @@ def _objects(values):
 
 JSON = st.recursive(SCALARS, lambda values: st.lists(values, max_size=3) | _objects(values), max_leaves=8)
 
-_PARTS = st.fixed_dictionaries({"type": KINDS}, optional={"text": JSON, "image_url": JSON, "content": JSON})
+KEEPS = st.sampled_from(["always", "auto", 0.3, 1, 0, 2, "x", None, True])
+_PARTS = st.fixed_dictionaries(
+    {"type": KINDS}, optional={"text": JSON, "image_url": JSON, "content": JSON, "keep": KEEPS}
+)
 _CALLS = st.fixed_dictionaries(
     {},
     optional={
@@ -82,7 +85,7 @@ _MESSAGES = st.lists(
             "content": TEXTS | st.lists(_PARTS, max_size=2) | JSON,
             "tool_calls": st.lists(_CALLS, max_size=2) | JSON,
         }
-        | {"name": JSON, "tool_call_id": JSON, "reasoning_content": JSON},
+        | {"name": JSON, "tool_call_id": JSON, "reasoning_content": JSON, "keep": KEEPS},
     ),
     min_size=1,
     max_size=3,
@@ -134,7 +137,8 @@ RIGHT = {
     "top_logprobs": st.integers(0, 3),
     "prompt_logprobs": st.integers(0, 2),
     "logit_bias": st.just({"40": 3.5}),
-    "messages": st.just([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]),
+    "messages": st.just([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}])
+    | st.sampled_from(["always", 0.5]).map(lambda keep: [{"role": "user", "content": "y", "keep": keep}]),
     "prompt": st.just([20, 21, 22]) | st.just(["a", "b"]),
     "input": st.just([{"role": "user", "content": "y"}]),
     "system": st.just("x"),
@@ -160,7 +164,9 @@ RIGHT = {
     "truncation": st.just("auto"),
     "service_tier": st.just("flex"),
     "vllm_xargs": st.just({"a": 1}),
-    "speculative_prefill": st.sampled_from([True, False, {"keep_rate": 0.5}]),
+    "speculative_prefill": st.sampled_from(
+        [True, False, {"keep_rate": 0.5}, {"keep_by_role": {"user": 0.5}}, {"protect_tools": ["f"], "keep_short": 0}]
+    ),
     "speculative_decode": st.sampled_from([True, False, {"max_draft_tokens": 2}]),
 }
 """Values that a request may have."""

@@ -355,6 +355,7 @@ async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     assert ran.outcome.reason == "requested"
     assert pools.selects[0].rate_spans.tolist() == [[6, 406]]
     assert pools.selects[0].rates.tolist() == [0.5]
+    assert ran.dispatcher.selections.get("r").explained.as_json()["rate_spans"] == [[6, 406, 0.5]]
     kept = pools.generates[0].prompt.positions
     assert ((kept >= 6) & (kept < 406)).sum() in range(200 - 32, 200 + 33)
     assert len(text) - kept.size == 400 - ((kept >= 6) & (kept < 406)).sum()
