@@ -9,7 +9,7 @@ It acts twice, by signals that cost nothing:
    is no default: `skim calibrate` measures it.
 
 An explicit wish is obeyed: the guard does nothing for a request with `enabled: true`, or with a keep rate or a coverage
-of its own, be it for one role, range or content. The measurements behind the limits are in docs/options.md.
+of its own, be it for one role, range or content.
 """
 
 import math
@@ -31,10 +31,11 @@ from router.protection import LONG_TURN_CHARS, PromptSpans
 Verdict = Literal["compressed", "more", "dense"]
 
 MORE = 0.4
-"""The least share of the chunks that is kept for a question of verdict `more`."""
+"""The least share of the chunks that is kept for a question of verdict `more`. A starting value: what is listed stands
+in many chunks, so a fifth of them drops some of it."""
 
 FEW_CHUNKS = 8
-"""With fewer chunks that may be dropped, the entropy says nothing."""
+"""With fewer chunks that may be dropped, the entropy says nothing; by default they are fewer than 256 tokens."""
 
 WISHES = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
 """Options that say how much is kept. A request that gives one is obeyed."""
