@@ -23,6 +23,8 @@ from kv_transfer.messages import KeptPrompt, Selection
 
 About = Literal["records", "code"]
 CODE_TASKS = (default_value, raised_error, returned_value)
+TRIES = 100
+"""Questions that are drawn for a conversation about code, at most."""
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
@@ -97,13 +99,22 @@ def _about_records(turns: int, length: int, style: Style, tokens: Count, rng: ra
 
 
 def _about_code(turns: int, length: int, style: Style, tokens: Count, rng: random.Random) -> tuple[str, list[Quiz]]:
-    """The first message, and the question of each turn about another function of a document of functions."""
+    """The first message, and the question of each turn about another function of a document of functions.
+
+    What is asked takes at most half of the document. Raises ValueError if TRIES questions are too long for this.
+    """
     found: dict[str, Quiz] = {}
-    while len(found) < turns:
+    needles: list[str] = []
+    for _ in range(TRIES):
         quiz = rng.choice(CODE_TASKS)(length, rng)
-        found.setdefault(quiz.evidence[0], quiz)
+        more = list(dict.fromkeys([*needles, *quiz.needles]))
+        if quiz.evidence[0] not in found and tokens("\n\n".join(more)) <= length / 2:
+            found[quiz.evidence[0]], needles = quiz, more
+        if len(found) == turns:
+            break
+    else:
+        raise ValueError("what is asked takes more than half of the document: ask for longer prompts")
     quizzes = list(found.values())
-    needles = list(dict.fromkeys(needle for quiz in quizzes for needle in quiz.needles))
     frame = quizzes[0].frame
     others = tuple(part for part in frame.filler or () if part not in needles)
     whole = replace(quizzes[0], needles=needles, frame=replace(frame, filler=others))

@@ -34,16 +34,16 @@ def test_a_conversation_asks_about_one_document(tokens, tokenizer):
 
 def test_a_conversation_about_code_has_its_answers_in_one_document(tokens, tokenizer):
     made = {"about": "code", "style": "instruct", "tokens": tokens}
-    [conversation] = make_conversations(4, [2000], 1, seed=0, **made)
+    [conversation] = make_conversations(4, [4000], 1, seed=0, **made)
     assert len({sample.quiz.question for sample in conversation}) == 4
     document = conversation[0].text
     for sample in conversation:
         assert all(document.count(evidence) == 1 for evidence in sample.quiz.evidence)
         assert sample.quiz.score(f"It is `{sample.quiz.expected[0]}`.") == 1
         assert evidence_spans(render(sample.messages, tokenizer), sample.quiz)
-    [other] = make_conversations(4, [2000], 1, seed=1, **made)
+    [other] = make_conversations(4, [4000], 1, seed=1, **made)
     assert other[0].text != document
-    with pytest.raises(SkimError, match="4 turns at length 40: what is asked takes"):
+    with pytest.raises(SkimError, match="4 turns at length 40: what is asked takes more than half"):
         list(make_conversations(4, [40], 1, seed=0, **made))
 
 
