@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.prompts import RenderedPrompt
 from evals import rankings
+from evals.guarded import keep_guarded
 from evals.rankings import Preference
 from evals.tasks import Sample
 from kv_transfer.messages import Int32Array, KeptPrompt
@@ -24,6 +25,7 @@ from router.options import PrefillOptions
 
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
+GUARDED = "auto + guard"
 RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
 
 
@@ -101,6 +103,7 @@ SELECTORS: dict[str, Selector] = {
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
     "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
+    GUARDED: Selector("as *auto*, with the guard: some prompts run dense or keep more", keep_guarded, rated=False),
     "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),
     "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
     "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),

@@ -83,6 +83,17 @@ async def test_an_embedding_ranks_by_meaning(keep, sample, tokenizer):
     assert sample.quiz.expected[0] in tokenizer.decode(found.token_ids)
 
 
+async def test_the_guard_runs_a_count_dense_and_compresses_a_needle(keep, made, tokenizer, sample, prompt):
+    [count] = made("counting", style="plain")
+    whole = render(count, tokenizer, PrefillOptions())
+    dense, _ = await keep("auto + guard", 0.2, count, whole)
+    assert dense.is_dense
+    compressed, _ = await keep("auto + guard", 0.2, sample, prompt)
+    assert not compressed.is_dense
+    unguarded, _ = await keep("auto", 0.2, count, whole)
+    assert not unguarded.is_dense
+
+
 async def test_renumbering_keeps_tokens_and_forgets_their_places(keep):
     renumbered, restored = await keep("renumbered", 0.2)
     assert (renumbered.token_ids == restored.token_ids).all()
