@@ -35,6 +35,10 @@ class Content:
     spans: tuple[CharSpan, ...] = ()
     lost: bool = False
 
+    def is_at(self, place: str) -> bool:
+        """Whether the text between two marks is this content, as it is or inside a JSON string."""
+        return place in (self.text, json.dumps(self.text, ensure_ascii=False)[1:-1])
+
 
 class ChatContents(NamedTuple):
     """roles: of all messages. contents: in their order; None if it is not known where they are."""
@@ -92,8 +96,7 @@ class MarkedChat:
         contents = []
         for content, number in zip(self._contents, self._numbers, strict=True):
             found = spans.get(number, [])
-            forms = (content.text, json.dumps(content.text, ensure_ascii=False)[1:-1])
-            lost = number in broken or any(text[start:end] not in forms for start, end in found)
+            lost = number in broken or not all(content.is_at(text[start:end]) for start, end in found)
             if found and not lost and totals[number] > 1:
                 # Of equal contents, each has one place, unless the template leaves out or repeats some of them.
                 lost = totals[number] != len(found)
