@@ -49,12 +49,15 @@ def calibrate(
     from cluster.commands.tools import read_options
     from cluster.config.load import config_from_flags
     from evals import calibration
+    from kv_transfer.options import SelectionOptions
 
     deployment = config_from_flags(config, {"target.model": target, "speculator.model": speculator})
     settings = calibration.CalibrationSettings(
         target=deployment.target.model,
         speculator=deployment.speculator.model,
-        selection=deployment.selection,
+        selection=SelectionOptions(
+            **{name: getattr(deployment.selection, name) for name in SelectionOptions.model_fields}
+        ),
         prompts=prompts,
         agreement=agreement,
         count=count,

@@ -234,7 +234,7 @@ def describe(result: dict[str, Any]) -> str:
     else:
         words.append(
             f"No coverage reaches the agreement {settings['agreement']:g} within the bounds"
-            f" {settings['bounds'][0]:g} to {settings['bounds'][1]:g}; coverage {chosen['coverage']:g} comes nearest:"
+            f" {settings['bounds'][0]:g} to {settings['bounds'][1]:g}; the largest, {chosen['coverage']:g}, has:"
             f" {agreed}. Raise max_keep, use a larger speculator, or run dense."
         )
     limit = result["guard_entropy"]
