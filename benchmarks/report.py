@@ -55,6 +55,7 @@ SECTIONS = (
     Section("explain", "The cost of the explain view", "benchmarks.explain"),
     Section("eval", "Answer quality by keep rate", "evals.results"),
     Section("families", "Answer quality on real text, over time to first token", "evals.family_results"),
+    Section("recall", "Recall in mid-answer", "evals.mid_answer.results"),
     Section("gpu-ttft", "On a GPU: time to first token", "benchmarks.gpu.ttft"),
     Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
     Section("gpu-scoring", "On a GPU: scoring", "benchmarks.gpu.scoring"),

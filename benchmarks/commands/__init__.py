@@ -19,6 +19,7 @@ NAMES = (
     "channel",
     "scale",
     "explain",
+    "recall",
 )
 
 app = typer.Typer(

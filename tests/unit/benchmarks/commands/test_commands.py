@@ -25,6 +25,7 @@ def test_help_names_every_benchmark_and_what_each_writes(skim):
         "channel",
         "scale",
         "explain",
+        "recall",
     )
     assert all(name in listed for name in names)
     for name in names:
