@@ -61,7 +61,7 @@ def explain(
             text,
             str(speculator),
             str(target or speculator),
-            PREFILL.resolve(PrefillOptions(), None, asked).selection,
+            PREFILL.resolve(PrefillOptions(), None, asked),
             engine=engine,
             engine_options={**quick_start(engine), **read_options(speculator_options, "--speculator-options")},
         )

@@ -12,9 +12,9 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import Messages, load_tokenizer, render
 from cluster.json_file import read_json, read_text
 from kv_transfer.errors import SkimError
-from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import regions_of
 from router.explain import Explained
+from router.options import PrefillOptions
 from router.prompt_text import PromptText, read_token_text
 
 HTTP_TIMEOUT_S = 30.0
@@ -47,27 +47,28 @@ def from_prompt(
     prompt: str | Messages,
     speculator: str,
     target: str,
-    options: SelectionOptions,
+    options: PrefillOptions,
     *,
     engine: str = "vllm",
     engine_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Select from a prompt as serving does, on a speculator engine that is started for it.
 
-    target: the model whose tokens are selected. engine, engine_options: of the speculator. Raises SkimError.
+    target: the model whose tokens are selected. options: of a request; those that decide between dense and speculative
+    have no effect. engine, engine_options: of the speculator. Raises SkimError.
     """
     tokenizer, tokens = load_tokenizer(target), read_token_text(target)
-    rendered = render(prompt, tokenizer)
+    rendered = render(prompt, tokenizer, options)
 
     async def select() -> Explained:
         settings = EngineSettings(speculator, engine, engine_options or {})
         pair = AsyncPair(speculator=settings, reads_for=target)
         try:
-            selection = await pair.select(rendered, options)
+            selection = await pair.select(rendered, options.selection)
         finally:
             await pair.close()
         regions = regions_of(rendered.rate_spans, rendered.rates)
-        return Explained(selection, options, rendered.protected, selection.timings, regions=regions)
+        return Explained(selection, options.selection, rendered.protected, selection.timings, regions=regions)
 
     explained = asyncio.run(select())
     return Source(explained.as_json(), PromptText.of(rendered.token_ids, tokens, _conversation(prompt)))

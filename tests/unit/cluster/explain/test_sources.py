@@ -10,7 +10,7 @@ import pytest
 from cluster.commands.demo_document import make_document
 from cluster.explain.sources import from_prompt, from_request, read_prompt_file
 from kv_transfer.errors import SkimError
-from kv_transfer.options import SelectionOptions
+from router.options import PrefillOptions
 from router.prompt_text import PromptText
 from tests.unit.cluster.explain.explained import of_tokens
 from tests.unit.conftest import MODELS
@@ -19,7 +19,7 @@ SPECULATOR, TARGET = str(MODELS / "speculator"), str(MODELS / "target")
 
 
 def selected(prompt, **options):
-    chosen = SelectionOptions(keep_rate=0.1, **options)
+    chosen = PrefillOptions(keep_rate=0.1, **options)
     return from_prompt(prompt, SPECULATOR, TARGET, chosen, engine="mock")
 
 
@@ -35,6 +35,13 @@ def test_a_chat_is_selected_from_as_in_serving():
     assert "Be brief." in kept
     assert document.document in prompt.text
     assert prompt.cuts.size == explanation["prompt_tokens"] + 1
+
+
+def test_spans_that_the_client_protects_are_kept():
+    plain, asked = selected("word " * 400), selected("word " * 400, protected_spans=[[100, 140]])
+    wanted = {"start": 100, "end": 140, "reason": "protected"}
+    assert wanted in [{name: span[name] for name in wanted} for span in asked.explanation["spans"]]
+    assert wanted not in [{name: span[name] for name in wanted} for span in plain.explanation["spans"]]
 
 
 def test_a_raw_text_has_no_messages():
