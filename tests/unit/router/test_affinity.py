@@ -122,8 +122,3 @@ def test_replicas_beyond_the_bound_or_their_own_limit_are_told_apart():
     assert preferred("key", loads, most) == ([order[1], order[3]], [order[0], order[2]])
     loads = dict.fromkeys(REPLICAS, 10)
     assert preferred("key", loads, most) == ([], order)
-
-
-@pytest.mark.parametrize(("loads", "bound"), [([0], 3), ([0, 0, 0, 0], 2), ([4, 4, 4, 4], 7), ([40, 0, 0, 0], 14)])
-def test_the_bound_is_a_quarter_above_the_average_and_one_more(loads, bound):
-    assert load_bound(loads) == bound
