@@ -48,12 +48,14 @@ TRADES = {
 
 
 def association(tokens: int, rng: random.Random) -> Quiz:
-    """Four persons live next to sights of four cities; the question asks who has been to one city, which the text
-    does not name. Metric: the answer states the name and none of the other three.
+    """The houses of four persons stand next to sights of four cities; the question asks who lives in one city,
+    which the text does not name. Metric: the answer states the name and none of the other three.
     """
     cities = rng.sample(sorted(SIGHTS), PERSONS)
-    needles = [f"{name} lives right next to {SIGHTS[city]}." for name, city in _given(cities, rng)]
-    return _who(needles, f"Who has already been to {cities[0]}?", tokens, rng)
+    names = rng.sample(NAMES, PERSONS)
+    pairs = zip(names, cities, strict=True)
+    needles = [f"The house of {name} stands right next to {SIGHTS[city]}." for name, city in pairs]
+    return _who(needles, names, f"Which person lives in {cities[0]}?", tokens, rng)
 
 
 def trade(tokens: int, rng: random.Random) -> Quiz:
@@ -61,17 +63,14 @@ def trade(tokens: int, rng: random.Random) -> Quiz:
     Metric: the answer states the name and none of the other three.
     """
     things = rng.sample(sorted(TRADES), PERSONS)
-    needles = [f"{name} {TRADES[thing]}." for name, thing in _given(things, rng)]
-    return _who(needles, f"Whose daily job is all about {things[0]}?", tokens, rng)
+    names = rng.sample(NAMES, PERSONS)
+    needles = [f"{name} {TRADES[thing]}." for name, thing in zip(names, things, strict=True)]
+    return _who(needles, names, f"Whose daily job is all about {things[0]}?", tokens, rng)
 
 
-def _given(keys: list[str], rng: random.Random) -> list[tuple[str, str]]:
-    return list(zip(rng.sample(NAMES, len(keys)), keys, strict=True))
-
-
-def _who(needles: list[str], question: str, tokens: int, rng: random.Random) -> Quiz:
-    """The first needle answers; a needle begins with its person's name."""
-    name, *others = (needle.split()[0] for needle in needles)
+def _who(needles: list[str], names: list[str], question: str, tokens: int, rng: random.Random) -> Quiz:
+    """names: of the persons of the needles. The first needle answers."""
+    name, *others = names
     frame = Frame(filler=some_prose(tokens, rng), joint="\n\n")
     mixed = rng.sample(needles, len(needles))
     return Quiz(mixed, question, "Answer with one name.", (name,), tuple(others), (needles[0],), frame)

@@ -12,7 +12,8 @@ DISTRACTORS = 7
 PASSAGES = range(120, 260)
 OPENING_WORDS = 5
 MEMBERS, OTHERS = 5, 4
-DECISIONS, REFUSED = 5, 2
+DECISIONS = 5
+FACTS = ("The large hall has {} seats.", "Last month, {} millimetres of rain fell.")
 TURNS = 4
 PARAGRAPHS = "Below are paragraphs from several texts. Read them, then follow the instruction at the end."
 DEEDS = (
@@ -52,13 +53,13 @@ def quote(tokens: int, rng: random.Random) -> Quiz:
 
 
 def listing(tokens: int, rng: random.Random) -> Quiz:
-    """Five persons joined one club and four another one; the question asks for all members of the first. Metric: the
-    share of the members that the answer states; 0 if it states a member of the other club.
+    """Five persons joined a club and four bought a bicycle; the question asks for all members of the club. Metric: the
+    share of the members that the answer states; 0 if it states one of the other four.
     """
     names = rng.sample(NAMES, MEMBERS + OTHERS)
     members, others = names[:MEMBERS], names[MEMBERS:]
     joined = [f"{name} joined the chess club." for name in members]
-    needles = [*joined, *(f"{name} joined the rowing club." for name in others)]
+    needles = [*joined, *(f"{name} bought a red bicycle." for name in others)]
     rng.shuffle(needles)
     question, hint = "Who joined the chess club?", "List all names, separated by commas."
     return Quiz(needles, question, hint, tuple(members), tuple(others), tuple(joined), _prose(tokens, rng))
@@ -66,16 +67,16 @@ def listing(tokens: int, rng: random.Random) -> Quiz:
 
 def summary(tokens: int, rng: random.Random) -> Quiz:
     """Five decisions are spread over the text; the question asks for a summary of them. Metric: the share of the
-    decisions whose number the summary states; 0 if it states the number of a refused proposal.
+    decisions whose number the summary states; 0 if it states the number of one of two other facts.
     """
-    several = DECISIONS + REFUSED
-    numbers, deeds, names = rng.sample(range(11, 99), several), rng.sample(DEEDS, several), rng.sample(NAMES, several)
-    parts = [f"{name} will {deed.format(n)}." for name, deed, n in zip(names, deeds, numbers, strict=True)]
-    decided = [f"Decision: {part}" for part in parts[:DECISIONS]]
-    needles = [*decided, *(f"Refused proposal: {part}" for part in parts[DECISIONS:])]
+    numbers = rng.sample(range(11, 99), DECISIONS + len(FACTS))
+    names, deeds = rng.sample(NAMES, DECISIONS), rng.sample(DEEDS, DECISIONS)
+    parts = [f"{name} will {deed.format(n)}." for name, deed, n in zip(names, deeds, numbers, strict=False)]
+    decided = [f"Decision: {part}" for part in parts]
+    needles = [*decided, *(fact.format(n) for fact, n in zip(FACTS, numbers[DECISIONS:], strict=True))]
     rng.shuffle(needles)
     question = "Summarize the decisions in the text: who will do what, with the numbers."
-    hint = "Leave out the refused proposals and everything else."
+    hint = "Leave out everything else."
     expected, wrong = (tuple(map(str, part)) for part in (numbers[:DECISIONS], numbers[DECISIONS:]))
     return Quiz(needles, question, hint, expected, wrong, tuple(decided), _prose(tokens, rng))
 

@@ -39,8 +39,8 @@ FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
     "counting": {
         "counting": aggregation.counting,
         "most_frequent": aggregation.most_frequent,
-        "listing": prose.listing,
     },
+    "listing": {"listing": prose.listing},
     "summary": {"summary": prose.summary},
     "conversation": {"fourth_turn": prose.fourth_turn},
 }

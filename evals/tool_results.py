@@ -15,6 +15,7 @@ KINDS = ("Foods", "Textiles", "Logistics", "Instruments", "Paper", "Glass", "Opt
 CITIES = ("Lagos", "Lima", "Oslo", "Perth", "Porto", "Quito", "Riga", "Turin")
 STATES = ("paid", "open", "overdue", "cancelled")
 STEPS = ("resize-images", "build-index", "send-mail", "compact-log", "sync-files", "train-model")
+CUSTOMERS = 5
 ASKED_AGAIN = 12
 """Number of other values that an answer must not state; an answer with all values then scores 0."""
 
@@ -71,9 +72,9 @@ def log_lines(tokens: int, rng: random.Random) -> Quiz:
 def agent_loop(tokens: int, rng: random.Random) -> Quiz:
     """An agent first listed customers and then delayed orders; the question asks for the tracking number of the delayed
     order of one customer, whom the orders name only by the id of the first list. Metric: the answer states the number
-    and none of twelve other tracking numbers.
+    and none of the four other tracking numbers.
     """
-    several = len(NAMES)
+    several = CUSTOMERS
     ids, tracking = rng.sample(range(1000, 9999), several), rng.sample(range(10**7, 10**8), several)
     customers = [
         json.dumps({"id": f"C{number}", "name": name, "city": rng.choice(CITIES), "since": _date(rng)})
@@ -94,7 +95,7 @@ def agent_loop(tokens: int, rng: random.Random) -> Quiz:
     result = {"role": "tool", "tool_call_id": "call-1", "content": "\n".join(rng.sample(customers, several))}
     frame = Frame(filler=more, joint="\n", calls=(first, result, _call("list_orders", {"status": "all"}, "call-2")))
     question = f"What is the tracking number of the order of {asked}?"
-    hint = "Answer with the tracking number only."
+    hint = "Answer with the tracking number only, and call no further tool."
     others = tuple(f"T{track}" for track in tracking[1:])
     needles = rng.sample(orders, several)
     return Quiz(needles, question, hint, (f"T{tracking[0]}",), others, (customers[0], orders[0]), frame)
