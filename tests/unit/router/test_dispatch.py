@@ -6,6 +6,7 @@ from contextvars import ContextVar
 import numpy as np
 import pytest
 
+from benchmarks import virtual_time
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
 from kv_transfer.options import DecodeOptions
 from router.contents import ChatContents, Content
@@ -309,33 +310,37 @@ async def test_several_prompts_are_accounted_for_in_their_order():
     assert headers["x-skim-look-ahead"] == "8, 0"
 
 
-async def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
+def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
     """The explicit wishes before and after are obeyed, whatever the estimates are."""
-    pools = LocalPools(
-        speculator={"ms_per_token": 0.01, "cache_tokens": 100_000},
-        target={"prefill_ms_per_token": 0.05, "cache_tokens": 100_000, "max_model_len": 8192},
-    )
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
 
-    async def ask(ids, **options):
-        context = RequestContext(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions())
-        async for _ in dispatcher.run("r", prompt(ids), context):
-            pass
-        [outcome] = context.outcomes
-        return outcome.mode, outcome.reason, dict(context.headers())["x-skim-reason"], outcome.estimate
+    async def conversation():
+        pools = LocalPools(
+            speculator={"ms_per_token": 0.01, "cache_tokens": 100_000},
+            target={"prefill_ms_per_token": 0.05, "cache_tokens": 100_000, "max_model_len": 8192},
+        )
+        dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
 
-    documents = np.random.default_rng(1).integers(3, 900, (9, 3000)).tolist()
-    for document, size in zip(documents[:4], (3000, 500, 1500, 1000), strict=True):
-        assert (await ask(document[:size]))[0] == "speculative"
-    mode, reason, told, estimate = await ask(documents[4])
-    assert (mode, reason) == ("speculative", "sooner")
-    assert told == f"sooner;dense={estimate.dense:.0f};speculative={estimate.speculative:.0f}"
-    assert (await ask(documents[5], enabled=False))[:3] == ("dense", "disabled", "disabled")
-    assert (await ask([*documents[5], 8, 9, 10]))[:2] == ("dense", "cached")
-    assert (await ask([*documents[5], 8, 9, 10], enabled=True))[:3] == ("speculative", "requested", "requested")
-    assert (await ask([*documents[5], *documents[6]]))[:2] == ("speculative", "sooner")
-    ratios = dispatcher.meter.recorded["skim_router_forecast_ratio"]
-    assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]
+        async def ask(ids, **options):
+            context = RequestContext(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions())
+            async for _ in dispatcher.run("r", prompt(ids), context):
+                pass
+            [outcome] = context.outcomes
+            return outcome.mode, outcome.reason, dict(context.headers())["x-skim-reason"], outcome.estimate
+
+        documents = np.random.default_rng(1).integers(3, 900, (9, 3000)).tolist()
+        for document, size in zip(documents[:4], (3000, 500, 1500, 1000), strict=True):
+            assert (await ask(document[:size]))[0] == "speculative"
+        mode, reason, told, estimate = await ask(documents[4])
+        assert (mode, reason) == ("speculative", "sooner")
+        assert told == f"sooner;dense={estimate.dense:.0f};speculative={estimate.speculative:.0f}"
+        assert (await ask(documents[5], enabled=False))[:3] == ("dense", "disabled", "disabled")
+        assert (await ask([*documents[5], 8, 9, 10]))[:2] == ("dense", "cached")
+        assert (await ask([*documents[5], 8, 9, 10], enabled=True))[:3] == ("speculative", "requested", "requested")
+        assert (await ask([*documents[5], *documents[6]]))[:2] == ("speculative", "sooner")
+        ratios = dispatcher.meter.recorded["skim_router_forecast_ratio"]
+        assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]
+
+    virtual_time.run(conversation())
 
 
 async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
