@@ -38,7 +38,7 @@ VERSION_1: dict[str, Any] = {
     "select_request": SelectRequest(
         "r1",
         np.arange(3, 60, dtype=np.int32),
-        SelectionOptions(keep_rate=0.3, look_ahead=2),
+        SelectionOptions(keep_rate=0.3, look_ahead=2, layers="all"),
         np.array([[0, 4], [50, 57]], np.int32),
         return_importance=True,
         cache_salt="salt",
@@ -67,7 +67,7 @@ VERSION_1: dict[str, Any] = {
         kv_blocks={"host": "a"},
     ),
     "model_info": ModelInfo("/models/m", "LlamaForCausalLM", 32000, "ab12", 4096, 8192, "vllm"),
-    "selection_options": SelectionOptions(coverage=0.9, granularity="token"),
+    "selection_options": SelectionOptions(coverage=0.9, granularity="token", layers="all"),
     "draft_request": DraftRequest(
         7,
         [DraftRow("r1", 2, _ids(4, 5), 4, 0.5, 2)],
