@@ -71,7 +71,7 @@ def vllm_speculator(error, closed=False, errored=False):
     vocabulary = 512
     engine = FailingEngine(error, errored)
     return engine_of(
-        VllmSpeculator, "speculator", _engine=engine, _closed=closed, _vocab_size=vocabulary, _eos_token_ids=[]
+        VllmSpeculator, "speculator", _engine=engine, _closed=closed, _vocab_size=vocabulary, eos_token_ids=frozenset()
     )
 
 
@@ -86,7 +86,7 @@ async def score(speculator):
 
 
 def closed_transformers(cls, folder):
-    return engine_of(cls, folder, _closed=True, _eos_token_ids=set())
+    return engine_of(cls, folder, _closed=True, eos_token_ids=frozenset())
 
 
 CAUSES = [

@@ -214,12 +214,12 @@ async def test_control_a_query_that_was_not_captured_is_never_a_stale_one(rig):
 
 
 async def test_control_ends_that_are_not_masked_are_seen(rig):
-    eos = rig.engine._eos_token_ids
-    rig.engine._eos_token_ids = []
+    eos = rig.engine.eos_token_ids
+    rig.engine.eos_token_ids = frozenset()
     try:
         answer = await rig.score(EARLY_PROMPT, SelectionOptions(look_ahead=8))
     finally:
-        rig.engine._eos_token_ids = eos
+        rig.engine.eos_token_ids = eos
     assert len(answer.look_ahead_tokens) == 8
     masked = await rig.score(EARLY_PROMPT, SelectionOptions(look_ahead=8))
     assert (answer.importance - masked.importance).abs().max() > 10 * TOLERANCE
