@@ -141,7 +141,7 @@ class DraftedRequests:
                 free[row.request_id] = one_hot(tokens)
             elif request.session is None:
                 self._counters["no_session"] += 1
-            else:
+            elif row.answer.size > 1:  # The first token reaches the client without waiting for an exchange.
                 (adaptive if request.adaptive else fixed).append((row, request))
         counts = [min(request.most, row.room) for row, request in fixed]
         if self.counts.rest():

@@ -80,6 +80,14 @@ def test_free_drafts_follow_the_answer(look_ahead: list[int], answer: list[int])
     assert request.free_drafts(ids(*answer)).tolist() == (look_ahead[len(answer) :] if matches else [])
 
 
+def test_the_first_token_waits_for_no_drafter() -> None:
+    """It leaves the engine after the drafts for the next step are planned."""
+    requests = DraftedRequests(4)
+    begun(requests)
+    assert planned(requests, "r", ids(5), 9) == ([], 0)
+    assert planned(requests, "r", ids(5, 6), 9) == ([], 4)
+
+
 def test_once_left_look_ahead_does_not_come_back() -> None:
     request = begun(DraftedRequests(4), look_ahead=ids(5, 6, 7, 8))
     assert request.free_drafts(ids(4)).size == 0
@@ -99,7 +107,7 @@ def test_never_more_than_room_or_the_request_or_the_engine(adaptive: bool) -> No
             ("e", 0, 9, 0),
         ]:
             begun(requests, name, max_drafts=most, look_ahead=look_ahead, adaptive=adaptive)
-            free, asked = planned(requests, name, ids(5), room)
+            free, asked = planned(requests, name, ids(5, 6), room)
             assert (len(free), asked) == ((drafts, 0) if look_ahead.size else (0, drafts))
             requests.finish(name)
 
@@ -112,7 +120,7 @@ def test_adaptive_requests_of_a_batch_are_planned_together() -> None:
         requests.get("good").acceptance.observe(4, 4)
         requests.get("bad").acceptance.observe(4, 0)
     requests.counts.costs = StepCosts(Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50))
-    _, asked = requests.plan([Row(name, ids(5), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
+    _, asked = requests.plan([Row(name, ids(5, 6), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
     assert {name: question.drafts for name, question in asked.items()} == {"fixed": 4, "good": 4}
     assert requests.stats()["chosen"] == {0: 1, 1: 0, 2: 0, 3: 0, 4: 2}
 
@@ -133,7 +141,7 @@ def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
 def test_acceptance_is_counted_by_position_and_handed_on() -> None:
     requests = DraftedRequests(4)
     begun(requests, "r")
-    planned(requests, "r", ids(5), 9)
+    planned(requests, "r", ids(5, 6), 9)
     for _ in range(200):
         requests.observe("r", 4, 1)
         requests.observe("gone", 2, 0)
@@ -168,7 +176,7 @@ def test_with_async_scheduling_a_count_is_used_a_step_later(monkeypatch: pytest.
     monkeypatch.setattr(requests.counts, "choose", lambda *_: np.array([next(chosen)]))
     assert request.wanted() == 4
     asked = []
-    for size in range(1, 6):
+    for size in range(2, 7):
         _, questions = requests.plan([Row("r", ids(*range(size)), 99)], 1)
         asked.append((questions["r"].drafts if questions else 0, request.wanted()))
     assert asked == [(2, 2), (2, 3), (3, 0), (0, 1), (1, 1)]
