@@ -30,7 +30,8 @@ def config() -> SimpleNamespace:
 
 def new_request(id: str, *, session: str | None, max_tokens: int = 20) -> SimpleNamespace:
     handle = SessionHandle("a:1", session) if session else None
-    prompt = KeptPrompt(np.array(PROMPT, np.int32), np.arange(3, dtype=np.int32), 3, np.empty(0, np.int32), handle)
+    look_ahead = np.array([6, 7, 8, 9] if session else [], np.int32)
+    prompt = KeptPrompt(np.array(PROMPT, np.int32), np.arange(3, dtype=np.int32), 3, look_ahead, handle)
     settings = encode_settings(GenerateRequest(id, prompt, decode=DecodeOptions(adaptive=False, q_top=2)))
     params = SimpleNamespace(
         extra_args={DRAFTING: settings}, temperature=0.0, structured_outputs=None, eos_token_id=2, stop_token_ids=[],
@@ -81,7 +82,8 @@ def test_the_v1_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     ours.begin_step(step({"drafted": 4, "plain": 1}, drafts={"drafted": [11, 12, 13]}))
     tokens[0, 7] = 2
     assert ours.propose([[2], [5]], [8, 5], tokens) == [[], []]
-    assert drafters.asked == [([6], 3), ([6, 7, 8, 10], 3)]
+    # The first drafts were the look-ahead tokens.
+    assert drafters.asked == [([6, 7, 8, 10], 3)]
     stats = ours.stats()
     assert (stats["rounds"], stats["drafts"], stats["accepted"]) == (2, 6, 2)
     assert stats["accepted_per_position"] == [1, 1, 0]
@@ -138,7 +140,8 @@ def test_the_v2_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts, report = run(step({"drafted": 2, "plain": 1}, drafts={"drafted": [-1]}), {"drafted": 1})
     assert drafts == [[0, 0, 0], [0, 0, 0]]
     assert report.verified == {"drafted": 1}
-    assert drafters.asked == [([6], 3), ([6, 7, 8, 10], 3)]
+    # The first drafts were the look-ahead tokens.
+    assert drafters.asked == [([6, 7, 8, 10], 3)]
     stats = ours.stats()
     assert (stats["rounds"], stats["drafts"], stats["accepted"]) == (2, 4, 2)
     ours.shutdown()
