@@ -28,11 +28,14 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def by_difference(
     counts: Counter[tuple[int, int, int]], expected: torch.Tensor
 ) -> tuple[Counter[tuple[int, int, int]], torch.Tensor]:
-    """The same by the second token minus the first one, modulo the vocabulary: few cells, for few requests."""
+    """The same by the third token minus the second one, modulo the vocabulary: few cells, for few requests.
+
+    The second token has no draft.
+    """
     summed: Counter[tuple[int, int, int]] = Counter()
-    for (first, second, _), count in counts.items():
-        summed[(second - first) % VOCABULARY, 0, 0] += count
-    pairs = expected.sum(2)
+    for (_, second, third), count in counts.items():
+        summed[(third - second) % VOCABULARY, 0, 0] += count
+    pairs = expected.sum(0)
     rows = torch.arange(VOCABULARY)
     return summed, torch.stack([pairs[rows, (rows + d) % VOCABULARY].sum() for d in range(VOCABULARY)])[:, None, None]
 
