@@ -1,17 +1,14 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
 This is the only file of the router that imports vLLM (0.29.0). It uses `EngineClient` (vllm/engine/protocol.py),
-`build_app` and `init_app_state` (vllm/entrypoints/launchers). It replaces `render_chat_async` and `render_cmpl_async`
-on its own renderer instance (vllm/renderers/base.py) to record each conversation and the places of its contents. For
-the places it renders a chat again with `render_messages_async`.
+`build_app` and `init_app_state` (vllm/entrypoints/launchers). The methods of its renderer that `router.recording`
+replaces are of vllm/renderers/base.py.
 """
 
 import logging
 import traceback
 import types
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -30,21 +27,19 @@ from vllm.entrypoints.serve.exception_handling.handlers.exception import excepti
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.renderers import BaseRenderer, renderer_from_config
-from vllm.renderers.params import TokenizeParams
+from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.input_processor import InputProcessor
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import GenerateOutput, Int32Array, TokenLogprob
-from router.contents import ChatContents, MarkedChat, changed, without_marks
+from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
+from router.recording import record_chats
 from router.run import Prompt
-from router.warm_up import next_conversation, start_of_next_turn
 from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
@@ -115,7 +110,7 @@ class PooledEngineClient(EngineClient):
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
-        _record_conversations(self.renderer)
+        record_chats(self.renderer)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -225,65 +220,6 @@ def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exceptio
     if shown.status == HTTPStatus.BAD_REQUEST:
         return VLLMValidationError(shown.message, parameter=shown.param)
     return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
-
-
-def _record_conversations(renderer: BaseRenderer) -> None:
-    """Make `renderer` record each conversation in the request's context and return the tokens' character offsets.
-
-    All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
-    `render_cmpl_async`.
-    """
-    render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
-
-    async def render_and_note(
-        conversations: Any, chat_params: Any, tok_params: TokenizeParams | None = None, **kwargs: Any
-    ) -> Any:
-        context = CURRENT.get()
-        if context is not None and context.options.enabled:
-            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
-        keeps = context.keeps if context is not None else None
-        marked = [changed(messages) for messages in conversations]
-        conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
-        rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
-        if context is not None:
-            for sent, asked, conversation, prompt in zip(conversations, marked, rendered, prompts, strict=True):
-                text = prompt.get("prompt")
-                context.conversations[text] = conversation
-                context.chats[text] = await find_contents(asked, context, chat_params, prompt)
-                # After a tool call, the next turn does not begin with a user message.
-                if not chat_params.chat_template_kwargs.get("tools"):
-                    context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
-        return rendered, prompts
-
-    async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
-        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
-        chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
-        # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
-        if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
-            return chat.contents(None)
-        try:
-            _, again = await renderer.render_messages_async(chat.messages, params)
-        except Exception:
-            logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
-            return chat.contents(None)
-        return chat.contents(again.get("prompt"))
-
-    async def render_completions(prompts: Any, tok_params: TokenizeParams | None = None, **kwargs: Any) -> Any:
-        context = CURRENT.get()
-        if context is not None and context.options.keep_ranges:
-            tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
-        return await render_cmpl(prompts, tok_params, **kwargs)
-
-    async def next_turn(
-        conversation: Any, chat_params: Any, tok_params: TokenizeParams | None, answer: str
-    ) -> Int32Array:
-        """The start of the next turn's prompt (`warm_up.NextTurn`)."""
-        tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
-        _, [prompt] = await render_chat([next_conversation(conversation, answer)], chat_params, tok_params)
-        return start_of_next_turn(prompt["prompt"], prompt["prompt_token_ids"], prompt["prompt_token_offsets"])
-
-    renderer.render_chat_async = render_and_note
-    renderer.render_cmpl_async = render_completions
 
 
 def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:

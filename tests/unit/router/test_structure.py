@@ -271,7 +271,7 @@ async def test_the_keep_field_reaches_no_model(tools_app, results, path, monkeyp
     plain, marked = tools_app.pools.generates[-2:]
     assert plain.prompt.token_ids.tolist() == marked.prompt.token_ids.tolist()
     # Negative control: if the marks are not removed, the prompt has them.
-    monkeypatch.setattr("router.openai_app.without_marks", lambda messages, _: list(messages))
+    monkeypatch.setattr("router.recording.without_marks", lambda messages, _: list(messages))
     refused = await tools_app.client.post(path, json=tool_body(path, results, keep=0.5))
     assert refused.status_code == 400
     assert "keep has no effect with this model" in refused.json()["error"]["message"]

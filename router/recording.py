@@ -1,0 +1,73 @@
+"""Records each chat that vLLM's renderer renders: its contents with their places, and its next turn.
+
+The engine client gets token ids only; what they were rendered from is found here.
+"""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kv_transfer.messages import Int32Array
+from router.contents import ChatContents, MarkedChat, changed, without_marks
+from router.context import CURRENT, RequestContext
+from router.warm_up import next_conversation, start_of_next_turn
+
+logger = logging.getLogger(__name__)
+
+
+def record_chats(renderer: Any) -> None:
+    """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the request's context and return the tokens'
+    character offsets.
+
+    All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
+    `render_cmpl_async`. Both are replaced on this instance. For the places of the contents, a chat is rendered again
+    with `render_messages_async`.
+    """
+    render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
+
+    async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        context = CURRENT.get()
+        if context is not None and context.options.enabled:
+            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        keeps = context.keeps if context is not None else None
+        marked = [changed(messages) for messages in conversations]
+        conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
+        rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
+        if context is not None:
+            for sent, asked, conversation, prompt in zip(conversations, marked, rendered, prompts, strict=True):
+                text = prompt.get("prompt")
+                context.conversations[text] = conversation
+                context.chats[text] = await find_contents(asked, context, chat_params, prompt)
+                # After a tool call, the next turn does not begin with a user message.
+                if not chat_params.chat_template_kwargs.get("tools"):
+                    context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
+        return rendered, prompts
+
+    async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
+        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
+        chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
+        # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
+        if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
+            return chat.contents(None)
+        try:
+            _, again = await renderer.render_messages_async(chat.messages, params)
+        except Exception:
+            logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
+            return chat.contents(None)
+        return chat.contents(again.get("prompt"))
+
+    async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        context = CURRENT.get()
+        if context is not None and context.options.keep_ranges:
+            tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
+        return await render_cmpl(prompts, tok_params, **kwargs)
+
+    async def next_turn(conversation: Any, chat_params: Any, tok_params: Any, answer: str) -> Int32Array:
+        """The start of the next turn's prompt (`warm_up.NextTurn`)."""
+        tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        _, [prompt] = await render_chat([next_conversation(conversation, answer)], chat_params, tok_params)
+        return start_of_next_turn(prompt["prompt"], prompt["prompt_token_ids"], prompt["prompt_token_offsets"])
+
+    renderer.render_chat_async = render_and_note
+    renderer.render_cmpl_async = render_completions
