@@ -20,7 +20,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A text of a message, or the part of it that has its own `keep`.
+    """A text of a message that is not the system's, or the part of it that has its own `keep`.
 
     message: index of the message. role: of the message. text: without outer white space. tool: the name of the tool
     whose result it is. keep: the client's wish. spans: where it stands in the rendered text, half-open character
@@ -75,7 +75,7 @@ class MarkedChat:
             pieces = []
             for wish, part in asked.marks.segments(text) if asked else [(None, text)]:
                 keep = asked.keeps[wish] if asked and wish is not None else None
-                if not part.strip() or (role in SYSTEM_ROLES and keep is None):
+                if not part.strip() or role in SYSTEM_ROLES:
                     pieces.append(part)
                     continue
                 number = numbers.setdefault((role, part, keep), len(numbers))

@@ -12,7 +12,7 @@ from typing import Any
 
 from router.marks import Marks
 from router.options import InvalidOptionError, shown
-from router.policies import KEEP_VALUES, Keep, read_keep
+from router.policies import KEEP_VALUES, SYSTEM_ROLES, Keep, read_keep
 
 _LISTS = {"/chat/completions": ("messages",), "/messages": ("system", "messages"), "/responses": ("input",)}
 _TEXTS = ("text", "content", "output")
@@ -42,8 +42,8 @@ class PartKeeps:
 def take_keeps(body: dict[str, Any], path: str) -> PartKeeps | None:
     """Remove each `keep` from the body sent to `path`, and mark the texts that it is about. None if there is none.
 
-    Raises InvalidOptionError for a value that is no `Keep`, and for a `keep` of something that
-    has no text or is always kept.
+    Raises InvalidOptionError for a value that is no `Keep`, for a `keep` of something that has no text or is always
+    kept, and for one of the system prompt that is not `always`.
     """
     fields = next((fields for end, fields in _LISTS.items() if path.endswith(end)), ())
     if not fields or not any(_has_keep(body.get(name)) for name in fields):
@@ -53,11 +53,11 @@ def take_keeps(body: dict[str, Any], path: str) -> PartKeeps | None:
         value = body.get(name)
         for index, holder in enumerate(value if isinstance(value, list) else ()):
             if isinstance(holder, dict):
-                _take(holder, f"{name}.{index}", None, found)
+                _take(holder, f"{name}.{index}", None, found, name == "system" or holder.get("role") in SYSTEM_ROLES)
     return found if found.keeps else None
 
 
-def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeeps) -> None:
+def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeeps, is_system: bool) -> None:
     """As `take_keeps` for one message, item or part. outer: the `keep` of what it is a part of."""
     name, keep = f"{path}.keep", outer
     own = holder.pop("keep", None)
@@ -66,6 +66,8 @@ def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeep
             keep = read_keep(own)
         except ValueError:
             raise InvalidOptionError(f"{name} must be {KEEP_VALUES}, not {shown(own)}", name) from None
+        if is_system and keep != "always":
+            raise InvalidOptionError(f"{name} must be always: the system prompt is never compressed", name)
         texts = [key for key in _TEXTS if isinstance(holder.get(key), str | list)]
         if not texts or holder.get("type") in _KEPT_KINDS:
             raise InvalidOptionError(f"{name} has no effect: there is no text that could be dropped", name)
@@ -85,7 +87,7 @@ def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeep
             holder[key] = marked(value)
         for index, part in enumerate(value if isinstance(value, list) else ()):
             if isinstance(part, dict):
-                _take(part, f"{path}.{key}.{index}", keep, found)
+                _take(part, f"{path}.{key}.{index}", keep, found, is_system)
             elif isinstance(part, str) and isinstance(value, list):
                 value[index] = marked(part)
 

@@ -43,12 +43,12 @@ class PolicyOptions(SelectionOptions):
     def keep(self, role: str, tool: str | None, tokens: int, asked: Keep | None) -> Keep:
         """How much is kept of a content. The first rule that applies decides.
 
-        role: of its message. tool: the name of the tool whose result it is. tokens: of its whole message. asked: the
-        client's wish for this content.
+        role: of its message; the system's are always kept. tool: the name of the tool whose result it is. tokens: of
+        its whole message. asked: the client's wish for this content.
         """
         if asked is not None:
             return asked
         is_short = self.keep_short > 0 and tokens <= self.keep_short
-        if role in SYSTEM_ROLES or is_short or tool in self.protect_tools:
+        if is_short or tool in self.protect_tools:
             return "always"
         return self.keep_by_role.get(role, "auto")  # type: ignore[call-overload]

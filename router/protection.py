@@ -142,7 +142,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
     last_user = max((i for i, role in enumerate(chat.roles) if role == "user"), default=-1)
-    starts = [start for content in contents if content.role not in SYSTEM_ROLES for start, _ in content.spans]
+    starts = [start for content in contents for start, _ in content.spans]
     turn = [content for content in contents if content.message == last_user and content.keep in (None, "always")]
     question: CharSpan | None = None
     before: list[CharSpan] = []

@@ -207,6 +207,29 @@ async def test_policies_by_role_and_tool(tools_app, results, path):
     assert response.headers["x-skim-reason"] == "all-protected"
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_a_system_prompt_may_ask_to_be_kept_and_not_to_be_compressed(tools_app, results, role):
+    parts = [{"type": "text", "text": text} for text in results[:2]]
+    asked = {"role": "user", "content": [{"type": "text", "text": results[2]}, {"type": "text", "text": QUESTION}]}
+
+    def body(keep):
+        return {
+            "model": MODEL_NAME,
+            "max_tokens": 4,
+            "messages": [{"role": role, "content": [parts[0], parts[1] | {"keep": keep}]}, asked],
+        }
+
+    kept = "".join((await ask(tools_app, CHAT, body("always"))).runs)
+    assert results[0] in kept
+    assert results[1] in kept
+    assert results[2] not in kept
+    refused = await tools_app.client.post(CHAT, json=body(0.5))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == (
+        "messages.0.content.1.keep must be always: the system prompt is never compressed"
+    )
+
+
 async def test_short_messages_are_kept(tools_app, results):
     messages = [{"role": "user", "content": results[0]}, {"role": "assistant", "content": "It costs 4821."}]
     messages += [{"role": "user", "content": "And in euros, please?"}, {"role": "assistant", "content": results[1]}]
@@ -223,6 +246,7 @@ def one(role="user", **fields):
 
 
 TEXT = {"type": "text", "text": "x"}
+INPUT_TEXT = {"type": "input_text", "text": "x"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "keep": 0.5}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}, "keep": 0.5}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "keep": 0.5}
@@ -237,8 +261,12 @@ ROLES, RANGES = "speculative_prefill.keep_by_role", "speculative_prefill.keep_ra
         (CHAT, "messages.0.content.1.keep", {"messages": one(content=[TEXT, IMAGE])}),
         (MESSAGES, "messages.0.content.0.keep", {"messages": one("assistant", content=[USE])}),
         (MESSAGES, "system.0.keep", {"system": [TEXT | {"keep": True}], "messages": one(content="x")}),
+        (CHAT, "messages.0.content.1.keep", {"messages": one("system", content=[TEXT, TEXT | {"keep": 0.5}])}),
+        (CHAT, "messages.0.keep", {"messages": one("developer", content="x", keep="auto")}),
+        (MESSAGES, "system.1.keep", {"system": [TEXT, TEXT | {"keep": 0.5}], "messages": one(content="x")}),
+        (RESPONSES, "input.0.content.0.keep", {"input": one("system", content=[INPUT_TEXT | {"keep": 1}])}),
         (RESPONSES, "input.0.keep", {"input": [CALL]}),
-        (RESPONSES, "input.0.content.0.keep", {"input": one(content=[TEXT | {"type": "input_text", "keep": 0}])}),
+        (RESPONSES, "input.0.content.0.keep", {"input": one(content=[INPUT_TEXT | {"keep": 0}])}),
         (CHAT, f"{ROLES}.judge", {"speculative_prefill": {"keep_by_role": {"judge": 0.5}}}),
         (CHAT, f"{ROLES}.tool", {"speculative_prefill": {"keep_by_role": {"tool": 1.5}}}),
         (CHAT, "speculative_prefill.protect_tools", {"speculative_prefill": {"protect_tools": "Read"}}),
