@@ -21,6 +21,7 @@ from evals.rankings import Preference
 from evals.tasks import Sample
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import always_kept, mask_of
 from router.options import PrefillOptions
 
 DENSE = "dense"
@@ -82,7 +83,8 @@ def baseline(what: str, rank: Callable[[Sample, RenderedPrompt, int], Preference
     async def keep(reading: Reading) -> KeptPrompt:
         prompt, options = reading.prompt, reading.options.selection
         preference = rank(reading.sample, prompt, options.chunk_size)
-        at = fill(preference, always_kept(prompt, options), _budget(reading), options.chunk_size)
+        always = always_kept(mask_of(prompt.protected.tolist(), prompt.token_ids.size), options.protect_last)
+        at = fill(preference, always, _budget(reading), options.chunk_size)
         return KeptPrompt(prompt.token_ids[at], at, prompt.token_ids.size)
 
     return Selector(what, keep, follows=True)
@@ -120,15 +122,6 @@ SELECTORS: dict[str, Selector] = {
     ),
 }
 """In the order of the results page."""
-
-
-def always_kept(prompt: RenderedPrompt, options: SelectionOptions) -> npt.NDArray[np.bool_]:
-    """The tokens that every selector keeps, bool [M]: the protected ones and the last ones."""
-    always = np.zeros(prompt.token_ids.size, bool)
-    always[-options.protect_last :] = True
-    for start, end in prompt.protected:
-        always[start:end] = True
-    return always
 
 
 def fill(preference: Preference, always: npt.NDArray[np.bool_], budget: int, chunk: int) -> Int32Array:

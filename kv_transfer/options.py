@@ -13,6 +13,8 @@ AUTO_COVERAGE = 0.5
 """The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
 AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
+SHORT_TEXT = 256
+"""Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
 
 
 def _odd(value: int) -> int:

@@ -49,6 +49,11 @@ def mask_of(spans: Iterable[Sequence[int]], size: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def always_kept(protected: npt.NDArray[np.bool_], protect_last: int) -> npt.NDArray[np.bool_]:
+    """The tokens that every selection keeps, bool [M]: those of protected spans, and the last `protect_last` ones."""
+    return protected | (np.arange(protected.size) >= protected.size - protect_last)
+
+
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
     """The runs of true values in `mask` [M], int32 [P, 2]: sorted, not empty, and never adjacent."""
     edges = np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import mask_of, segments_of, spans_of
+from kv_transfer.spans import always_kept, mask_of, segments_of, spans_of
 from router.guard import signals
 
 REASONS = {
@@ -133,8 +133,7 @@ class Explained:
         reasons[positions] = "new" if selection.reused_tokens else by_score
         reasons[positions[selection.late]] = "appended"
         reasons[positions[: selection.reused_tokens]] = "reused"
-        protected = mask_of(self.protected.tolist(), size)
-        protected[-options.protect_last :] = True
+        protected = always_kept(mask_of(self.protected.tolist(), size), options.protect_last)
         reasons[protected & (reasons != DROPPED)] = "protected"
         return reasons
 

@@ -23,7 +23,7 @@ import numpy as np
 from actors.observability.metrics import Meter
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import mask_of
+from kv_transfer.spans import always_kept, mask_of
 from router.decision import Decision
 from router.options import PrefillOptions
 from router.protection import LONG_TURN_CHARS, PromptSpans
@@ -169,8 +169,7 @@ def signals(selection: Selection, options: SelectionOptions, protected: Int32Arr
     starts = np.arange(0, selection.kept.context_length, options.chunk_size)
     if scores is None or scores.size != starts.size or options.granularity == "token":
         return {}
-    fixed = mask_of(protected.tolist(), selection.kept.context_length)
-    fixed[-options.protect_last :] = True
+    fixed = always_kept(mask_of(protected.tolist(), selection.kept.context_length), options.protect_last)
     kept = np.zeros(fixed.size, bool)
     kept[positions] = True
     droppable = np.add.reduceat(~fixed, starts, dtype=np.int64)

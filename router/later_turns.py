@@ -4,14 +4,13 @@ A prompt that runs speculative is a bet on its later turns too: each of them rea
 late chunks on the target, while a dense conversation reads only the new tokens.
 """
 
+from kv_transfer.options import SHORT_TEXT
 from router.cost import PoolTime
 
 MEMORY = 0.97
 """Weight of a prompt after the next one: about the latest 33 count."""
 MOST = 4.0
 """The expected number of later turns is at most this, because the first token of a prompt is certain."""
-SHORT = 256
-"""Tokens. A new text of at most this length is kept whole in a later turn (`speculator_service.scoring.extension`)."""
 
 
 class LaterTurns:
@@ -42,7 +41,7 @@ class LaterTurns:
     def kept(self, new: int, share: float) -> float:
         """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
         late = self._late / self._extended if self._extended else 0.0
-        return max(0.0, (new if new <= SHORT else share * new) + late)
+        return max(0.0, (new if new <= SHORT_TEXT else share * new) + late)
 
     def extra_ms(self, speculator: PoolTime, target: PoolTime, share: float) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0."""

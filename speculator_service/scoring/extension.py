@@ -25,13 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.options import SelectionOptions
+from kv_transfer.options import SHORT_TEXT, SelectionOptions
+from kv_transfer.spans import always_kept
 from speculator_service.scoring.chunks import chunk_means
 
 LATE_SHARE = 1 / 8
 LATE_TOKENS = 128
-SHORT = 256
-"""Tokens. A new text of at most this length is kept whole; a question of this length is read again for late chunks."""
 GROWTH = 3.0
 """Without `max_keep`, an extended prompt has at most this many times the tokens of a fresh selection."""
 
@@ -85,9 +84,7 @@ class Prompt:
     @cached_property
     def protected(self) -> npt.NDArray[np.bool_]:
         """The tokens that are always kept, bool [M]: the spans and the last `protect_last` tokens."""
-        mask = self.spans.copy()
-        mask[-self.options.protect_last :] = True
-        return mask
+        return always_kept(self.spans, self.options.protect_last)
 
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
@@ -99,7 +96,7 @@ def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     if plan.late and prompt.question and prompt.question[0] < common:
         # Late chunks after the question are hardly used. A short question is read again after them.
         again, read = _plan(prompt, known, prompt.question[0])
-        if read - new <= max(SHORT, new):
+        if read - new <= max(SHORT_TEXT, new):
             plan, new = again, read
     too_long = prompt.fresh.size == prompt.size or plan.positions.size > _limit(prompt)
     torn = _is_torn(prompt, plan.positions, common)
@@ -120,7 +117,7 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
     new = wanted.copy()
     new[:common] = False
     new[common:answer] = True
-    if (~prompt.protected[answer:]).sum() <= SHORT:
+    if (~prompt.protected[answer:]).sum() <= SHORT_TEXT:
         new[answer:] = True
     late = _late(prompt, standing, wanted, common)
 

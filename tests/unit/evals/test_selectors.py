@@ -8,7 +8,7 @@ import torch
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from evals.prompts import render
-from evals.selectors import SELECTORS, Reading, always_kept, fill
+from evals.selectors import SELECTORS, Reading, fill
 from kv_transfer.errors import SkimError
 from kv_transfer.options import SelectionOptions
 from router.options import PrefillOptions
@@ -133,13 +133,6 @@ async def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, siz
         always[start:end] = True
     preference = chunk_means(importance.numpy(), options.chunk_size)
     assert fill(preference, always, chosen.numel(), options.chunk_size).tolist() == chosen.tolist()
-
-
-async def test_the_protected_and_the_last_tokens_are_always_kept(prompt):
-    always = always_kept(prompt, SelectionOptions(protect_last=7))
-    assert always[-7:].all()
-    assert all(always[start:end].all() for start, end in prompt.protected)
-    assert not always[200:300].any()
 
 
 async def test_what_serving_would_not_compress_is_refused(made, tokenizer):

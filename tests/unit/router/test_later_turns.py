@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import KeptPrompt, SessionHandle
+from kv_transfer.options import SHORT_TEXT
 from router.cache_ledger import BLOCK_TOKENS
 from router.cost import PoolTime
-from router.later_turns import MOST, SHORT, LaterTurns
+from router.later_turns import MOST, LaterTurns
 from tests.unit.router.simulated_pools import Pool, World, text
 
 LATE, NEW = 64, 40
@@ -84,7 +85,7 @@ def test_what_a_later_turn_reads_is_learned():
     # The router knows whole blocks of a prompt: on average, half a block of known tokens looks new.
     turns, looks_new = world.forecaster.turns, NEW + BLOCK_TOKENS / 2
     assert turns.kept(looks_new, 0.2) == pytest.approx(NEW + LATE, abs=30)
-    assert turns.kept(10 * SHORT, 0.2) < 0.3 * turns.kept(SHORT, 0.2) * 10
+    assert turns.kept(10 * SHORT_TEXT, 0.2) < 0.3 * turns.kept(SHORT_TEXT, 0.2) * 10
 
 
 def test_the_expected_number_of_later_turns():
