@@ -17,6 +17,7 @@ from actors.work_meter import WorkMeter
 from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
 from kv_transfer.codec import decode, encode
+from kv_transfer.deadline import Deadline
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest, WarmUpRequest
 from speculator_service.drafting.drafter import DraftService
@@ -92,7 +93,8 @@ class SpeculatorActor:
             self._idle.stop()
             request = decode(payload, SelectRequest)
             with self._tracer.span(SELECT, request.trace) as span, self._work.request(int(request.token_ids.size)):
-                selection = await self._service.select(request)
+                async with Deadline.after(request.timeout_ms).limit():
+                    selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)
                 note_select_parts(span, selection, self._engine.info)
             if self._drafts is not None and selection.kept.session is not None and request.decode is not None:

@@ -19,6 +19,7 @@ from actors.placement import fetch_on_nodes, own_group, ray_for_ranks
 from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
+from kv_transfer.deadline import Deadline
 from kv_transfer.errors import HandoverError
 from kv_transfer.messages import ACCEPTED, GenerateRequest, WarmUpRequest
 from target_service.factory import create_engine
@@ -74,11 +75,12 @@ class TargetActor:
         try:
             self._idle.stop()
             request = decode(payload, GenerateRequest)
+            deadline = Deadline.after(request.timeout_ms)
             tokens = int(request.prompt.token_ids.size)
             with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
                 if self._engine_traces and (headers := answer.span.headers):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
-                async with aclosing(self._engine.generate(request)) as outputs:
+                async with aclosing(deadline.each(self._engine.generate(request))) as outputs:
                     async for output in outputs:
                         answer.add(output)
                         yield encode(output)

@@ -31,6 +31,12 @@ class EngineUnavailableError(SkimError):
     kind: ClassVar[str] = "unavailable"
 
 
+class DeadlineError(SkimError):
+    """The request's deadline is over. Its work was stopped in every pool (HTTP 504)."""
+
+    kind: ClassVar[str] = "deadline"
+
+
 class HandoverError(SkimError):
     """This target replica stops before the answer is complete; another replica must continue it."""
 

@@ -103,6 +103,7 @@ class SelectRequest:
     affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
     rate_spans, rates: int32 [R, 2] and float32 [R], half-open token ranges that have a keep rate of their own, in
     (0, 1]. They are sorted and do not overlap. The rest of the prompt is selected by `options`.
+    timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class SelectRequest:
     affinity: str = ""
     rate_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    timeout_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
@@ -178,7 +180,7 @@ class GenerateRequest:
     arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
-    trace, affinity: as in SelectRequest.
+    trace, affinity, timeout_ms: as in SelectRequest.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     """
@@ -195,6 +197,7 @@ class GenerateRequest:
     trace: Mapping[str, str] | None = None
     affinity: str = ""
     answered: int = 0
+    timeout_ms: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.answered < self.prompt.token_ids.size:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.observability.tracing import NO_SPAN, Span
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
+from kv_transfer.deadline import NO_DEADLINE, Deadline
+from kv_transfer.errors import DeadlineError, EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
 from router.contents import ChatContents
@@ -91,6 +92,8 @@ class HttpError:
             return cls(400, "BadRequestError", _encodable(str(error)), param)
         if isinstance(error, EngineUnavailableError):
             return cls(503, "ServiceUnavailableError", _encodable(str(error)))
+        if isinstance(error, DeadlineError):
+            return cls(504, "GatewayTimeoutError", str(error))
         if isinstance(error, SkimError):
             return cls(500, "InternalServerError", _encodable(str(error)))
         return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
@@ -112,7 +115,7 @@ class RequestContext:
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
     chats: the contents of each chat, by its rendered text. span: the request's trace span, the parent of the spans of
-    its prompts.
+    its prompts. deadline: when the answer must be complete.
     """
 
     options: PrefillOptions
@@ -128,6 +131,7 @@ class RequestContext:
     answering: bool = False
     error: HttpError | None = None
     span: Span = NO_SPAN
+    deadline: Deadline = NO_DEADLINE
 
     def begin(self, prompt_tokens: int) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported."""

@@ -36,7 +36,8 @@ class RouterDeployment:
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
-    Dispatcher. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`.
+    Dispatcher. deadline_s: as in SkimMiddleware. vllm_args: options of vLLM's HTTP server. traces: the argument of
+    `create_tracer`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RouterDeployment:
         select_timeout_s: float,
         on_speculator_failure: str = "dense",
         admission_timeout_s: float,
+        deadline_s: float | None = None,
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
@@ -85,7 +87,7 @@ class RouterDeployment:
             explain_text=explain_text,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
-        self._patience_s = admission_timeout_s
+        self._patience_s, self._deadline_s = admission_timeout_s, deadline_s
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
@@ -111,6 +113,7 @@ class RouterDeployment:
             self._pools.target.max_model_len,
             self._vllm_args,
             self._tracer,
+            self._deadline_s,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

@@ -13,7 +13,7 @@ import numpy as np
 from actors.observability.metrics import Meter
 from actors.observability.pool_spans import AnswerTally, note_selection
 from actors.observability.tracing import Span
-from kv_transfer.errors import InvalidRequestError, SkimError
+from kv_transfer.errors import DeadlineError, InvalidRequestError, SkimError
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
@@ -95,7 +95,20 @@ class Dispatcher:
     async def run(
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
-        """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools."""
+        """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline
+        does."""
+        try:
+            context.deadline.check()
+            async with aclosing(context.deadline.each(self._run(request_id, prompt, context))) as outputs:
+                async for output in outputs:
+                    yield output
+        except DeadlineError:
+            self.meter.record("skim_router_deadlines_missed_total", 1, answering=str(context.answering).lower())
+            raise
+
+    async def _run(
+        self, request_id: str, prompt: Prompt, context: RequestContext
+    ) -> AsyncGenerator[GenerateOutput, None]:
         run = self._prepare(request_id, prompt, context)
         outcome = run.outcome
         kept = await self._read(run)
@@ -114,7 +127,11 @@ class Dispatcher:
             answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
             try:
-                stream = migrate(answer, self.pools.generate, moved, enabled=self._migration)
+
+                def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+                    return self.pools.generate(replace(request, timeout_ms=context.deadline.left_ms))
+
+                stream = migrate(answer, attempt, moved, enabled=self._migration)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         held = True
@@ -254,6 +271,7 @@ class Dispatcher:
             affinity=run.affinity,
             rate_spans=run.spans.rate_spans,
             rates=run.spans.rates,
+            timeout_ms=context.deadline.left_ms,
         )
         sent = time.perf_counter()
         try:
@@ -261,7 +279,7 @@ class Dispatcher:
                 async with asyncio.timeout(self._select_timeout_s):
                     selection = await self.pools.select(replace(request, trace=span.headers))
                 note_selection(span, request_id, selection)
-        except InvalidRequestError:
+        except (InvalidRequestError, DeadlineError):
             raise
         except (TimeoutError, SkimError) as error:
             late = isinstance(error, TimeoutError)

@@ -5,6 +5,7 @@ the headers describe the selection, which is made by then. An earlier error of t
 error, for streams too. A later error ends the stream, in the same form on every endpoint.
 """
 
+import asyncio
 import json
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,11 +19,15 @@ from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
 from router.server_sent_events import write_error_event
+from router.timeout_headers import read_deadline
 from router.tracing import TracedRequest, traced_request
 
 
 class SkimMiddleware:
-    """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`."""
+    """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`.
+
+    deadline_s: the deadline of a request without a header for it; None: no limit.
+    """
 
     def __init__(
         self,
@@ -31,10 +36,12 @@ class SkimMiddleware:
         decode_defaults: SpeculationOptions,
         tracer: Tracer = NO_TRACER,
         model: str = "",
+        deadline_s: float | None = None,
     ) -> None:
         self.app = app
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self._tracer, self._model = tracer, model
+        self._deadline_s = deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -44,9 +51,12 @@ class SkimMiddleware:
             await self._answer(scope, receive, request.watched(send), request)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
-        body = await _read_body(receive)
+        arrived = asyncio.get_running_loop().time()
+        headers, body = Headers(scope=scope), await _read_body(receive)
         try:
-            context, body = self._context(Headers(scope=scope), body, scope["path"])
+            deadline = read_deadline(headers, self._deadline_s, arrived)
+            context, body = self._context(headers, body, scope["path"])
+            context.deadline = deadline
             request.context = context
         except InvalidRequestError as error:
             await _respond(HttpError.of(error), scope, receive, send)

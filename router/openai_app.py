@@ -59,6 +59,7 @@ async def build_openai_app(
     max_model_len: int,
     vllm_args: Mapping[str, Any],
     tracer: Tracer = NO_TRACER,
+    deadline_s: float | None = None,
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
@@ -83,6 +84,7 @@ async def build_openai_app(
             decode_defaults=dispatcher.decode_defaults,
             tracer=tracer,
             model=served_model_name,
+            deadline_s=deadline_s,
         )
     )
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours

@@ -22,7 +22,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from kv_transfer.codec import decode, encode
-from kv_transfer.errors import EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
+from kv_transfer.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateOutput,
@@ -181,7 +181,7 @@ class ServePools:
         try:
             async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
                 received = [output async for output in outputs]
-        except InvalidRequestError:
+        except (InvalidRequestError, DeadlineError):
             raise
         except SkimError as error:
             logger.warning("request %s is prefilled by its decoding replica: %s", request.request_id, error)

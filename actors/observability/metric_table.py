@@ -54,6 +54,12 @@ _ALL = (
     ),
     Metric("skim_router_migrations_total", "counter", "requests moved to another target replica, by cause", ("cause",)),
     Metric("skim_router_replayed_tokens_total", "counter", "answer tokens that the next replica had to prefill"),
+    Metric(
+        "skim_router_deadlines_missed_total",
+        "counter",
+        "prompts stopped at their deadline, before their first token or while answering",
+        ("answering",),
+    ),
     Metric("skim_router_given_up_total", "counter", "requests that ended with an error after losing target replicas"),
     Metric(
         "skim_router_warm_ups_total",

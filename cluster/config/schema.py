@@ -62,6 +62,13 @@ class RouterConfig(BaseModel):
     admission_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
     )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="time for a whole answer, after which the request is stopped everywhere (504); a request's header "
+        "x-request-timeout-ms replaces it; null: no limit",
+    )
     affinity: bool = Field(
         True, description="requests with the same prefix prefer the same replicas, whose caches hold it"
     )

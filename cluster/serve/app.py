@@ -105,6 +105,7 @@ def build_app(config: DeploymentConfig) -> Application:
         select_timeout_s=config.router.select_timeout_s,
         on_speculator_failure=config.router.on_speculator_failure,
         admission_timeout_s=config.router.admission_timeout_s,
+        deadline_s=config.router.deadline_s,
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
