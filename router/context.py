@@ -18,6 +18,7 @@ from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
 from router.contents import ChatContents
 from router.cost import Estimate
+from router.key_limits import KeyUse, LimitReachedError
 from router.options import InvalidOptionError, PrefillOptions
 from router.part_keeps import PartKeeps
 from router.server_timing import TOTAL, write_server_timing
@@ -77,12 +78,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error in the OpenAI format."""
+    """An error in the OpenAI format. retry_after_s: when the client may try again; None: after a second for a 503,
+    never for another status."""
 
     status: int
     type: str
     message: str
     param: str | None = None
+    retry_after_s: int | None = None
 
     @classmethod
     def of(cls, error: Exception) -> "HttpError":
@@ -94,9 +97,17 @@ class HttpError:
             return cls(503, "ServiceUnavailableError", _encodable(str(error)))
         if isinstance(error, DeadlineError):
             return cls(504, "GatewayTimeoutError", str(error))
+        if isinstance(error, LimitReachedError):
+            return cls(429, "RateLimitError", _encodable(str(error)), retry_after_s=error.retry_after_s)
         if isinstance(error, SkimError):
             return cls(500, "InternalServerError", _encodable(str(error)))
         return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers that belong to the error."""
+        retry = self.retry_after_s or (1 if self.status == 503 else None)
+        return {} if retry is None else {"retry-after": str(retry)}
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
@@ -115,11 +126,15 @@ class RequestContext:
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
     chats: the contents of each chat, by its rendered text. span: the request's trace span, the parent of the spans of
-    its prompts. deadline: when the answer must be complete.
+    its prompts. deadline: when the answer must be complete. key: the name of the request's API key, never the key;
+    empty if the endpoint asks for none. use: what that key uses. isolated: it shares no cached prefix with other keys.
     """
 
     options: PrefillOptions
     decode: DecodeOptions
+    key: str = ""
+    use: KeyUse | None = None
+    isolated: bool = False
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False
@@ -134,12 +149,24 @@ class RequestContext:
     deadline: Deadline = NO_DEADLINE
 
     def begin(self, prompt_tokens: int) -> Outcome:
-        """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported."""
+        """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.
+
+        Raises LimitReachedError if the request's key has no tokens left.
+        """
         outcome = Outcome("", "", prompt_tokens, prompt_tokens, self.options)
         outcome.timings["tokenize"] = 1e3 * (time.perf_counter() - self.arrived)
         if not (self.beam_search and self.outcomes):
+            if self.use is not None:
+                self.use.spend(prompt_tokens, first=not self.outcomes)
             self.outcomes.append(outcome)
         return outcome
+
+    def salt(self, sent: str | None) -> str | None:
+        """The cache salt for the engines. sent: the client's own. Under API keys no client can send another key's salt:
+        the part before the colon is an isolated key's name, or empty."""
+        if self.isolated:
+            return f"{self.key}:{sent or ''}"
+        return f":{sent}" if self.key and sent else sent
 
     @property
     def headers_are_true(self) -> bool:

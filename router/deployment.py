@@ -37,7 +37,7 @@ class RouterDeployment:
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
     Dispatcher. deadline_s: as in SkimMiddleware. vllm_args: options of vLLM's HTTP server. traces: the argument of
-    `create_tracer`.
+    `create_tracer`. api_keys_file: as in `build_openai_app`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class RouterDeployment:
         guard_entropy: float | None = None,
         explain_text: bool = False,
         vllm_args: Mapping[str, Any],
+        api_keys_file: str | None = None,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -87,7 +88,7 @@ class RouterDeployment:
             explain_text=explain_text,
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
-        self._patience_s, self._deadline_s = admission_timeout_s, deadline_s
+        self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
@@ -114,6 +115,7 @@ class RouterDeployment:
             self._vllm_args,
             self._tracer,
             self._deadline_s,
+            self._api_keys_file,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
+from router.authentication import caller_of
 from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
@@ -57,6 +58,8 @@ class SkimMiddleware:
             deadline = read_deadline(headers, self._deadline_s, arrived)
             context, body = self._context(headers, body, scope["path"])
             context.deadline = deadline
+            if caller := caller_of(scope):
+                context.key, context.use, context.isolated = caller.key.name, caller.use, caller.key.isolate_cache
             request.context = context
         except InvalidRequestError as error:
             await _respond(HttpError.of(error), scope, receive, send)
@@ -132,8 +135,7 @@ class HeldResponse:
 
 
 async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = {"retry-after": "1"} if error.status == 503 else None
-    await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
+    await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
 
 
 async def _read_body(receive: Receive) -> bytes:

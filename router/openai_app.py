@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
@@ -24,6 +25,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -35,6 +37,8 @@ from vllm.v1.engine.input_processor import InputProcessor
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, TokenLogprob
+from router.api_keys import ApiKeys
+from router.authentication import KeyMiddleware
 from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
@@ -60,9 +64,11 @@ async def build_openai_app(
     vllm_args: Mapping[str, Any],
     tracer: Tracer = NO_TRACER,
     deadline_s: float | None = None,
+    api_keys_file: str | None = None,
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
+    api_keys_file: as `ApiKeys.file`; the keys of vLLM's options hold too. Raises SkimError if it cannot be read.
     folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
     """
     flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
@@ -76,6 +82,10 @@ async def build_openai_app(
     for kind in (AttributeError, KeyError, RecursionError):
         app.exception_handler(kind)(_refuse_unreadable)
     app.state.server = types.SimpleNamespace()
+    keys = ApiKeys(api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
+    app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
+    if keys.wanted:
+        app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
     # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
     app.user_middleware.append(
         Middleware(
@@ -249,7 +259,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         chat=context.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
-        cache_salt=prompt.get("cache_salt"),
+        cache_salt=context.salt(prompt.get("cache_salt")),
         next_turn=context.next_turns.get(prompt.get("prompt")),
         priority=priority,
         engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},

@@ -15,6 +15,7 @@ from rich.markup import escape
 from cluster.batch.command import batch
 from cluster.commands import config as config_commands
 from cluster.commands.explain import explain
+from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
 from kv_transfer.errors import SkimError
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
+app.add_typer(key_commands, name="keys", rich_help_panel=SERVING)
 app.command(rich_help_panel=SERVING)(batch)
 app.command(rich_help_panel=TOOLS)(pairs)
 app.command(rich_help_panel=TOOLS)(explain)

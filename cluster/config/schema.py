@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from cluster.kuberay.settings import KubernetesConfig
@@ -28,6 +29,11 @@ def _collector(endpoint: str) -> str:
     if url.path.rstrip("/").endswith("/v1/traces"):
         raise ValueError("must end before /v1/traces, which is added to it")
     return endpoint
+
+
+def _beside_the_config(file: str, info: ValidationInfo) -> str:
+    """An absolute path. A relative one starts at the config file's folder."""
+    return str((info.context or {}).get("folder", Path()) / file)
 
 
 class RouterConfig(BaseModel):
@@ -96,6 +102,11 @@ class RouterConfig(BaseModel):
     )
     audit_max_ongoing: int = Field(
         4, ge=0, description="no audit runs while a router has more requests than this at the target"
+    )
+    api_keys_file: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None,
+        description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
+        "machines; read again when it changes; null: only the keys of vllm_args.api_key and VLLM_API_KEY",
     )
     explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
     vllm_args: dict[str, Any] = Field(

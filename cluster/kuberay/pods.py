@@ -12,6 +12,7 @@ from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 Object = dict[str, Any]
 
 TLS_PATH = "/etc/skim/tls"
+API_KEYS_PATH = "/etc/skim/api-keys"
 # Ray's node agent reports the health of the whole node. The metrics exporter uses the port that KubeRay expects.
 AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
@@ -154,6 +155,10 @@ def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[s
     if component in SERVING and settings.tls_secret:
         source = {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}
         volumes["channel-tls"] = (source, {"mountPath": TLS_PATH, "readOnly": True})
+    if component == "router" and settings.api_keys_secret:
+        # A whole folder: Kubernetes updates it when the Secret changes, and a single file never.
+        source = {"secret": {"secretName": settings.api_keys_secret, "defaultMode": 0o440}}
+        volumes["api-keys"] = (source, {"mountPath": API_KEYS_PATH, "readOnly": True})
     return volumes
 
 

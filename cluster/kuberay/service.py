@@ -11,7 +11,7 @@ import yaml
 
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.pods import CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
+from cluster.kuberay.pods import API_KEYS_PATH, CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
 from cluster.kuberay.settings import PodConfig
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
@@ -196,6 +196,7 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
         )
     settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
     settings["router"]["vllm_args"].pop("api_key", None)
+    settings["router"]["api_keys_file"] = _api_keys_file(config)
     settings["channel"] |= {"token": None, **_tls(config)}
     return settings | {"spans_machines": True}
 
@@ -205,6 +206,17 @@ def _model_path(config: DeploymentConfig, model: str) -> str:
         return model
     mount, path = PurePosixPath(config.kubernetes.models.mount_path), PurePosixPath(model)
     return str(path if path.is_relative_to(mount) else mount / path.name)
+
+
+def _api_keys_file(config: DeploymentConfig) -> str | None:
+    if config.kubernetes.api_keys_secret:
+        return f"{API_KEYS_PATH}/keys.yaml"
+    if config.router.api_keys_file:
+        raise SkimError(
+            "kubernetes.api_keys_secret: is not set, but router.api_keys_file is: put the file into a Secret as "
+            "keys.yaml and set kubernetes.api_keys_secret to its name"
+        )
+    return None
 
 
 def _tls(config: DeploymentConfig) -> Object:

@@ -143,6 +143,9 @@ class KubernetesConfig(BaseModel):
     secret: str = Field(
         "skim-secrets", description="Secret with redis-password; optional: channel-token, api-key, hf-token"
     )
+    api_keys_secret: Name | None = Field(
+        None, description="Secret with keys.yaml, the router's file of API keys (SECURITY.md); null: none"
+    )
     tls_secret: str | None = Field(
         None, description="Secret with tls.crt, tls.key, ca.crt for the draft channel; null: no TLS"
     )

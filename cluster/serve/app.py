@@ -115,6 +115,7 @@ def build_app(config: DeploymentConfig) -> Application:
         audit_max_ongoing=config.router.audit_max_ongoing,
         explain_text=config.router.explain_text,
         vllm_args=config.router.vllm_args,
+        api_keys_file=config.router.api_keys_file,
         **traces,
     )
 

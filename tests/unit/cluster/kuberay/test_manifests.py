@@ -170,6 +170,19 @@ def test_no_secret_is_written():
     )
 
 
+def test_the_file_of_api_keys():
+    with pytest.raises(SkimError, match=r"kubernetes\.api_keys_secret: is not set"):
+        ray_service(config_from_flags(DEMO, {"router.api_keys_file": "keys.yaml"}))
+    things = manifests(config_from_flags(DEMO, {"kubernetes.api_keys_secret": "keys"}))
+    mount = {"name": "api-keys", "mountPath": "/etc/skim/api-keys", "readOnly": True}
+    groups = dict(pods([t for ts in things.values() for t in ts]))
+    holders = {name for name, pod in groups.items() if mount in pod["spec"]["containers"][0].get("volumeMounts", [])}
+    assert holders == {"RayService router"}
+    [service] = things["rayservice.yaml"]
+    router = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]["router"]
+    assert router["api_keys_file"] == "/etc/skim/api-keys/keys.yaml"
+
+
 def test_tls_of_the_channel():
     files = {"channel.tls_cert": "a", "channel.tls_key": "b", "channel.tls_ca": "c"}
     with pytest.raises(SkimError, match=r"kubernetes\.tls_secret: is not set"):

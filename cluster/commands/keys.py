@@ -1,0 +1,70 @@
+"""`skim keys`: makes API keys for the file of `router.api_keys_file`."""
+
+import os
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Make and replace API keys of an endpoint (SECURITY.md).", no_args_is_help=True)
+
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name; logs and limits use it.")]
+File = Annotated[Path, typer.Option(metavar="FILE", help="The file of router.api_keys_file; created if missing.")]
+
+
+@app.command()
+def new(name: KeyName, file: File) -> None:
+    """Print a new key, and add its hash to the file. An older key of the same name stays valid until `retire`."""
+    from router.api_keys import hash_of, new_key
+
+    entries, key = _entries(file), new_key()
+    entry = next((one for one in entries if one["name"] == name), None)
+    if entry is None:
+        entry = {"name": name, "sha256": []}
+        entries.append(entry)
+    entry["sha256"].append(hash_of(key))
+    _write(file, entries)
+    print(key)
+
+
+@app.command()
+def retire(name: KeyName, file: File) -> None:
+    """Make all keys of NAME invalid but the newest."""
+    from kv_transfer.errors import SkimError
+
+    entries = _entries(file)
+    entry = next((one for one in entries if one["name"] == name), None)
+    if entry is None:
+        raise SkimError(f"{file} has no key with the name {name}")
+    del entry["sha256"][:-1]
+    _write(file, entries)
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    """The entries of the file; none if it does not exist. Raises SkimError."""
+    from router.api_keys import read_keys
+
+    return [key.model_dump(mode="json", exclude_defaults=True) for key in read_keys(file)] if file.exists() else []
+
+
+def _write(file: Path, entries: list[dict[str, Any]]) -> None:
+    """Replace the file at once: a router never reads half of it. Raises SkimError."""
+    import yaml
+    from pydantic import ValidationError
+
+    from kv_transfer.errors import SkimError
+    from kv_transfer.validation import sentence
+    from router.api_keys import KeyFile
+
+    try:
+        KeyFile.model_validate({"keys": entries})
+        with NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}-", delete=False) as written:
+            yaml.safe_dump({"keys": entries}, written, sort_keys=False)
+        if file.exists():
+            Path(written.name).chmod(file.stat().st_mode & 0o777)
+        os.replace(written.name, file)
+    except ValidationError as error:
+        raise SkimError(sentence(error)) from None
+    except OSError as error:
+        raise SkimError(f"{file} cannot be written: {error.strerror}") from None

@@ -1,0 +1,176 @@
+"""The whole app behind API keys: who gets in, what the request then knows, and what its key may use."""
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from router.api_keys import ApiKeys
+from router.authentication import KeyMiddleware
+from router.openai_app import build_openai_app
+from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
+from tests.unit.router.test_api_keys import entry, write
+from tests.unit.router.test_endpoints import ENDPOINTS, request_body
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BODY = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def guarded(served, tmp_path_factory):
+    """The dispatcher of `served` behind an app that asks for keys. file: the keys' file."""
+    file = write(tmp_path_factory.mktemp("keys") / "keys.yaml", entry("team", "key-1"))
+    folder, vllm_args = str(MODELS / "target"), {"dtype": "float32", "api_key": ["plain-key"]}
+    app = await build_openai_app(
+        served.dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, api_keys_file=str(file)
+    )
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+        yield SimpleNamespace(client=client, app=app, file=file)
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+async def status(guarded, headers, path="/v1/completions", method="POST"):
+    return (await guarded.client.request(method, path, json=BODY, headers=headers)).status_code
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (bearer("key-1"), 200),
+        (bearer("plain-key"), 200),
+        ({"authorization": "bearer key-1"}, 200),
+        ({"x-api-key": "key-1"}, 200),
+        ({}, 401),
+        (bearer("key-2"), 401),
+        (bearer("key-1\u00e9".encode("latin-1").decode("latin-1")), 401),
+        ({"authorization": "Basic key-1"}, 401),
+        ({"authorization": "key-1"}, 401),
+        ({"authorization": "Bearer"}, 401),
+    ],
+)
+async def test_who_gets_in(guarded, pools, headers, expected):
+    assert await status(guarded, [(k, v.encode("latin-1")) for k, v in headers.items()]) == expected
+    assert len(pools.generates) == (expected == 200)
+
+
+async def test_every_path_of_the_app_is_guarded_but_health(guarded):
+    """vLLM's own middleware guards /v1 only: a prompt could reach the pools through /invocations."""
+    routes = {(method, route.path) for route in guarded.app.routes for method in getattr(route, "methods", None) or ()}
+    assert ("POST", "/invocations") in routes
+    for method, path in routes:
+        allowed = path in ("/health", "/ping")
+        assert (await status(guarded, {}, path, method) != 401) == allowed, path
+
+
+async def test_the_refusal_has_the_form_of_openai(guarded):
+    response = await guarded.client.post("/v1/completions", json=BODY)
+    assert response.json()["error"] == {
+        "message": "the API key is missing or unknown; send a valid one in the header Authorization: Bearer",
+        "type": "AuthenticationError",
+        "param": None,
+        "code": 401,
+    }
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("limits", "salts"), [({}, [None, ":mine"]), ({"isolate_cache": True}, ["team:", "team:mine"])]
+)
+async def test_the_cache_of_an_isolated_key_is_its_own(guarded, pools, limits, salts):
+    write(guarded.file, entry("team", "key-1", **limits))
+    for salt in ({}, {"cache_salt": "mine"}):
+        response = await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer("key-1"))
+        assert response.status_code == 200
+    assert [request.cache_salt for request in pools.generates] == salts
+
+
+async def test_a_salt_of_another_key_cannot_be_sent(guarded, pools):
+    write(guarded.file, entry("team", "key-1", isolate_cache=True), entry("spy", "key-2"))
+    for key, salt in ("key-1", {}), ("key-2", {"cache_salt": "team:"}):
+        await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer(key))
+    mine, spied = (request.cache_salt for request in pools.generates)
+    assert (mine, spied) == ("team:", ":team:")
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_per_minute(guarded, pools, document, path, stream):
+    name = f"limited{ENDPOINTS.index(path)}-{stream}"
+    write(guarded.file, entry(name, "key-1", prompt_tokens_per_minute=10))
+    body = request_body(path, document, stream=stream)
+    assert (await guarded.client.post(path, json=body, headers=bearer("key-1"))).status_code == 200
+    response = await guarded.client.post(path, json=body, headers=bearer("key-1"))
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (429, "RateLimitError", 429)
+    assert "10 prompt tokens per minute" in error["message"]
+    assert int(response.headers["retry-after"]) > 60
+    assert len(pools.generates) == 1
+
+
+async def test_prompts_that_arrived_together_are_counted(guarded, pools, document):
+    """All have passed the middleware before the first is counted."""
+    write(guarded.file, entry("together", "key-1", prompt_tokens_per_minute=1))
+    body = BODY | {"prompt": document.prompt}
+    calls = (guarded.client.post("/v1/completions", json=body, headers=bearer("key-1")) for _ in range(4))
+    responses = await asyncio.gather(*calls)
+    assert sorted(response.status_code for response in responses) == [200, 429, 429, 429]
+    assert all(response.headers["retry-after"] for response in responses if response.status_code == 429)
+
+
+async def test_requests_at_a_time(guarded, use_pools):
+    write(guarded.file, entry("one", "key-1", max_ongoing_requests=1), entry("other", "key-2"))
+    pools = use_pools()
+    go_on, generate = asyncio.Event(), pools.generate
+
+    async def held(request):
+        pools.held = True
+        await go_on.wait()
+        async for output in generate(request):
+            yield output
+
+    pools.generate, pools.held = held, False
+    first = asyncio.create_task(guarded.client.post("/v1/completions", json=BODY, headers=bearer("key-1")))
+    await until(lambda: pools.held)
+    assert await status(guarded, bearer("key-1")) == 429
+    second = asyncio.create_task(guarded.client.post("/v1/completions", json=BODY, headers=bearer("key-2")))
+    go_on.set()
+    assert [(await one).status_code for one in (first, second)] == [200, 200]
+    assert await status(guarded, bearer("key-1")) == 200
+
+
+async def test_a_refused_body_is_not_read(tmp_path):
+    keys = ApiKeys(str(write(tmp_path / "keys.yaml", entry("team", "key-1"))))
+    sent = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await KeyMiddleware(None, keys)(scope, receive, send)
+    assert sent[0]["status"] == 401
+
+
+async def test_a_websocket_needs_a_key(tmp_path):
+    keys = ApiKeys(str(write(tmp_path / "keys.yaml", entry("team", "key-1"))))
+    sent, passed = [], []
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        passed.append(scope)
+
+    for headers in [], [(b"authorization", b"Bearer key-1")]:
+        scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
+        await KeyMiddleware(app, keys)(scope, None, send)
+    assert (sent, len(passed)) == ([{"type": "websocket.close", "code": 1008}], 1)

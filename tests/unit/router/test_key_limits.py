@@ -1,0 +1,103 @@
+"""The limits of a key: requests at a time, and prompt tokens per minute, in virtual time."""
+
+import pytest
+
+from router.api_keys import ApiKey
+from router.key_limits import KeyUse, KeyUses, LimitReachedError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def key(**limits):
+    return ApiKey(name="a", sha256=("0" * 64,), **limits)
+
+
+def test_requests_at_a_time():
+    use = KeyUse(key(max_ongoing_requests=2), Clock())
+    use.start()
+    use.start()
+    with pytest.raises(LimitReachedError, match="2 requests at a time"):
+        use.start()
+    use.end()
+    use.start()
+
+
+def test_tokens_per_minute():
+    clock = Clock()
+    use = KeyUse(key(prompt_tokens_per_minute=600), clock)
+    use.start()
+    use.spend(590, first=True)
+    use.start()
+    use.spend(130, first=True)  # 120 tokens too many: 12 seconds' worth
+    with pytest.raises(LimitReachedError) as raised:
+        use.start()
+    assert raised.value.retry_after_s == 13
+    clock.now = 12.0
+    with pytest.raises(LimitReachedError):
+        use.start()
+    clock.now = 13.0
+    use.start()
+
+
+def test_a_prompt_above_the_limit_is_taken_and_the_next_one_waits():
+    clock = Clock()
+    use = KeyUse(key(prompt_tokens_per_minute=600), clock)
+    use.spend(6000, first=True)
+    clock.now = 539.0
+    with pytest.raises(LimitReachedError):
+        use.start()
+    clock.now = 541.0
+    use.start()
+
+
+def test_requests_that_came_together_are_refused_when_they_are_counted():
+    use = KeyUse(key(prompt_tokens_per_minute=10), Clock())
+    for _ in range(3):
+        use.start()
+    use.spend(10, first=True)
+    with pytest.raises(LimitReachedError):
+        use.spend(10, first=True)
+    use.spend(10, first=False)
+
+
+def test_a_long_pause_saves_one_minute_only():
+    clock = Clock()
+    use = KeyUse(key(prompt_tokens_per_minute=60), clock)
+    clock.now = 1e6
+    use.start()
+    use.spend(61, first=True)
+    with pytest.raises(LimitReachedError):
+        use.start()
+
+
+def test_without_limits_nothing_is_refused():
+    use = KeyUse(key(), Clock())
+    for _ in range(100):
+        use.start()
+        use.spend(10**6, first=True)
+
+
+def test_a_changed_file_changes_the_limits():
+    uses = KeyUses()
+    uses.of(key(max_ongoing_requests=1)).start()
+    with pytest.raises(LimitReachedError):
+        uses.of(key(max_ongoing_requests=1)).start()
+    uses.of(key(max_ongoing_requests=2)).start()
+    uses.of(key(max_ongoing_requests=2, prompt_tokens_per_minute=5)).spend(500, first=True)
+    with pytest.raises(LimitReachedError):
+        uses.of(key(prompt_tokens_per_minute=5)).start()
+
+
+def test_uses_of_idle_keys_are_dropped():
+    uses = KeyUses()
+    busy = uses.of(ApiKey(name="busy", sha256=("0" * 64,)))
+    busy.start()
+    for i in range(2 * KeyUses.MOST_IDLE):
+        uses.of(ApiKey(name=f"k{i}", sha256=("0" * 64,)))
+    assert len(uses._uses) <= KeyUses.MOST_IDLE
+    assert uses.of(ApiKey(name="busy", sha256=("0" * 64,))) is busy
