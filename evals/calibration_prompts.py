@@ -12,9 +12,8 @@ from evals.evidence import evidence_spans
 from evals.prompts import render as render_sample
 from evals.tasks import Sample, make_samples
 from kv_transfer.errors import InvalidRequestError, SkimError
-from router.guard import QUESTIONS, question_text
+from router.guard import QUESTIONS
 from router.options import PrefillOptions
-from router.protection import PromptSpans
 
 TASKS = (
     "single_needle",
@@ -77,12 +76,11 @@ def from_file(
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or len(found) == limit:
             continue
-        asked = _asked(line, f"{path}: line {number}")
         try:
-            prompt = render(asked, tokenizer)
+            prompt = render(_asked(line, f"{path}: line {number}"), tokenizer)
         except InvalidRequestError as error:
             raise SkimError(f"{path}: line {number}: {error}") from None
-        if reason := why_dense(prompt, asked, options):
+        if reason := why_dense(prompt, options):
             reasons[reason] = reasons.get(reason, 0) + 1
         else:
             found.append(CalibrationPrompt(f"line {number}", prompt))
@@ -92,15 +90,12 @@ def from_file(
     return found, Skipped(reasons)
 
 
-def why_dense(prompt: RenderedPrompt, asked: Any, options: PrefillOptions) -> str:
+def why_dense(prompt: RenderedPrompt, options: PrefillOptions) -> str:
     """Why serving would run this prompt dense under `auto`, by its size or its question; empty if it would not."""
     decision = prompt.decide(options)
     if not decision.speculative:
         return decision.reason
-    conversation = None if isinstance(asked, str) else asked
-    offsets = None if prompt.offsets is None else prompt.offsets.tolist()
-    question = question_text(PromptSpans(prompt.protected, prompt.question), conversation, prompt.text, offsets)
-    dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(question))
+    dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(prompt.question_text))
     return next((f"guard-{name}" for name in dense), "")
 
 

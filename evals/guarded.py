@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import AUTO
-from router.guard import Guard, question_text
+from router.guard import Guard
 from router.options import PrefillOptions
-from router.protection import PromptSpans
 
 if TYPE_CHECKING:
     from evals.selectors import Reading
@@ -22,12 +21,9 @@ class _NotCounted:
 async def keep_guarded(reading: "Reading") -> KeptPrompt:
     """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it."""
     prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
-    offsets = None if prompt.offsets is None else [(int(start), int(end)) for start, end in prompt.offsets]
-    spans = PromptSpans(prompt.protected, prompt.question)
-    question = question_text(spans, reading.sample.messages, prompt.text, offsets)
     # No field counts as set: the guard obeys a request that says how much to keep.
     defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off"}).model_dump()
-    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), question)
+    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
     selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)

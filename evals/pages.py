@@ -18,7 +18,7 @@ from evals.selectors import DENSE, SELECTORS
 from evals.tasks import Sample
 from kv_transfer.errors import SkimError
 from router.explain import DROPPED, Explained
-from router.prompt_text import PromptText, read_token_text
+from router.prompt_text import PromptText, message_spans, read_token_text
 
 INDEX = "index.html"
 
@@ -65,7 +65,7 @@ async def write_pages(asker: Engines, target: str, found: Sequence[Worse], folde
     for number, one in enumerate(found):
         progress(f"page of {one.sample.task}", number / len(found))
         prompt, explained = await asker.explain(one.sample, one.case)
-        text = PromptText.of(prompt.token_ids, tokens, one.sample.messages)
+        text = PromptText.of(prompt.token_ids, tokens, message_spans(prompt.chat, prompt.offsets))
         title = f"{one.sample.task}: {one.case[0]}, keep rate {one.case[1]:g}"
         notes = [*_notes(one), ("Evidence", _evidence(one.sample, prompt, explained))]
         _write(folder, one.file, render(explained.as_json(), text, title=title, notes=notes))

@@ -6,7 +6,6 @@ response headers.
 """
 
 import time
-from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,14 +119,14 @@ def _encodable(text: str) -> str:
 
 @dataclass(slots=True)
 class RequestContext:
-    """options, decode: resolved for this request. conversations, next_turns: the messages of each chat and what renders
-    the start of its next turn (`warm_up.NextTurn`), by its rendered text.
+    """options, decode: resolved for this request. chats, next_turns: the contents of each chat, and what renders the
+    start of its next turn (`warm_up.NextTurn`), by its rendered text.
 
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
-    chats: the contents of each chat, by its rendered text. span: the request's trace span, the parent of the spans of
-    its prompts. deadline: when the answer must be complete. key: the name of the request's API key, never the key;
-    empty if the endpoint asks for none. use: what that key uses. isolated: it shares no cached prefix with other keys.
+    span: the request's trace span, the parent of the spans of its prompts. deadline: when the answer must be complete.
+    key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
+    isolated: it shares no cached prefix with other keys.
     """
 
     options: PrefillOptions
@@ -139,7 +138,6 @@ class RequestContext:
     echo: bool = False
     beam_search: bool = False
     keeps: PartKeeps | None = None
-    conversations: dict[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
     next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)

@@ -37,6 +37,7 @@ from router.metrics import record_decision, record_first_token, record_forecast,
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
+from router.prompt_text import message_spans
 from router.protection import prompt_spans
 from router.run import Prompt, Run
 from router.selection_log import Entry, HeldPrompt, SelectionLog
@@ -176,7 +177,7 @@ class Dispatcher:
         ids = np.asarray(prompt.token_ids, np.int32)
         spans = prompt_spans(ids.size, context.options, prompt.chat, prompt.text, prompt.offsets)
         outcome.lost_contents = spans.lost
-        question = question_text(spans, prompt.conversation, prompt.text, prompt.offsets)
+        question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
         advice = self._guard.advise(context.options, question, wished=context.keeps is not None)
         outcome.options = advice.options
         forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens)
@@ -229,7 +230,9 @@ class Dispatcher:
         if decision.speculative and (selection := await self._selection_or_dense(run)):
             made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
             explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made, run.spans.regions)
-            held = HeldPrompt(run.forecast.ids, prompt.conversation) if options.explain_text else None
+            held = None
+            if options.explain_text:
+                held = HeldPrompt(run.forecast.ids, message_spans(prompt.chat, prompt.offsets))
             self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
             return selection.kept
         return KeptPrompt.dense(prompt.token_ids)

@@ -14,9 +14,9 @@ of its own, be it for one role, range or content.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from actors.observability.metrics import Meter
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.spans import always_kept, mask_of
+from router.contents import ChatContents
 from router.decision import Decision
 from router.options import PrefillOptions
-from router.protection import LONG_TURN_CHARS, PromptSpans
+from router.protection import LONG_TURN_CHARS, Offsets
 
 Verdict = Literal["compressed", "more", "dense"]
 
@@ -189,26 +190,20 @@ def _normalised_entropy(weights: np.ndarray) -> float:
 
 
 def question_text(
-    spans: PromptSpans,
-    conversation: Sequence[Mapping[str, Any]] | None,
-    text: str | None,
-    offsets: Sequence[tuple[int, int]] | None,
+    question: tuple[int, int] | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None
 ) -> str:
     """The text in which the guard looks for a kind of question.
 
-    The question of the last user turn. After a tool result, the end of the last user message. Of a raw prompt, its last
-    line. "" without a text. offsets: each token's character range in `text`.
+    The question of the last user turn, if its token span is known. After a tool result, the end of the last user
+    message. Of a raw prompt, its last line. "" without a text. question: as in PromptSpans. chat, text, offsets: as in
+    `protection.prompt_spans`.
     """
-    if spans.question is not None and text is not None and offsets is not None:
-        return text[offsets[spans.question[0]][0] : offsets[spans.question[1] - 1][1]]
-    if conversation is None:
+    if question is not None and text is not None and offsets is not None:
+        return text[offsets[question[0]][0] : offsets[question[1] - 1][1]]
+    if chat is None:
         return _last_line(text or "")
-    asked = [message.get("content") for message in conversation if message.get("role") == "user"]
-    content = asked[-1] if asked else ""
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        content = next((part for part in reversed(parts) if isinstance(part, str)), "")
-    return _last_line(content) if isinstance(content, str) else ""
+    asked = [content.text for content in chat.contents or () if content.role == "user"]
+    return _last_line(asked[-1]) if asked else ""
 
 
 def _last_line(text: str) -> str:

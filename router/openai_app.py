@@ -255,7 +255,6 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
         multimodal=prompt.get("type") != "token",
-        conversation=context.conversations.get(prompt.get("prompt")),
         chat=context.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),

@@ -23,6 +23,8 @@ LONG_TURN_CHARS = 2048
 
 CharRanges = npt.NDArray[np.int64]
 """Each token's half-open character range in the prompt's text, [M, 2]."""
+Offsets = Sequence[tuple[int, int]] | CharRanges
+"""As CharRanges, also as the pairs that a tokenizer gives."""
 
 
 class PromptSpans(NamedTuple):
@@ -72,7 +74,7 @@ def prompt_spans(
     options: PrefillOptions,
     chat: ChatContents | None,
     text: str | None,
-    offsets: Sequence[tuple[int, int]] | None,
+    offsets: Offsets | None,
 ) -> PromptSpans:
     """The spans of a prompt of `size` tokens.
 
@@ -110,8 +112,10 @@ def prompt_spans(
     )
 
 
-def char_ranges(offsets: Sequence[tuple[int, int]]) -> CharRanges:
+def char_ranges(offsets: Offsets) -> CharRanges:
     """Pairs as an array. np.asarray would convert each tuple to an array first, which is slow."""
+    if isinstance(offsets, np.ndarray):
+        return offsets
     return np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
 
 

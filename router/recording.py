@@ -35,9 +35,8 @@ def record_chats(renderer: Any) -> None:
         conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
-            for sent, asked, conversation, prompt in zip(conversations, marked, rendered, prompts, strict=True):
+            for sent, asked, prompt in zip(conversations, marked, prompts, strict=True):
                 text = prompt.get("prompt")
-                context.conversations[text] = conversation
                 context.chats[text] = await find_contents(asked, context, chat_params, prompt)
                 # After a tool call, the next turn does not begin with a user message.
                 if not chat_params.chat_template_kwargs.get("tools"):

@@ -17,9 +17,9 @@ from router.warm_up import NextTurn
 class Prompt:
     """A rendered prompt with its sampling parameters.
 
-    sampling: as in GenerateRequest. conversation, chat, text, offsets: the messages of a chat, its contents, the text
-    that its template rendered, and each token's character range in that text; conversation and chat are None for raw
-    prompts. next_turn: renders the start of the next turn; None where it cannot be predicted.
+    sampling: as in GenerateRequest. chat, text, offsets: the contents of a chat, the text that its template rendered,
+    and each token's character range in that text; chat is None for raw prompts. next_turn: renders the start of the
+    next turn; None where it cannot be predicted.
     """
 
     token_ids: list[int]
@@ -27,7 +27,6 @@ class Prompt:
     max_tokens: int
     prompt_logprobs: bool = False
     multimodal: bool = False
-    conversation: Sequence[Mapping[str, Any]] | None = None
     chat: ChatContents | None = None
     text: str | None = None
     offsets: Sequence[tuple[int, int]] | None = None

@@ -6,7 +6,7 @@ It holds numbers. It holds a prompt's text only if the deployment allows it and 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from router.context import HttpError
 from router.explain import Explained
 from router.migration import Migration
 from router.options import PREFILL, InvalidOptionError, PrefillOptions
-from router.prompt_text import PromptText
+from router.prompt_text import MessageSpan, PromptText
 from speculator_service.translation.token_text import TokenText
 
 MAX_ENTRIES = 1024
@@ -32,10 +32,10 @@ AskOthers = Callable[[str], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPrompt:
-    """A prompt whose text the client wants to see. token_ids: int32 [M]. conversation: as in `dispatch.Prompt`."""
+    """A prompt whose text the client wants to see. token_ids: int32 [M]. messages: as `prompt_text.message_spans`."""
 
     token_ids: Int32Array
-    conversation: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[MessageSpan] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class Entry:
         if self.migrations:
             shown["migrations"] = [asdict(migration) for migration in self.migrations]
         if self.prompt is not None and tokens is not None:
-            shown["prompt"] = PromptText.of(self.prompt.token_ids, tokens, self.prompt.conversation).as_json()
+            shown["prompt"] = PromptText.of(self.prompt.token_ids, tokens, self.prompt.messages).as_json()
         return shown
 
 

@@ -9,13 +9,14 @@ from urllib.parse import quote
 import httpx
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import Messages, load_tokenizer, render
+from cluster.in_process.prompts import Messages, RenderedPrompt, load_tokenizer, render
 from cluster.json_file import read_json, read_text
 from kv_transfer.errors import SkimError
 from kv_transfer.spans import regions_of
 from router.explain import Explained
 from router.options import PrefillOptions
-from router.prompt_text import PromptText, read_token_text
+from router.prompt_text import PromptText, message_spans, read_token_text
+from speculator_service.translation.token_text import TokenText
 
 HTTP_TIMEOUT_S = 30.0
 
@@ -71,7 +72,7 @@ def from_prompt(
         return Explained(selection, options.selection, rendered.protected, selection.timings, regions=regions)
 
     explained = asyncio.run(select())
-    return Source(explained.as_json(), PromptText.of(rendered.token_ids, tokens, _conversation(prompt)))
+    return Source(explained.as_json(), _text(rendered, tokens))
 
 
 def from_request(
@@ -111,9 +112,8 @@ def from_request(
     rendered = render(prompt, load_tokenizer(target))
     if rendered.token_ids.size != tokens:
         raise SkimError(f"the prompt has {rendered.token_ids.size} tokens for {target}, the request had {tokens}")
-    text = PromptText.of(rendered.token_ids, read_token_text(target), _conversation(prompt))
-    return Source(explanation, text)
+    return Source(explanation, _text(rendered, read_token_text(target)))
 
 
-def _conversation(prompt: str | Messages) -> Messages | None:
-    return None if isinstance(prompt, str) else prompt
+def _text(prompt: RenderedPrompt, tokens: TokenText) -> PromptText:
+    return PromptText.of(prompt.token_ids, tokens, message_spans(prompt.chat, prompt.offsets))

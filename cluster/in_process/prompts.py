@@ -15,8 +15,10 @@ from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
-from router.contents import MarkedChat, without_marks
+from kv_transfer.spans import mask_of
+from router.contents import ChatContents, MarkedChat, without_marks
 from router.decision import Decision, RequestTraits, decide
+from router.guard import question_text
 from router.options import PrefillOptions
 from router.part_keeps import messages_with_keeps
 from router.protection import prompt_spans
@@ -36,7 +38,7 @@ class RenderedPrompt:
 
     token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates: as in
     SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets: int64 [M, 2],
-    each token's half-open character range in `text`; None unless it is a rendered chat.
+    each token's half-open character range in `text`; None unless it is a rendered chat. chat: its contents.
     """
 
     token_ids: Int32Array
@@ -47,12 +49,11 @@ class RenderedPrompt:
     rate_spans: Int32Array = field(default_factory=no_spans)
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     unmapped: bool = False
+    chat: ChatContents | None = None
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
-        protected = np.zeros(self.token_ids.size, bool)
-        for start, end in self.protected:
-            protected[start:end] = True
+        protected = mask_of(self.protected.tolist(), self.token_ids.size)
         traits = RequestTraits(
             self.token_ids.size,
             prompt_logprobs,
@@ -61,6 +62,11 @@ class RenderedPrompt:
             unmapped=self.unmapped,
         )
         return decide(traits, options)
+
+    @property
+    def question_text(self) -> str:
+        """The text in which the guard looks for a kind of question."""
+        return question_text(self.question, self.chat, self.text, self.offsets)
 
 
 PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt
@@ -124,7 +130,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
     return RenderedPrompt(
-        token_ids, spans.protected, spans.question, text, offsets, spans.rate_spans, spans.rates, spans.unmapped
+        token_ids, spans.protected, spans.question, text, offsets, spans.rate_spans, spans.rates, spans.unmapped, chat
     )
 
 

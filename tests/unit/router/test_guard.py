@@ -7,11 +7,11 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions
+from router.contents import ChatContents, Content
 from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, question_text, signals
 from router.options import PREFILL, PrefillOptions, SpeculationOptions
-from router.protection import PromptSpans
 from router.run import Prompt
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
@@ -61,13 +61,12 @@ def test_other_questions_are_not(question):
 
 
 def asking(question):
-    """A chat with a long text and a question, one token for each character."""
+    """A long text and a question, one token for each character."""
     text = f"{TEXT}\n{question}"
     return Prompt(
         [7 + ord(c) for c in text],
         {"max_tokens": 4, "temperature": 0.0},
         4,
-        conversation=[{"role": "user", "content": text}],
         text=text,
         offsets=[(i, i + 1) for i in range(len(text))],
     )
@@ -230,19 +229,23 @@ def test_without_enough_scores_there_are_no_signals(found, options):
     assert guard.distrusts(replace(advice, options=options), found, spans()) is None
 
 
+def chat_of(*messages):
+    """The contents of messages, given as (role, text...)."""
+    contents = [Content(i, role, text) for i, (role, *texts) in enumerate(messages) for text in texts]
+    return ChatContents([role for role, *_ in messages], contents)
+
+
 def test_where_the_question_is_found():
     text = "Some text.\nWhat is it?"
     offsets = [(i, i + 1) for i in range(len(text))]
-    known = PromptSpans(spans(), question=(11, 22))
-    assert question_text(known, [{"role": "user", "content": text}], text, offsets) == "What is it?"
+    assert question_text((11, 22), chat_of(("user", text)), text, offsets) == "What is it?"
     # After a tool result, the question is in the last user message.
-    unknown = PromptSpans(spans())
-    chat = [{"role": "user", "content": COUNTING}, {"role": "tool", "content": "7 bells"}]
-    assert question_text(unknown, chat, text, offsets) == COUNTING
-    parts = [{"type": "text", "text": TEXT}, {"type": "text", "text": COUNTING}]
-    assert question_text(unknown, [{"role": "user", "content": parts}], text, offsets) == COUNTING
-    assert question_text(unknown, [{"role": "user", "content": f"{TEXT}\n{COUNTING}"}], None, None) == COUNTING
+    assert question_text(None, chat_of(("user", COUNTING), ("tool", "7 bells")), text, offsets) == COUNTING
+    assert question_text(None, chat_of(("user", TEXT, COUNTING)), text, offsets) == COUNTING
+    assert question_text(None, chat_of(("user", f"{TEXT}\n{COUNTING}")), None, None) == COUNTING
     # Of raw text, the last line.
-    assert question_text(unknown, None, f"{TEXT}\n{COUNTING}\n", None) == COUNTING
-    assert question_text(unknown, None, None, None) == ""
-    assert question_text(unknown, [{"role": "system", "content": "Hi."}], None, None) == ""
+    assert question_text(None, None, f"{TEXT}\n{COUNTING}\n", None) == COUNTING
+    assert question_text(None, None, None, None) == ""
+    # Without contents, the question is not guessed from the rendered text.
+    assert question_text(None, chat_of(("system",)), COUNTING, None) == ""
+    assert question_text(None, ChatContents(["user"], None), COUNTING, None) == ""

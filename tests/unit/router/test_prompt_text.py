@@ -5,17 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import load_tokenizer
+from cluster.in_process.prompts import load_tokenizer, render
 from kv_transfer.errors import InvalidRequestError
-from router.prompt_text import MessageSpan, PromptText, read_token_text
+from router.contents import ChatContents, Content
+from router.prompt_text import MessageSpan, PromptText, message_spans, read_token_text
 from tests.unit.router.conftest import MODELS
 
 MODEL = str(MODELS / "target")
 CHAT = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "A long document."}, {"type": "text", "text": "Why?"}]},
+    {"role": "user", "content": "A long document.\nWhy?"},
     {"role": "assistant", "content": "Because."},
-    {"role": "user", "content": "And then?"},
+    {"role": "user", "content": "Why?"},
+    {"role": "user", "content": "Why?"},
 ]
 
 
@@ -39,7 +41,7 @@ def test_the_text_of_the_tokens_is_the_prompt(tokenizer, tokens, text):
     assert prompt.cuts.shape == (ids.size + 1,)
     parts = [prompt.text[a:b] for a, b in zip(prompt.cuts, prompt.cuts[1:], strict=False)]
     assert "".join(parts) == text
-    assert prompt.messages == []
+    assert not prompt.messages
 
 
 def test_a_torn_character_and_an_unknown_id_are_replacement_characters(tokenizer, tokens):
@@ -50,16 +52,18 @@ def test_a_torn_character_and_an_unknown_id_are_replacement_characters(tokenizer
 
 
 def test_the_messages_of_a_chat(tokenizer, tokens):
-    ids = np.asarray(tokenizer.apply_chat_template(CHAT, return_dict=False), np.int32)
-    prompt = PromptText.of(ids, tokens, CHAT)
-    assert [message.role for message in prompt.messages] == ["system", "user", "assistant", "user"]
-    for message, words in zip(prompt.messages, ("brief", "document", "Because", "then"), strict=True):
+    rendered = render(CHAT, tokenizer)
+    prompt = PromptText.of(rendered.token_ids, tokens, message_spans(rendered.chat, rendered.offsets))
+    assert [message.role for message in prompt.messages] == ["user", "assistant", "user", "user"]
+    for message, words in zip(prompt.messages, ("document", "Because", "Why?", "Why?"), strict=True):
         assert words in prompt.text[prompt.cuts[message.start] : prompt.cuts[message.end]]
     assert all(a.end <= b.start for a, b in zip(prompt.messages, prompt.messages[1:], strict=False))
-    _, asked, *_ = prompt.messages
+    asked = prompt.messages[0]
     shown = prompt.text[prompt.cuts[asked.start] : prompt.cuts[asked.end]]
     assert "A long document." in shown
     assert "Why?" in shown
+    # Each of two equal messages has its own place.
+    assert prompt.messages[2].end <= prompt.messages[3].start
 
 
 def test_it_crosses_http(tokenizer, tokens):
@@ -79,9 +83,10 @@ def test_a_text_that_does_not_fit_is_refused(data):
         PromptText.from_json(data, 2)
 
 
-def test_a_message_that_is_not_found_has_no_mark(tokens, tokenizer):
-    ids = np.asarray(tokenizer("some text").input_ids, np.int32)
-    assert PromptText.of(ids, tokens, [{"role": "user", "content": "other words"}]).messages == []
-    assert PromptText.of(ids, tokens, [{"role": "user", "content": "some text"}]).messages[0] == MessageSpan(
-        "user", int(ids.size) - len(tokenizer("some text", add_special_tokens=False).input_ids), int(ids.size)
-    )
+def test_a_message_without_a_place_has_no_mark():
+    letters = [(i, i + 1) for i in range(40)]
+    contents = [Content(0, "user", "a", lost=True), Content(1, "assistant", "b", spans=((3, 4), (20, 25)))]
+    chat = ChatContents(["user", "assistant"], contents)
+    assert message_spans(chat, letters) == [MessageSpan("assistant", 20, 25)]
+    assert message_spans(chat, None) == message_spans(None, letters) == []
+    assert message_spans(ChatContents(["user"], None), letters) == []

@@ -27,7 +27,7 @@ def test_a_chat_is_selected_from_as_in_serving():
     document = make_document(1500, seed=3)
     messages = [{"role": "system", "content": "Be brief."}, *document.messages]
     explanation, prompt = selected(messages)
-    assert [message.role for message in prompt.messages] == ["system", "user"]
+    assert [message.role for message in prompt.messages] == ["user"]
     reasons = {span["reason"] for span in explanation["spans"]}
     assert reasons == {"protected", "top"}
     kept = "".join(prompt.text[prompt.cuts[s["start"]] : prompt.cuts[s["end"]]] for s in explanation["spans"])
