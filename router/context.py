@@ -17,9 +17,10 @@ from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
 from router.contents import ChatContents
 from router.cost import Estimate
-from router.key_limits import KeyUse, LimitReachedError
+from router.key_limits import KeyUse
 from router.options import InvalidOptionError, PrefillOptions
 from router.part_keeps import PartKeeps
+from router.refusals import RefusedError
 from router.server_timing import TOTAL, write_server_timing
 
 
@@ -96,8 +97,8 @@ class HttpError:
             return cls(503, "ServiceUnavailableError", _encodable(str(error)))
         if isinstance(error, DeadlineError):
             return cls(504, "GatewayTimeoutError", str(error))
-        if isinstance(error, LimitReachedError):
-            return cls(429, "RateLimitError", _encodable(str(error)), retry_after_s=error.retry_after_s)
+        if isinstance(error, RefusedError):
+            return cls(error.status, error.type, _encodable(str(error)), retry_after_s=error.retry_after_s)
         if isinstance(error, SkimError):
             return cls(500, "InternalServerError", _encodable(str(error)))
         return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")

@@ -22,6 +22,7 @@ from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
 from router.prompt_text import read_token_text
+from router.request_limits import BodyLimits
 from router.selection_log import ExplainView
 from router.start_up import StartingApp
 
@@ -37,7 +38,7 @@ class RouterDeployment:
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
     Dispatcher. deadline_s: as in SkimMiddleware. vllm_args: options of vLLM's HTTP server. traces: the argument of
-    `create_tracer`. api_keys_file: as in `build_openai_app`.
+    `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes, body_timeout_s: as in BodyLimits.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class RouterDeployment:
         explain_text: bool = False,
         vllm_args: Mapping[str, Any],
         api_keys_file: str | None = None,
+        max_body_bytes: int = BodyLimits.max_bytes,
+        body_timeout_s: float = BodyLimits.timeout_s,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -89,6 +92,7 @@ class RouterDeployment:
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
+        self._limits = BodyLimits(max_body_bytes, body_timeout_s)
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
@@ -116,6 +120,7 @@ class RouterDeployment:
             self._tracer,
             self._deadline_s,
             self._api_keys_file,
+            self._limits,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

@@ -4,16 +4,15 @@ import math
 import time
 from collections.abc import Callable
 
-from kv_transfer.errors import SkimError
 from router.api_keys import ApiKey
+from router.refusals import RefusedError
 
 
-class LimitReachedError(SkimError):
-    """A client sends more than its key allows (HTTP 429). retry_after_s: when it may try again."""
+class LimitReachedError(RefusedError):
+    """A client sends more than its key allows (HTTP 429)."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+        super().__init__(429, "RateLimitError", message, retry_after_s)
 
 
 class KeyUse:

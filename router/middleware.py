@@ -19,6 +19,8 @@ from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
+from router.refusals import RefusedError
+from router.request_limits import BodyLimits, check_headers, read_body
 from router.server_sent_events import write_error_event
 from router.timeout_headers import read_deadline
 from router.tracing import TracedRequest, traced_request
@@ -38,11 +40,12 @@ class SkimMiddleware:
         tracer: Tracer = NO_TRACER,
         model: str = "",
         deadline_s: float | None = None,
+        limits: BodyLimits = BodyLimits(),  # noqa: B008
     ) -> None:
         self.app = app
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self._tracer, self._model = tracer, model
-        self._deadline_s = deadline_s
+        self._deadline_s, self._limits = deadline_s, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -53,15 +56,17 @@ class SkimMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
         arrived = asyncio.get_running_loop().time()
-        headers, body = Headers(scope=scope), await _read_body(receive)
+        headers = Headers(scope=scope)
         try:
+            check_headers(headers)
+            body = await read_body(headers, receive, self._limits)
             deadline = read_deadline(headers, self._deadline_s, arrived)
             context, body = self._context(headers, body, scope["path"])
             context.deadline = deadline
             if caller := caller_of(scope):
                 context.key, context.use, context.isolated = caller.key.name, caller.use, caller.key.isolate_cache
             request.context = context
-        except InvalidRequestError as error:
+        except (InvalidRequestError, RefusedError) as error:
             await _respond(HttpError.of(error), scope, receive, send)
             return
         context.span = request.span
@@ -136,17 +141,6 @@ class HeldResponse:
 
 async def _respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
-
-
-async def _read_body(receive: Receive) -> bytes:
-    chunks: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return b"".join(chunks)
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(chunks)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -43,6 +43,7 @@ from router.context import CURRENT, HttpError, RequestContext
 from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
 from router.recording import record_chats
+from router.request_limits import BodyLimits
 from router.run import Prompt
 from target_service.limits import reserved_names
 
@@ -65,6 +66,7 @@ async def build_openai_app(
     tracer: Tracer = NO_TRACER,
     deadline_s: float | None = None,
     api_keys_file: str | None = None,
+    limits: BodyLimits = BodyLimits(),  # noqa: B008
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
@@ -95,6 +97,7 @@ async def build_openai_app(
             tracer=tracer,
             model=served_model_name,
             deadline_s=deadline_s,
+            limits=limits,
         )
     )
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours

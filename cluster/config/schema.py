@@ -108,6 +108,12 @@ class RouterConfig(BaseModel):
         description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
         "machines; read again when it changes; null: only the keys of vllm_args.api_key and VLLM_API_KEY",
     )
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1, description="a request with a longer body gets a 413 before it is parsed"
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, allow_inf_nan=False, description="a request whose body takes longer to arrive gets a 408"
+    )
     explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."

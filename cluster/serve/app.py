@@ -116,6 +116,8 @@ def build_app(config: DeploymentConfig) -> Application:
         explain_text=config.router.explain_text,
         vllm_args=config.router.vllm_args,
         api_keys_file=config.router.api_keys_file,
+        max_body_bytes=config.router.max_body_bytes,
+        body_timeout_s=config.router.body_timeout_s,
         **traces,
     )
 
