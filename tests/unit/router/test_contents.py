@@ -1,7 +1,8 @@
 """The places of contents on the templates of several families, checked against an independent rendering.
 
-The templates are short forms that keep what makes each family difficult. The check renders the chat with each content
-replaced by as many copies of one private character: where these stand, the contents stand.
+The templates are those of released models (`templates/originals`), and short forms that keep what makes each family
+difficult. The check renders the chat with each content replaced by as many copies of one private character: where these
+stand, the contents stand.
 """
 
 import json
@@ -21,9 +22,19 @@ from router.part_keeps import messages_with_keeps
 from router.protection import LONG_TURN_CHARS, prompt_spans
 
 FOLDER = Path(__file__).parent / "templates"
-TEMPLATES = {path.stem: path.read_text() for path in FOLDER.glob("*.jinja")}
+TEMPLATES = {path.stem: path.read_text() for path in FOLDER.rglob("*.jinja")}
+FAMILIES = {
+    "Qwen-Qwen2.5-7B-Instruct": "qwen2",
+    "Qwen-Qwen3-0.6B": "qwen3",
+    "google-gemma-2-2b-it": "gemma2",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "template_chatml": "chatml",
+} | {path.stem: path.stem for path in FOLDER.glob("*.jinja")}
+WITHOUT_TOOLS = ("gemma", "gemma2", "chatml")
 TOOLS = [{"type": "function", "function": {"name": "Read", "description": "user: Read a b", "parameters": {}}}]
 WITH_PARTS = ("llama3", "gemma")
+"""Short forms that take a list of parts. For the others, the front joins the parts first."""
 OPTIONS = PrefillOptions(keep_short=0)
 LONG = "A line of text.\n" * (LONG_TURN_CHARS // 12)
 
@@ -38,54 +49,59 @@ TEXTS = st.lists(st.sampled_from(MARKUP), max_size=4).map("".join) | st.just("")
 
 
 @st.composite
-def conversations(draw, family):
-    """Messages of one to three turns, with calls, results, reasoning and parts where the family has them."""
-    messages = []
-    if draw(st.booleans()):
+def conversations(draw, template):
+    """Messages of one to three turns, with calls, results, reasoning and parts where the template has them."""
+    messages, family = [], FAMILIES[template]
+    if family != "gemma2" and draw(st.booleans()):
         messages.append({"role": "system", "content": draw(TEXTS)})
     for turn in range(draw(st.integers(1, 3))):
-        messages.append({"role": "user", "content": draw(contents(family))})
-        for call in range(draw(st.integers(0, 2)) if family not in ("gemma", "chatml") else 0):
+        messages.append({"role": "user", "content": draw(contents(template))})
+        for call in range(draw(st.integers(0, 2)) if family not in WITHOUT_TOOLS else 0):
             name = f"call{turn}{call}xyz"
             function = {"name": "Read", "arguments": {"path": draw(TEXTS)}}
             calls = [{"id": name, "type": "function", "function": function}]
             messages.append({"role": "assistant", "content": draw(TEXTS), "tool_calls": calls})
-            messages.append({"role": "tool", "tool_call_id": name, "content": draw(contents(family))})
+            messages.append({"role": "tool", "tool_call_id": name, "content": draw(contents(template))})
         messages.append({"role": "assistant", "content": draw(TEXTS)})
         if draw(st.booleans()):
             messages[-1]["reasoning_content"] = draw(TEXTS)
     if draw(st.booleans()):
-        messages.append({"role": "user", "content": draw(contents(family))})
+        messages.append({"role": "user", "content": draw(contents(template))})
     return messages
 
 
-def contents(family):
-    """A text or, for a family that takes them, several parts."""
+def contents(template):
+    """A text or, for a template that takes them, several parts."""
     parts = st.lists(TEXTS.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=3)
-    return TEXTS | parts if family in WITH_PARTS else TEXTS
+    return TEXTS | parts if template in WITH_PARTS else TEXTS
 
 
-def rendered(family, messages, tools=None):
+def rendered(template, messages, tools=None):
     texts, _ = render_jinja_template(
-        conversations=[messages], tools=tools, chat_template=TEMPLATES[family], add_generation_prompt=True
+        conversations=[messages],
+        tools=tools,
+        chat_template=TEMPLATES[template],
+        add_generation_prompt=True,
+        bos_token="<s>",
+        eos_token="</s>",
     )
     return texts[0]
 
 
-def mapped(family, messages, tools=None):
+def mapped(template, messages, tools=None):
     """The rendered text, and the contents with their places."""
     asked, keeps = messages_with_keeps(messages)
-    text = rendered(family, without_marks(asked, keeps) if keeps else messages, tools)
+    text = rendered(template, without_marks(asked, keeps) if keeps else messages, tools)
     marked = MarkedChat(asked, text, keeps)
-    return text, marked.contents(rendered(family, marked.messages, tools))
+    return text, marked.contents(rendered(template, marked.messages, tools))
 
 
-def opaque(family, messages, tools):
+def opaque(template, messages, tools):
     """The rendering with each content as copies of a private character of its own, as many as it has characters.
 
     Not those that qwen3 cuts into pieces, the second value.
     """
-    names, pieces = {}, []
+    names, pieces, family = {}, [], FAMILIES[template]
 
     def letters(at, text):
         role, core = messages[at]["role"], text.strip()
@@ -99,7 +115,7 @@ def opaque(family, messages, tools):
         character = chr(0xE000 + names.setdefault((role, text), len(names)))
         return text[: text.index(core[0])] + size * character + text[len(text.rstrip()) :]
 
-    return rendered(family, changed(messages, letters), tools), pieces
+    return rendered(template, changed(messages, letters), tools), pieces
 
 
 def places_of(core, text):
@@ -112,19 +128,19 @@ def is_response(content):
     return content.startswith("<tool_response>") and content.endswith("</tool_response>")
 
 
-@pytest.mark.parametrize("family", sorted(TEMPLATES))
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data(), with_tools=st.booleans())
-def test_nothing_but_contents_can_be_dropped(family, data, with_tools):
+def test_nothing_but_contents_can_be_dropped(template, data, with_tools):
     """One token per character."""
-    messages = data.draw(conversations(family))
+    messages, family = data.draw(conversations(template)), FAMILIES[template]
     # This template does not count such a message as a question, and so the rendering with private characters differs.
     assume(family != "qwen3" or not any(is_response(message["content"]) for message in messages))
-    tools = TOOLS if with_tools and family not in ("gemma", "chatml") else None
-    text, chat = mapped(family, messages, tools)
+    tools = TOOLS if with_tools and family not in WITHOUT_TOOLS else None
+    text, chat = mapped(template, messages, tools)
     spans = prompt_spans(len(text), OPTIONS, chat, text, [(i, i + 1) for i in range(len(text))])
     droppable = set(np.flatnonzero(~mask_of(spans.protected, len(text))).tolist())
-    places, cut = opaque(family, messages, tools)
+    places, cut = opaque(template, messages, tools)
     assert len(places) == len(text)
     contents = {i for i, character in enumerate(places) if "\ue000" <= character <= "\uf8ff"}
     # The pieces can stand together again, as they stood in the content.
@@ -142,8 +158,9 @@ def test_nothing_but_contents_can_be_dropped(family, data, with_tools):
         assert contents <= {i for c in chat.contents for a, b in c.spans for i in range(a, b)} <= contents | whole
 
 
-@pytest.mark.parametrize("family", sorted(TEMPLATES))
-def test_usual_conversations_are_mapped_whole(family):
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_usual_conversations_are_mapped_whole(template):
+    family = FAMILIES[template]
     messages = [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "  yes "},
@@ -152,13 +169,15 @@ def test_usual_conversations_are_mapped_whole(family):
         {"role": "assistant", "content": 'a "b"\n'},
         {"role": "user", "content": "  yes "},
     ]
-    if family not in ("gemma", "chatml"):
+    if family not in WITHOUT_TOOLS:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "Read", "arguments": {"a": "yes"}}}
         messages[4:4] = [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": '{"b": "yes"}\n2', "tool_call_id": "abcdefghi"},
         ]
-    text, chat = mapped(family, messages, TOOLS if family not in ("gemma", "chatml") else None)
+    if family == "gemma2":
+        messages = messages[1:]
+    text, chat = mapped(template, messages, TOOLS if family not in WITHOUT_TOOLS else None)
     assert chat.contents is not None
     assert not any(content.lost for content in chat.contents)
     shown = [text[slice(*span)] for content in chat.contents for span in content.spans]
