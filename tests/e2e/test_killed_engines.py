@@ -25,12 +25,26 @@ def ask(url: str, seed: int) -> httpx.Response:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
 
 
+def replica(served: Served, pool: str) -> psutil.Process:
+    """The pool's only replica."""
+    processes = psutil.Process(served.process.pid).children(recursive=True)
+    [found] = [process for process in processes if f"ServeReplica:skim:{pool}" in " ".join(process.cmdline())]
+    return found
+
+
 def engine(served: Served, pool: str) -> psutil.Process:
     """The engine core of the pool's only replica."""
-    processes = psutil.Process(served.process.pid).children(recursive=True)
-    [replica] = [process for process in processes if f"ServeReplica:skim:{pool}" in " ".join(process.cmdline())]
-    [core] = [child for child in replica.children(recursive=True) if "EngineCore" in " ".join(child.cmdline())]
+    children = replica(served, pool).children(recursive=True)
+    [core] = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
     return core
+
+
+def test_the_engine_of_a_killed_replica_ends(demo_pair: Served) -> None:
+    """It would keep its memory, and the next replica would not have enough."""
+    core = engine(demo_pair, "target")
+    replica(demo_pair, "target").kill()
+    psutil.wait_procs([core], timeout=30)
+    assert not core.is_running()
 
 
 @pytest.mark.parametrize("pool", ["target", "speculator"])
