@@ -49,6 +49,7 @@ SECTIONS = (
     Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.decode"),
     Section("acceptance", "Acceptance of drafts by prompt length", "benchmarks.acceptance"),
     Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.overhead_results"),
+    Section("cpu", "CPU time of a request", "benchmarks.cpu"),
     Section("scoring", "Scoring", "benchmarks.scoring"),
     Section("channel", "The draft channel", "benchmarks.channel"),
     Section("scale", "Autoscaling under a step of the load", "benchmarks.scale"),

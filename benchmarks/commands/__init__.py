@@ -15,6 +15,7 @@ NAMES = (
     "decode",
     "acceptance",
     "overhead",
+    "cpu",
     "scoring",
     "channel",
     "scale",
