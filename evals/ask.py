@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt
+from evals.engines import start_pair
 from evals.prompts import render
 from evals.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading
 from evals.tasks import Sample
-from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.model_source import public_name
@@ -108,11 +107,7 @@ class InProcess:
         self._rates = [rate for rate in keep_rates if rate < 1]
         self._options = PrefillOptions(look_ahead=look_ahead)
         self._max_tokens = max_tokens
-        environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if engine == "vllm" else {}
-        self._pair = AsyncPair(
-            speculator=EngineSettings(speculator, engine, speculator_options, environment=environment),
-            target=EngineSettings(target, engine, target_options, environment=environment, create=create_target),
-        )
+        self._pair = start_pair(target, speculator, engine, target_options, speculator_options, create_target)
 
     async def _answer(self, kept: KeptPrompt, extra_args: Mapping[str, Any] | None = None) -> str:
         """The target's answer. extra_args: of vLLM's sampling parameters."""

@@ -16,24 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from evals.ask import load_tokenizer, model_name
 from evals.calibration_curve import COVERAGES, Observation, entropy_limit, observe, wanted_coverage
 from evals.calibration_prompts import TASKS, CalibrationPrompt, from_file, generated
-from evals.calibration_recall import (
-    JUDGED,
-    LEXICAL,
-    WAYS,
-    Recall,
-    beside_lexical,
-    best_way,
-    importance_of,
-    recalls,
-)
-from kv_transfer.environment import unless_set
+from evals.calibration_recall import JUDGED, Recall, beside_lexical, best_way, recalls
+from evals.engines import start_pair
+from evals.json_lines import JsonLines
+from evals.recall import LEXICAL, WAYS, importance_of
 from kv_transfer.errors import SkimError
 from kv_transfer.options import AUTO, SelectionOptions
 from router.options import PrefillOptions
@@ -128,12 +121,8 @@ async def _measure(
     asked: Sequence[CalibrationPrompt],
     progress: Progress,
 ) -> tuple[Recall, str, list[Observation]]:
-    environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if settings.engine == "vllm" else {}
-    pair = AsyncPair(
-        speculator=EngineSettings(
-            settings.speculator, settings.engine, settings.speculator_options, environment=environment
-        ),
-        target=EngineSettings(settings.target, settings.engine, settings.target_options, environment=environment),
+    pair = start_pair(
+        settings.target, settings.speculator, settings.engine, settings.target_options, settings.speculator_options
     )
     journal = CalibrationJournal(settings.journal, settings)
     steps, done = len(known) * len(WAYS) + 4 * len(asked), 0
@@ -142,6 +131,9 @@ async def _measure(
         nonlocal done
         done += weight
         progress(what, done / steps)
+
+    async def scored(prompt: CalibrationPrompt, options: SelectionOptions) -> torch.Tensor:
+        return await importance_of(pair.speculator, pair.name("score"), prompt.prompt, options)
 
     try:
         recall: Recall = {name: {} for name in WAYS}
@@ -152,7 +144,7 @@ async def _measure(
                 async def measured(
                     prompt: CalibrationPrompt = prompt, options: SelectionOptions = options
                 ) -> dict[str, float]:
-                    return recalls(prompt, await importance_of(pair, prompt, options), options)
+                    return recalls(prompt, await scored(prompt, options), options)
 
                 for rate, value in (await journal.once(["recall", prompt.name, name], measured)).items():
                     recall[name].setdefault(rate, []).append(value)
@@ -163,8 +155,8 @@ async def _measure(
         for prompt in asked:
 
             async def observed(prompt: CalibrationPrompt = prompt) -> dict[str, Any]:
-                importance = await importance_of(pair, prompt, options)
-                return (await observe(pair, prompt, importance, options, settings.max_tokens)).to_json()
+                importance = await scored(prompt, options)
+                return (await observe(pair, prompt, importance.numpy(), options, settings.max_tokens)).to_json()
 
             found = await journal.once(["answers", _digest(prompt), way], observed)
             observations.append(
@@ -181,36 +173,22 @@ class CalibrationJournal:
 
     def __init__(self, path: Path | None, settings: CalibrationSettings) -> None:
         """Read the file if it exists. Raises SkimError for a file of another calibration, or that is none."""
-        self._path, self._known = path, {}
-        first = {
+        head = {
             "calibration": [settings.target, settings.speculator, settings.length, settings.seed, settings.max_tokens],
             "selection": settings.selection.model_dump(),
         }
-        if path is None:
-            return
-        try:
-            if not path.exists():
-                path.write_text(json.dumps(first) + "\n")
-            whole, _, torn = path.read_text().rpartition("\n")
-            if torn:
-                path.write_text(f"{whole}\n")  # the run was stopped in the middle of this line
-            head, *lines = map(json.loads, whole.splitlines())
-            if head != first:
-                raise SkimError(f"{path} is the journal of another calibration: give a new file")
-            self._known = {json.dumps(line["key"]): line["result"] for line in lines}
-        except OSError as error:
-            raise SkimError(f"cannot use {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
-            raise SkimError(f"{path} is not a journal of skim calibrate") from None
+        self._known: dict[str, dict[str, Any]] = {}
+        self._file = JsonLines(path, head, "skim calibrate", self._take)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self._known[json.dumps(line["key"])] = line["result"]
 
     async def once(self, key: Sequence[str], measure: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """The result of `measure` for this key, from the file if it is known."""
         name = json.dumps(list(key))
         if name not in self._known:
             self._known[name] = await measure()
-            if self._path is not None:
-                with self._path.open("a") as file:
-                    file.write(json.dumps({"key": list(key), "result": self._known[name]}) + "\n")
+            self._file.append({"key": list(key), "result": self._known[name]})
         return self._known[name]
 
 

@@ -1,7 +1,7 @@
 """The answers of a run in a file, so that a run that is cut off goes on, and dense answers are made once.
 
-Each line is JSON. The first names what all answers depend on (the target and how it answers); each other line holds
-the answers or the timings of one sample.
+The first line names what all answers depend on (the target and how it answers); each other line holds the answers or
+the timings of one sample.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evals.ask import Answer, Case, Timing
+from evals.json_lines import JsonLines
 from evals.selectors import DENSE
 from evals.tasks import Sample
-from kv_transfer.errors import SkimError
 
 
 class Journal:
@@ -27,17 +27,10 @@ class Journal:
 
         Raises SkimError for a file of another target, and for one that is no journal.
         """
-        self._path, self._selection = path, _digest(selection)
+        self._selection = _digest(selection)
         self._answers: dict[tuple[str, str], dict[Case, Answer]] = defaultdict(dict)
         self._timings: dict[tuple[str, str], list[Timing]] = {}
-        if path is None:
-            return
-        try:
-            if not path.exists():
-                path.write_text(json.dumps({"target": dict(target)}) + "\n")
-            self._read(path, dict(target))
-        except OSError as error:
-            raise SkimError(f"cannot use {path}: {error.strerror}") from None
+        self._file = JsonLines(path, {"target": dict(target)}, "--resume", self._take)
 
     def answers(self, sample: Sample) -> dict[Case, Answer]:
         """The answers to a sample that are known."""
@@ -59,26 +52,8 @@ class Journal:
         self._write(sample, timings=[astuple(timing) for timing in timings])
 
     def _write(self, sample: Sample, **content: Any) -> None:
-        if self._path is None:
-            return
         name, prompt = _key(sample)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"sample": name, "prompt": prompt, "selection": self._selection, **content}) + "\n")
-
-    def _read(self, path: Path, target: dict[str, Any]) -> None:
-        whole, _, torn = path.read_text().rpartition("\n")
-        if torn:
-            # The run was stopped in the middle of this line; what follows must begin a new one.
-            path.write_text(f"{whole}\n")
-        try:
-            first, *lines = map(json.loads, whole.splitlines())
-            known = first["target"]
-            if known != json.loads(json.dumps(target)):
-                raise SkimError(f"{path} has answers of another run (its target: {json.dumps(known)}): give a new file")
-            for line in lines:
-                self._take(line)
-        except (ValueError, KeyError, TypeError):
-            raise SkimError(f"{path} is not a file that --resume wrote") from None
+        self._file.append({"sample": name, "prompt": prompt, "selection": self._selection, **content})
 
     def _take(self, line: dict[str, Any]) -> None:
         key, same = (line["sample"], line["prompt"]), line["selection"] == self._selection

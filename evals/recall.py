@@ -12,20 +12,34 @@ from evals.prompts import template_messages
 from evals.tasks import Sample
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import mask_of
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
 from speculator_service.scoring.selection import select
 
+LEXICAL = "lexical"
+
+_DEFAULT = {"layers": "last_half", "aggregation": "max"}
+
+
+def _by(queries: str, **layers: str) -> dict[str, Any]:
+    return {"selector": "speculator", "score_queries": queries, **_DEFAULT, **layers}
+
+
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {"layers": "all"},
-    "question": {"score_queries": "question"},
-    "both": {"score_queries": "both"},
-    "last four layers": {"layers": "last4"},
-    "mean over layers": {"layers": "all", "aggregation": "head_max_layer_mean"},
-    "lexical": {"selector": "lexical"},
+    "look-ahead": _by("look_ahead"),
+    "look-ahead, all layers": _by("look_ahead", layers="all"),
+    "look-ahead, last four layers": _by("look_ahead", layers="last4"),
+    "look-ahead, mean over layers": _by("look_ahead", layers="all", aggregation="head_max_layer_mean"),
+    "question": _by("question"),
+    "question, all layers": _by("question", layers="all"),
+    "question, last four layers": _by("question", layers="last4"),
+    "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
+    "both": _by("both"),
+    LEXICAL: {"selector": "lexical"},
 }
-"""Ways to score a prompt, by name: what differs from the default selection options."""
+"""Ways to score a prompt, as selection options. The first is the default, the second the paper's, and the last needs no
+speculator."""
 
 Recall = dict[str, dict[str, dict[float, list[bool]]]]
 """By way, task and keep rate: for each sample, whether all of its evidence was kept."""
@@ -51,7 +65,7 @@ async def chunk_recall(
             by_rate = found[way].setdefault(sample.task, {rate: [] for rate in keep_rates})
             for rate in keep_rates:
                 asked = options.model_copy(update={"keep_rate": rate})
-                by_rate[rate].append(keeps(prompt, evidence, importance, asked))
+                by_rate[rate].append(kept_share(prompt, evidence, importance, asked) == 1.0)
     return found
 
 
@@ -64,13 +78,13 @@ async def importance_of(
     return (await engine.score(name, prompt.token_ids, options, question=prompt.question)).importance
 
 
-def keeps(
+def kept_share(
     prompt: RenderedPrompt, evidence: Sequence[tuple[int, int]], importance: torch.Tensor, options: SelectionOptions
-) -> bool:
-    """Whether a fresh selection keeps every token of the spans `evidence`."""
+) -> float:
+    """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
     kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
     kept[select(importance, options, prompt.protected.tolist())[0]] = True
-    return all(bool(kept[start:end].all()) for start, end in evidence)
+    return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
 
 
 def mean(recall: Recall, way: str, rate: float) -> float:

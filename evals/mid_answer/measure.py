@@ -10,12 +10,12 @@ import numpy as np
 from benchmarks.intervals import wilson
 from benchmarks.machine import machine
 from benchmarks.progress import Progress, silent
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.prompts import load_tokenizer, render
+from evals.engines import start_pair
 from evals.evidence import evidence_spans
 from evals.mid_answer.recall import Attempt, Recaller, Trigger
 from evals.mid_answer.tasks import TASKS, Sample, describe, make_sample
-from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.model_source import public_name
@@ -90,12 +90,8 @@ def _samples(settings: RecallSettings) -> list[Sample]:
 
 
 async def _ask_all(settings: RecallSettings, samples: list[Sample], progress: Progress) -> list[dict[str, Any]]:
-    environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if settings.engine == "vllm" else {}
-    pair = AsyncPair(
-        speculator=EngineSettings(
-            settings.speculator, settings.engine, settings.speculator_options, environment=environment
-        ),
-        target=EngineSettings(settings.target, settings.engine, settings.target_options, environment=environment),
+    pair = start_pair(
+        settings.target, settings.speculator, settings.engine, settings.target_options, settings.speculator_options
     )
     slots, done = asyncio.Semaphore(settings.concurrency), 0
 

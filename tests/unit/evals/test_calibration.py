@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from cluster.config.load import load_config
 from cluster.in_process.prompts import RenderedPrompt
@@ -11,7 +12,8 @@ from evals.calibrate import write_config
 from evals.calibration import CalibrationJournal, CalibrationSettings
 from evals.calibration_curve import COVERAGES, Observation, entropy_limit, wanted_coverage
 from evals.calibration_prompts import CalibrationPrompt, from_file
-from evals.calibration_recall import LEXICAL, WAYS, beside_lexical, best_way, recalls
+from evals.calibration_recall import beside_lexical, best_way, recalls
+from evals.recall import LEXICAL, WAYS
 from kv_transfer.errors import SkimError
 from kv_transfer.options import SelectionOptions
 from router.options import PrefillOptions
@@ -88,7 +90,7 @@ def test_the_best_way_has_the_highest_recall():
 def test_recall_is_the_kept_share_of_the_evidence():
     ids = np.arange(640, dtype=np.int32)
     prompt = CalibrationPrompt("p", RenderedPrompt(ids, np.empty((0, 2), np.int32)), [(32, 64), (320, 352)])
-    importance = np.zeros(640, np.float32)
+    importance = torch.zeros(640)
     importance[32:64] = 1.0
     options = SelectionOptions(protect_last=1)
     assert recalls(prompt, importance, options) == {"0.05": 0.5, "0.1": 0.5, "0.2": 0.5}
@@ -148,7 +150,7 @@ async def test_a_result_is_measured_once(tmp_path):
     assert len(asked) == 2
     assert await CalibrationJournal(path, settings).once(["b"], measure) == {"x": 1}
     assert len(asked) == 2
-    with pytest.raises(SkimError, match="journal of another calibration"):
+    with pytest.raises(SkimError, match="results of another run"):
         CalibrationJournal(path, CalibrationSettings("big", "other"))
 
 

@@ -57,7 +57,7 @@ def test_a_line_that_was_cut_off_is_forgotten(path, sample):
 
 
 def test_answers_of_another_target_are_refused(path):
-    with pytest.raises(SkimError, match="has answers of another run"):
+    with pytest.raises(SkimError, match="has results of another run"):
         Journal(path, TARGET | {"max_tokens": 16}, SELECTION)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from cluster.in_process.prompts import RenderedPrompt
-from evals.recall import WAYS, chunk_recall, keeps, mean
+from evals.recall import WAYS, chunk_recall, kept_share, mean
 from kv_transfer.options import SelectionOptions
 from speculator_service.mock_engine import MockSpeculator
 from tests.unit.evals.conftest import MODELS
@@ -16,14 +16,14 @@ def prompt(size: int) -> RenderedPrompt:
     return RenderedPrompt(np.arange(size, dtype=np.int32), np.array([[0, 1]], np.int32))
 
 
-def test_evidence_is_kept_if_all_of_its_tokens_are():
+def test_the_kept_share_of_the_evidence_counts_its_tokens():
     importance = torch.zeros(640)
     importance[320:352] = 1.0
     options = SelectionOptions(keep_rate=0.05)
-    assert keeps(prompt(640), [(325, 340)], importance, options)
-    assert not keeps(prompt(640), [(325, 340), (353, 360)], importance, options)
-    assert not keeps(prompt(640), [(340, 353)], importance, options)
-    assert keeps(prompt(640), [(0, 1), (630, 640)], importance, options)  # protected, and at the end
+    assert kept_share(prompt(640), [(325, 340)], importance, options) == 1.0
+    assert kept_share(prompt(640), [(325, 340), (353, 360)], importance, options) == 15 / 22
+    assert kept_share(prompt(640), [(340, 353)], importance, options) == 12 / 13
+    assert kept_share(prompt(640), [(0, 1), (630, 640)], importance, options) == 1.0  # protected, and at the end
 
 
 def test_the_ways_are_valid_and_differ():

@@ -2,34 +2,21 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.commands import NAMES
 from benchmarks.commands.show import measure
 from cluster.serve.front_proxy import ENABLE
 from kv_transfer.errors import SkimError
 
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
-    listed = skim("bench", "--help").out
-    names = (
-        "ttft",
-        "turns",
-        "replay",
-        "goodput",
-        "decode",
-        "acceptance",
-        "overhead",
-        "cpu",
-        "scoring",
-        "channel",
-        "scale",
-        "explain",
-        "recall",
-    )
-    assert all(name in listed for name in names)
-    for name in names:
+    listed, readme = skim("bench", "--help").out, Path("README.md").read_text()
+    assert all(name in listed and f"skim bench {name} " in readme for name in NAMES)
+    for name in NAMES:
         shown = skim("bench", name, "--help").out
         assert "--json" in shown, name
         assert "--plot" in shown, name
