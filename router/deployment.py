@@ -128,17 +128,17 @@ class RouterDeployment:
         self._view.add_route(app)
         return app
 
-    async def held_selection(self, request_id: str) -> str | None:
+    async def held_selection(self, request_id: str, key: str = "") -> str | None:
         """This router's entry of the explain view, as JSON text; other routers ask for it."""
-        return None if self._view is None else await self._view.held(request_id)
+        return None if self._view is None else await self._view.held(request_id, key)
 
-    async def _ask_other_routers(self, request_id: str) -> str | None:
+    async def _ask_other_routers(self, request_id: str, key: str) -> str | None:
         """As `selection_log.AskOthers`. A router that dies or does not answer in time has no entry."""
         here = serve.get_replica_context()
         # In a thread: the first call waits for Serve's controller.
         routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
         try:
-            replies = await routers.broadcast("held_selection", request_id).results_async(
+            replies = await routers.broadcast("held_selection", request_id, key).results_async(
                 timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True
             )
         except (RayError, RayServeException, TimeoutError) as error:

@@ -121,7 +121,7 @@ class Dispatcher:
             nonlocal held
             held = False
             record_migration(self.meter, migration)
-            self.selections.note_migration(request_id, outcome.prompt_tokens, migration)
+            self.selections.note_migration(request_id, outcome.prompt_tokens, migration, context.key)
 
         with self.audits.request(), context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
@@ -147,7 +147,7 @@ class Dispatcher:
                 raise
             finally:
                 outcome.answer_tokens = tally.tokens
-                note_prompt(span, request_id, outcome, tally)
+                note_prompt(span, run.wire_id, outcome, tally)
                 self.forecaster.ended(run.forecast, kept, answer.first_token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
@@ -163,7 +163,7 @@ class Dispatcher:
             return
         self._warm_ups.begin(
             self.pools,
-            WarmUpRequest(f"{run.request_id}-next-turn", kept, run.request_id, prompt.cache_salt),
+            WarmUpRequest(f"{run.wire_id}-next-turn", kept, run.wire_id, prompt.cache_salt),
             prompt.token_ids,
             prompt.next_turn,
             answer,
@@ -233,7 +233,7 @@ class Dispatcher:
             held = None
             if options.explain_text:
                 held = HeldPrompt(run.forecast.ids, message_spans(prompt.chat, prompt.offsets))
-            self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held))
+            self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held), context.key)
             return selection.kept
         return KeptPrompt.dense(prompt.token_ids)
 
@@ -264,7 +264,7 @@ class Dispatcher:
         prompt, context, outcome, request_id = run.prompt, run.context, run.outcome, run.request_id
         session = context.decode if context.decode.method == "remote" else None
         request = SelectRequest(
-            request_id,
+            run.wire_id,
             run.forecast.ids,
             run.advice.options.selection,
             run.spans.protected,
@@ -281,7 +281,7 @@ class Dispatcher:
             with context.span.child(SELECT, "client") as span:
                 async with asyncio.timeout(self._select_timeout_s):
                     selection = await self.pools.select(replace(request, trace=span.headers))
-                note_selection(span, request_id, selection)
+                note_selection(span, run.wire_id, selection)
         except (InvalidRequestError, DeadlineError):
             raise
         except (TimeoutError, SkimError) as error:
@@ -303,7 +303,7 @@ class Dispatcher:
 def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:
     prompt = run.prompt
     return GenerateRequest(
-        run.request_id,
+        run.wire_id,
         kept,
         prompt.sampling,
         prompt.priority,

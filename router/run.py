@@ -1,5 +1,6 @@
 """A prompt that the dispatcher runs, and what it knows of it on its way."""
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Prompt:
 class Run:
     """One prompt on its way. affinity: as in SelectRequest. advice: the guard's; its options count for this prompt.
 
-    started: when its mode is chosen, in seconds of `time.perf_counter`.
+    started: when its mode is chosen, in seconds of `time.perf_counter`. request_id: the client may have chosen it, and
+    knows it. wire_id: the pools' id of the prompt and of its drafting session, which no client can know or choose.
     """
 
     request_id: str
@@ -52,3 +54,7 @@ class Run:
     forecast: Forecast
     advice: Advice
     started: float = field(default_factory=time.perf_counter)
+    wire_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wire_id", f"{self.request_id}~{secrets.token_urlsafe(16)}")

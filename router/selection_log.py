@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from kv_transfer.messages import Int32Array
+from router.authentication import caller_of
 from router.context import HttpError
 from router.explain import Explained
 from router.migration import Migration
@@ -26,8 +27,8 @@ MAX_BYTES = 64 * 2**20
 TEXT_BYTES_PER_TOKEN = 16
 """About what a held prompt takes per token: its id and the messages that it was rendered from."""
 
-AskOthers = Callable[[str], Awaitable[str | None]]
-"""Asks the other routers for the entry of a request, as JSON text; None if no router has one."""
+AskOthers = Callable[[str, str], Awaitable[str | None]]
+"""Asks the other routers for the entry of a request and its API key's name, as JSON text; None if no router has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +68,15 @@ class Entry:
 
 
 class SelectionLog:
-    """The latest entries by request id, at most `max_entries` and `max_bytes`; the oldest are removed first.
+    """The latest entries, at most `max_entries` and `max_bytes`; the oldest are removed first.
+
+    An entry has the name of the request's API key (empty without keys) and the request's id, which a client may choose.
 
     holds_text: whether requests may ask for their prompt's text to be held.
     """
 
     def __init__(self, *, holds_text: bool = False, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
         self.holds_text, self._max_entries, self._max_bytes, self._bytes = holds_text, max_entries, max_bytes, 0
 
     def check(self, options: PrefillOptions) -> None:
@@ -82,24 +85,25 @@ class SelectionLog:
             param = f"{PREFILL.name}.explain_text"
             raise InvalidOptionError(f"{param} must be false: this deployment holds no text of prompts", param)
 
-    def add(self, request_id: str, entry: Entry) -> None:
-        if request_id in self._entries:
-            self._bytes -= self._entries.pop(request_id).nbytes
-        self._entries[request_id] = entry
+    def add(self, request_id: str, entry: Entry, key: str = "") -> None:
+        name = key, request_id
+        if name in self._entries:
+            self._bytes -= self._entries.pop(name).nbytes
+        self._entries[name] = entry
         self._bytes += entry.nbytes
         while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
             _, oldest = self._entries.popitem(last=False)
             self._bytes -= oldest.nbytes
 
-    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration) -> None:
+    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration, key: str = "") -> None:
         """Add to the request's entry; a dense request gets one now."""
-        if request_id not in self._entries:
-            self.add(request_id, Entry(prompt_tokens))
-        self._entries[request_id].migrations.append(migration)
+        if (key, request_id) not in self._entries:
+            self.add(request_id, Entry(prompt_tokens), key)
+        self._entries[key, request_id].migrations.append(migration)
 
-    def get(self, request_id: str) -> Entry | None:
+    def get(self, request_id: str, key: str = "") -> Entry | None:
         """Look up by the id in the response body. vLLM appends a prompt's number: `-0` (completions) or `_0`."""
-        names = (request_id, f"{request_id}-0", f"{request_id}_0")
+        names = ((key, request_id), (key, f"{request_id}-0"), (key, f"{request_id}_0"))
         return next((self._entries[name] for name in names if name in self._entries), None)
 
 
@@ -109,27 +113,28 @@ class ExplainView:
     def __init__(self, log: SelectionLog, tokens: TokenText | None = None, ask_others: AskOthers | None = None) -> None:
         self._log, self._tokens, self._ask_others = log, tokens, ask_others
 
-    async def held(self, request_id: str) -> str | None:
+    async def held(self, request_id: str, key: str = "") -> str | None:
         """This router's entry as JSON text; None without one."""
-        entry = self._log.get(request_id)
+        entry = self._log.get(request_id, key)
         if entry is None:
             return None
         # A long prompt takes milliseconds, in which the router would stream no answer.
         return await asyncio.to_thread(lambda: json.dumps(entry.as_json(self._tokens)))
 
-    async def find(self, request_id: str) -> str | None:
+    async def find(self, request_id: str, key: str = "") -> str | None:
         """The entry of this router or of another one."""
-        found = await self.held(request_id)
+        found = await self.held(request_id, key)
         if found is None and self._ask_others is not None:
-            return await self._ask_others(request_id)
+            return await self._ask_others(request_id, key)
         return found
 
     def add_route(self, app: FastAPI) -> None:
-        """Add the route to the router's app."""
+        """Add the route to the router's app. A request of another API key is not found."""
 
         @app.get("/v1/requests/{request_id}/selection")
-        async def selection(request_id: str) -> Response:
-            found = await self.find(request_id)
+        async def selection(request_id: str, request: Request) -> Response:
+            caller = caller_of(request.scope)
+            found = await self.find(request_id, caller.key.name if caller else "")
             if found is not None:
                 return Response(found, media_type="application/json")
             message = f"no selection is held for {request_id}: it ran dense, is too old, or its router is gone"

@@ -10,6 +10,8 @@ import pytest_asyncio
 from router.api_keys import ApiKeys
 from router.authentication import KeyMiddleware
 from router.openai_app import build_openai_app
+from router.selection_log import ExplainView
+from speculator_service.translation.token_text import TokenText
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
 from tests.unit.router.test_api_keys import entry, write
 from tests.unit.router.test_endpoints import ENDPOINTS, request_body
@@ -27,6 +29,7 @@ async def guarded(served, tmp_path_factory):
     app = await build_openai_app(
         served.dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, api_keys_file=str(file)
     )
+    ExplainView(served.dispatcher.selections, TokenText.of(folder)).add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, file=file)
@@ -143,6 +146,37 @@ async def test_requests_at_a_time(guarded, use_pools):
     go_on.set()
     assert [(await one).status_code for one in (first, second)] == [200, 200]
     assert await status(guarded, bearer("key-1")) == 200
+
+
+async def test_a_selection_is_shown_to_its_own_key_only(guarded, pools, document):
+    write(guarded.file, entry("team", "key-1"), entry("spy", "key-2"))
+    body = request_body("/v1/completions", document, speculative_prefill={"keep_rate": 0.5, "explain_text": True})
+    view, seen = "/v1/requests/cmpl-chosen/selection", []
+    for key in "key-1", "key-2":
+        headers = bearer(key) | {"x-request-id": "chosen"}
+        if key == "key-2":
+            seen.append((await guarded.client.get(view, headers=bearer("key-2"))).status_code)
+            body = body | {"prompt": document.prompt + " More."}
+        await guarded.client.post("/v1/completions", json=body, headers=headers)
+    first, second = [(await guarded.client.get(view, headers=bearer(key))).json() for key in ("key-1", "key-2")]
+    assert seen == [404]
+    assert first["prompt_tokens"] < second["prompt_tokens"]
+    assert (await guarded.client.get(view, headers=bearer("plain-key"))).status_code == 404
+
+
+async def test_the_pools_ids_are_not_the_clients(guarded, pools, document):
+    """A session has the id of its selection: a client that could choose it could reach the session of another one."""
+    body = request_body("/v1/completions", document, speculative_prefill=True)
+    for _ in range(2):
+        headers = bearer("plain-key") | {"x-request-id": "chosen"}
+        response = await guarded.client.post("/v1/completions", json=body, headers=headers)
+        assert response.json()["id"] == "cmpl-chosen"
+    ids = [request.request_id for request in pools.selects]
+    assert ids == [request.request_id for request in pools.generates]
+    assert [one.partition("~")[0] for one in ids] == ["cmpl-chosen-0"] * 2
+    assert len({one.partition("~")[2] for one in ids}) == 2
+    assert all(len(one.partition("~")[2]) == 22 for one in ids)
+    assert not any(one in str(response.headers) + response.text for one in ids)
 
 
 async def test_a_refused_body_is_not_read(tmp_path):

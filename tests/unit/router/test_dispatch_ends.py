@@ -45,7 +45,7 @@ async def test_a_session_that_no_answer_will_use_is_ended():
     pools = LocalPools(target={"prefill_ms": 600_000})
     task = asyncio.create_task(run(pools, prompt()))
     await until(lambda: pools.target_engine.running)
-    assert set(pools.speculator_engine.sessions) == {"r"}
+    assert set(pools.speculator_engine.sessions) == {pools.selects[0].request_id}
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -81,4 +81,4 @@ async def test_the_session_of_an_answer_that_began_is_the_targets():
     pools = LocalPools()
     await run(pools, prompt())
     await asyncio.sleep(0)
-    assert set(pools.speculator_engine.sessions) == {"r"}
+    assert set(pools.speculator_engine.sessions) == {pools.selects[0].request_id}

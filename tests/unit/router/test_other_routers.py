@@ -17,20 +17,20 @@ def ask(monkeypatch):
     calls = []
 
     async def ask(replies):
-        def broadcast(method, request_id):
+        def broadcast(method, request_id, key):
             async def results_async(*, timeout_s, return_exceptions):
                 assert (timeout_s, return_exceptions) == (deployment.OTHERS_TIMEOUT_S, True)
                 if isinstance(replies, Exception):
                     raise replies
                 return replies
 
-            calls.append((method, request_id))
+            calls.append((method, request_id, key))
             return SimpleNamespace(results_async=results_async)
 
         handles = {("router", "skim"): SimpleNamespace(broadcast=broadcast)}
         monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
         monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app: handles[name, app])
-        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), "r1")
+        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), "r1", "team")
 
     ask.calls = calls
     return ask
@@ -38,7 +38,7 @@ def ask(monkeypatch):
 
 async def test_the_entry_of_any_router_is_found(ask):
     assert await ask([None, ActorDiedError(), '{"kept_tokens": 1}']) == '{"kept_tokens": 1}'
-    assert ask.calls == [("held_selection", "r1")]
+    assert ask.calls == [("held_selection", "r1", "team")]
     assert callable(RouterDeployment.held_selection)
 
 

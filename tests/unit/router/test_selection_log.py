@@ -94,9 +94,9 @@ async def other_routers():
     log.add("mine", entry(10))
     others.add("theirs", entry(20))
 
-    async def ask(request_id):
+    async def ask(request_id, key):
         asked.append(request_id)
-        return await ExplainView(others).held(request_id)
+        return await ExplainView(others).held(request_id, key)
 
     app = FastAPI()
     ExplainView(log, ask_others=ask).add_route(app)
@@ -119,6 +119,14 @@ async def test_what_no_router_holds_is_a_404_with_one_sentence(other_routers):
     assert answer.json()["error"]["message"] == (
         "no selection is held for gone: it ran dense, is too old, or its router is gone"
     )
+
+
+def test_two_keys_may_choose_the_same_id():
+    log = SelectionLog()
+    log.add("x", entry(10), "a")
+    log.add("x", entry(20), "b")
+    assert [log.get("x", key).prompt_tokens for key in "ab"] == [10, 20]
+    assert log.get("x", "c") is log.get("x") is None
 
 
 async def test_without_other_routers_only_its_own_log_is_asked():

@@ -109,13 +109,15 @@ async def test_both_pools_read_the_start_of_the_next_turn():
     pools = caching_pools()
     assert sorted(outcomes(await answered(pools, keep_rate=0.1))) == [("speculator", "read"), ("target", "read")]
     asked = dict(pools.warm_ups)
-    assert {(request.follows, request.cache_salt) for request in asked.values()} == {("r", "salt")}
+    assert {(request.follows, request.cache_salt) for request in asked.values()} == {
+        (pools.selects[0].request_id, "salt")
+    }
     assert asked["speculator"].prompt.is_dense
     assert asked["speculator"].prompt.token_ids.tolist() == FOLLOWING.tolist()
     kept = pools.generates[0].prompt
     shared = int((kept.positions < 590).sum())
     assert asked["target"].prompt.positions.tolist() == [*kept.positions[:shared], *range(590, 630)]
-    assert pools.speculator_engine.sessions.keys() == {"r"}, "the warm-up leaves no session"
+    assert pools.speculator_engine.sessions.keys() == {pools.selects[0].request_id}, "the warm-up leaves no session"
 
 
 async def test_of_a_dense_turn_only_the_target_reads_on():
