@@ -23,6 +23,7 @@ from kv_transfer.deadline import Deadline
 from kv_transfer.errors import HandoverError
 from kv_transfer.messages import ACCEPTED, GenerateRequest, WarmUpRequest
 from target_service.factory import create_engine
+from target_service.joined_outputs import joined
 from target_service.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class TargetActor:
             with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
                 if self._engine_traces and (headers := answer.span.headers):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
-                async with aclosing(deadline.each(self._engine.generate(request))) as outputs:
+                stream = joined(deadline.each(self._engine.generate(request)), request.interval_ms)
+                async with aclosing(stream) as outputs:
                     async for output in outputs:
                         answer.add(output)
                         yield encode(output)

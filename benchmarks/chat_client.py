@@ -78,4 +78,5 @@ async def _streamed(response: aiohttp.ClientResponse, began: float, told: dict[s
                 text += delta.get("content") or delta.get("text") or ""
     end = time.perf_counter()
     first_ms, end_ms = 1e3 * ((first or end) - began), 1e3 * (end - began)
-    return Timed(first_ms, end_ms, chunks, request_id=request_id, text=text, usage=usage, **told)
+    tokens = usage.get("completion_tokens") or chunks  # a chunk may have several tokens
+    return Timed(first_ms, end_ms, tokens, request_id=request_id, text=text, usage=usage, **told)

@@ -263,4 +263,6 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSett
 
 
 def _body(settings: OverheadSettings, stream: bool, **fields: Any) -> dict[str, Any]:
+    if stream:
+        fields["stream_options"] = {"include_usage": True}  # tells the number of tokens
     return {"max_tokens": settings.answer_tokens, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}

@@ -183,6 +183,7 @@ class GenerateRequest:
     trace, affinity, timeout_ms: as in SelectRequest.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
+    interval_ms: at least so many milliseconds between two outputs; tokens that come sooner travel with the next ones.
     """
 
     request_id: str
@@ -198,6 +199,7 @@ class GenerateRequest:
     affinity: str = ""
     answered: int = 0
     timeout_ms: float | None = None
+    interval_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.answered < self.prompt.token_ids.size:

@@ -44,6 +44,10 @@ WARM_UP_TIMEOUT_S = 60.0
 WAKE_AFTER_S = 1.0
 """After this time a selection may be waiting for an empty speculator pool to start."""
 
+MESSAGE_MS = 0.4
+"""About the CPU time that one message of an answer takes in a router."""
+MAX_INTERVAL_MS = 100.0
+
 # Messages use Serve's gRPC, not Ray's object references, which do not help bytes that are read once. A dead replica is
 # still a RayActorError; other failures are gRPC errors.
 _DIRECT = {"_by_reference": False}
@@ -101,6 +105,7 @@ class ServePools:
         self._unary = (speculator, target)  # for calls that answer once
         self._halves = [target] if prefill is None else [prefill, target]
         self._waking: asyncio.Task[object] | None = None
+        self._running = 0  # calls of `generate`
         self.speculator: ModelInfo
         self.target: ModelInfo
 
@@ -189,6 +194,9 @@ class ServePools:
         return replace(received[-1], timings=received[0].timings)
 
     async def _stream(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        # So all answers together send about one message in MESSAGE_MS, which is what one event loop can take.
+        request = replace(request, interval_ms=min(MESSAGE_MS * self._running, MAX_INTERVAL_MS))
+        self._running += 1
         response = _preferring(handle, "generate", request).remote(encode(request))
         accepted = False
         try:
@@ -206,6 +214,7 @@ class ServePools:
                 raise ReplicaLostError("drained", accepted=accepted) from error
             raise EngineUnavailableError("the target pool failed on this request; see its replica's log") from error
         finally:
+            self._running -= 1
             response.cancel()
 
     async def _admitted(self, response: DeploymentResponseGenerator) -> None:

@@ -9,16 +9,18 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from kv_transfer.codec import encode, encode_error
+from kv_transfer.codec import decode, encode, encode_error
 from kv_transfer.errors import EngineUnavailableError, HandoverError, InvalidRequestError, WireError
 from kv_transfer.messages import (
     ACCEPTED,
+    GenerateRequest,
     KeptPrompt,
     ModelInfo,
     SessionHandle,
     WarmUpRequest,
 )
 from router.migration import ReplicaLostError
+from router.pools import MAX_INTERVAL_MS, MESSAGE_MS
 from router.replica_choice import where
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -39,6 +41,20 @@ async def test_outputs_come_through_as_they_were_sent():
     assert target.streams
     assert await texts(pools) == ["a", "b"]
     assert target.payloads == [encode(REQUEST)]
+
+
+async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
+    pools, _, target = serve_pools(target=[Reply(*GOOD) for _ in range(400)])
+    answers = [pools.generate(REQUEST) for _ in range(300)]
+    for answer in answers:
+        await anext(answer)
+    asked = [decode(payload, GenerateRequest).interval_ms for payload in target.payloads]
+    assert asked[:3] == [0.0, MESSAGE_MS, 2 * MESSAGE_MS]
+    assert asked[-1] == MAX_INTERVAL_MS
+    for answer in answers:
+        await answer.aclose()
+    assert await texts(pools) == ["a", "b"]
+    assert target.payloads[-1] == encode(REQUEST)  # alone again
 
 
 @pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("busy", None)])
