@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CODE := actors benchmarks cluster evals kv_transfer router skim speculator_service target_service vllm_hooks
 PYTEST := $(BIN)/pytest -q
 LIMIT := 35m
 # Tests start the same code in hundreds of processes: keep compiled Python, even if the environment says not to.
@@ -11,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint unit engine e2e chaos results lock clean
+.PHONY: help demo test lint audit unit engine e2e chaos results lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,12 +26,21 @@ test: lint ## run lint and all tests, about 25 minutes on two idle cores
 	@timeout --foreground --kill-after=60 $(LIMIT) $(MAKE) --no-print-directory unit engine e2e chaos || { \
 		code=$$?; [ $$code != 124 ] || echo "The tests were not finished after $(LIMIT) and were stopped." >&2; exit $$code; }
 
-lint: $(INSTALLED) ## check style, types and imports
-	@printf '\n== lint: style, types, imports\n'
+lint: $(INSTALLED) ## check style, types, imports and security
+	@printf '\n== lint: style, types, imports, security\n'
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive $(CODE)
+
+# It has an environment of its own, with the newest pip-audit, and asks the network for known vulnerabilities.
+audit: ## look for known vulnerabilities in the pinned dependencies; needs the network
+	@[ -x build/audit/bin/pip-audit ] || { $(PYTHON) -m venv --without-pip build/audit && \
+		$(PYTHON) -m pip --python build/audit/bin/python install --quiet pip-audit; }
+	@# A version with a local tag (torch +cpu) is known under the version without it.
+	@for lock in cpu gpu; do sed 's/===/==/; s/+cpu$$//' requirements/$$lock.lock > build/audit/$$lock.txt; \
+		build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement build/audit/$$lock.txt || exit 1; done
 
 unit: $(INSTALLED) ## run the tests without an engine, about a minute
 	@printf '\n== unit: no engine, no cluster\n'

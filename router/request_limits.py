@@ -11,7 +11,7 @@ from router.refusals import RefusedError
 MAX_HEADER_BYTES = 32 * 2**10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodyLimits:
     """max_bytes: of a body. timeout_s: from the end of the headers to the end of the body."""
 

@@ -57,6 +57,7 @@ def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, s
         "rayVersion": version("ray"),
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
+            # The operator configures Serve through the dashboard; the network policy lets nobody else in.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
             "template": ray_pod(config, component, pod, cpu=pod.cpu or "2", head=True, claims=claims),
         },
