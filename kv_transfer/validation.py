@@ -5,6 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+SECRETS = frozenset({"token", "api_key", "hf_token"})
+"""Names of settings whose values are never shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -30,7 +33,8 @@ class Problem:
         message = self.message.removeprefix("Input ").removeprefix("Value error, ")
         if self.kind == "value_error" and not isinstance(self.given, str | int | float | list | None):
             return message  # a rule of a whole section names its settings
-        return f"{message}, not {self.given!r:.60}"
+        secret = not SECRETS.isdisjoint(self.location)
+        return message if secret else f"{message}, not {self.given!r:.60}"
 
 
 def problems(error: ValidationError) -> list[Problem]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from cluster.config.file import line_of, read_settings, sentence
 from cluster.config.schema import DeploymentConfig
+from cluster.config.show import HIDDEN
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located, public_name
 
@@ -30,6 +31,8 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
     for name, value in overrides.items():
         if value is not None:
             _set(settings, name.split("."), located(str(value), Path.cwd()) if isinstance(value, Path) else value)
+    if hidden := _hidden(settings):
+        raise SkimError(f"{path}: {hidden}: is hidden by `skim config show`; write the secret itself, or leave it out")
     folder = Path(path).parent if path is not None else Path()
     try:
         config = DeploymentConfig.model_validate(settings, context={"folder": folder.absolute()})
@@ -51,6 +54,13 @@ def _named(config: DeploymentConfig) -> DeploymentConfig:
     if config.served_model_name:
         return config
     return config.model_copy(update={"served_model_name": public_name(config.target.model)})
+
+
+def _hidden(value: Any, name: str = "") -> str | None:
+    """The dotted name of a setting whose value `skim config show` has replaced."""
+    if isinstance(value, dict):
+        return next(filter(None, (_hidden(one, f"{name}.{key}".lstrip(".")) for key, one in value.items())), None)
+    return name if value == HIDDEN else None
 
 
 def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:

@@ -1,12 +1,19 @@
-"""A whole config as YAML: every default filled in, what each setting means beside it."""
+"""A whole config as YAML: every default filled in, what each setting means beside it, and no secrets."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
+from kv_transfer.validation import SECRETS
+
 COMMENT_COLUMN = 40
+HIDDEN = "***"
+"""In the place of a secret. `cluster.config.load` refuses it."""
+
+_SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class _OneLine(yaml.SafeDumper):
@@ -17,8 +24,15 @@ _OneLine.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:
 
 
 def as_yaml(config: BaseModel) -> str:
-    """`config` as YAML that loads again to an equal one."""
-    return "\n".join(_lines(config, config.model_dump(mode="json"), "")) + "\n"
+    """`config` as YAML that loads again to an equal one, if it has no secrets."""
+    return "\n".join(_lines(config, _without_secrets(config.model_dump(mode="json")), "")) + "\n"
+
+
+def _without_secrets(value: Any, name: str = "", section: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(one, str(key), name) for key, one in value.items()}
+    secret = name in SECRETS or (section == "env" and _SECRET_VARIABLE.search(name))
+    return HIDDEN if secret and value else value
 
 
 def _lines(section: BaseModel, values: dict[str, Any], indent: str) -> Iterator[str]:

@@ -38,6 +38,35 @@ def test_models_that_are_here_are_looked_at(skim, tmp_path):
     assert "has no config.json" in ran.error
 
 
+SECRET = "sekret-sekret-sekret"
+SECRETS = f"""
+speculator: {{model: a, env: {{HF_TOKEN: {SECRET}, OMP_NUM_THREADS: "2"}}}}
+target: {{model: b}}
+channel: {{token: {SECRET}}}
+router: {{vllm_args: {{api_key: [{SECRET}], hf_token: {SECRET}, tool_call_parser: hermes}}}}
+"""
+
+
+def test_no_secret_is_shown(skim, tmp_path):
+    file = tmp_path / "skim.yaml"
+    file.write_text(SECRETS)
+    shown = skim("config", "show", file).out
+    assert SECRET not in shown
+    assert shown.count('"***"') == 4
+    assert ('"OMP_NUM_THREADS": "2"' in shown, '"hermes"' in shown) == (True, True)
+    file.write_text(shown)
+    ran = skim("config", "check", file)
+    assert (ran.code, "speculator.env.HF_TOKEN: is hidden by `skim config show`" in ran.error) == (2, True)
+
+
+def test_a_wrong_secret_is_not_shown(skim, tmp_path):
+    file = tmp_path / "skim.yaml"
+    file.write_text(SECRETS.replace(f"token: {SECRET}}}", "token: sekret}"))
+    ran = skim("config", "check", file)
+    assert (ran.code, "channel.token: String should have at least 16" in ran.error) == (2, True)
+    assert "sekret" not in ran.error
+
+
 def test_what_is_shown_is_the_same_config(skim, tmp_path):
     shown = skim("config", "show", EXAMPLES / "multi-node.yaml").out
     (tmp_path / "shown.yaml").write_text(shown)
