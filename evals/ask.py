@@ -152,8 +152,12 @@ class Engines(InProcess):
         late = [case for case in cases if case[0] == WRONG_ORIGIN]
         answers: dict[Case, Answer] = {}
         for group in ([case for case in cases if case not in late], late):
-            texts = await asyncio.gather(*(self._answer(asked[case], _extra_args(case)) for case in group))
-            answers |= {case: Answer.of(text, asked[case]) for case, text in zip(group, texts, strict=True)}
+            # Decoding is greedy, so equal prompts have equal answers.
+            prompts = {_identity(asked[case]): asked[case] for case in group}
+            extra = _extra_args(group[0]) if group else {}
+            texts = await asyncio.gather(*(self._answer(kept, extra) for kept in prompts.values()))
+            by_prompt = dict(zip(prompts, texts, strict=True))
+            answers |= {case: Answer.of(by_prompt[_identity(asked[case])], asked[case]) for case in group}
         return answers
 
     async def time(self, sample: Sample) -> list[Timing]:
@@ -207,6 +211,11 @@ class Engines(InProcess):
     async def _kept(self, reading: Reading, case: Case) -> KeptPrompt:
         name, _ = case
         return KeptPrompt.dense(reading.prompt.token_ids) if name == DENSE else await SELECTORS[name].keep(reading)
+
+
+def _identity(kept: KeptPrompt) -> tuple[bytes, bytes]:
+    """What makes two kept prompts of one sample equal."""
+    return kept.token_ids.tobytes(), kept.positions.tobytes()
 
 
 def cases_of(selectors: Sequence[str], keep_rates: Sequence[float]) -> list[Case]:

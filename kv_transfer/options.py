@@ -9,7 +9,7 @@ DraftAhead = Literal["off", "chain", "branches"]
 MAX_LOOK_AHEAD = 64
 
 AUTO = "auto"
-AUTO_COVERAGE = 0.5
+AUTO_COVERAGE = 0.75
 """The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
 AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evals import results
+from evals.ask import InProcess
 from evals.run import EvalSettings, run
 from kv_transfer.errors import SkimError
 from tests.unit.evals.conftest import MODELS
@@ -46,6 +47,23 @@ def test_every_selector_is_measured_on_every_prompt():
     assert seen[-1] == 1
     assert "wrong origin" not in result["selectors"], "only the vLLM target can decode from another position"
     assert str(MODELS) not in json.dumps(result)
+
+
+def test_equal_prompts_are_answered_once(monkeypatch):
+    """The guard sends a counting question dense."""
+    asked = []
+    answer = InProcess._answer
+
+    async def counted(self, kept, extra_args=None):
+        asked.append(kept)
+        return await answer(self, kept, extra_args)
+
+    monkeypatch.setattr(InProcess, "_answer", counted)
+    selectors = ("speculator", "auto + guard")
+    result = run(replace(SETTINGS, tasks=("counting",), samples=1, selectors=selectors))
+    assert [kept.context_length == kept.token_ids.size for kept in asked] == [True, False]
+    guarded = cell(result, "counting", "auto + guard", 0.0)
+    assert (guarded["kept"], guarded["score"]) == (1, cell(result, "counting", "dense", 1.0)["score"])
 
 
 def test_a_run_repeats_itself():

@@ -204,7 +204,7 @@ def naive_auto(scores, options, spans):
     chunks = [sorted(set(range(i, min(i + size, prompt))) - protected) for i in range(0, prompt, size)]
     chunks = [chunk for chunk in chunks if chunk]
     order = sorted(chunks, key=lambda chunk: (-math.fsum(scores[m] for m in chunk), chunk))
-    share = 0.5 if options.coverage is None else options.coverage
+    share = 0.75 if options.coverage is None else options.coverage
     most = 0.5 if options.max_keep is None else options.max_keep
     wanted, mass, count = share * math.fsum(scores[m] for c in chunks for m in c), 0.0, 0
     while count < len(order) and (not count or mass < wanted):
@@ -228,7 +228,7 @@ def test_auto_equals_the_naive_rule(problem, least, most):
 def test_auto_keeps_more_where_no_chunk_is_better():
     """Chunks of one token: a peak, a slope, and no difference."""
     peak, slope, flat = [90.0] + [1.0] * 99, [float(100 - i) for i in range(100)], [1.0] * 100
-    counts = [len(kept(scores, keep_rate="auto", chunk_size=1)) - 1 for scores in (peak, slope, flat)]
+    counts = [len(kept(scores, keep_rate="auto", coverage=0.5, chunk_size=1)) - 1 for scores in (peak, slope, flat)]
     # The last token is protected. min_keep asks for 10 of the other 99, rounded up; the flat curve needs half of them.
     assert counts == [10, 30, 50]
 
@@ -245,9 +245,9 @@ def test_auto_stays_inside_its_bounds():
 def test_protected_importance_is_no_reason_to_keep_little():
     """Negative control for the rule that only droppable tokens count: half of all importance is protected."""
     scores = [99.0] + [1.0] * 100
-    with_span = kept(scores, [(0, 1)], keep_rate="auto", chunk_size=1, min_keep=0.01)
+    with_span = kept(scores, [(0, 1)], keep_rate="auto", coverage=0.5, chunk_size=1, min_keep=0.01)
     assert len(with_span) - 2 == 50
-    assert len(kept(scores, keep_rate="auto", chunk_size=1, min_keep=0.01)) - 1 == 1
+    assert len(kept(scores, keep_rate="auto", coverage=0.5, chunk_size=1, min_keep=0.01)) - 1 == 1
 
 
 def test_a_region_has_its_own_keep_rate():
