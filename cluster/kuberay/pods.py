@@ -30,7 +30,14 @@ POD_SECURITY = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+# Ray's sessions and logs are in /tmp; vLLM, Triton and torch write caches to the home of the image's user.
+HOME = "/home/skim"
+WRITABLE = {"tmp": "/tmp", "home": HOME}
 
 
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
@@ -110,6 +117,7 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    private["HOME"] = HOME
     env: list[Object] = [{"name": name, "value": value} for name, value in {**private, **SERVE_SWITCHES}.items()]
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
@@ -147,6 +155,7 @@ def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[s
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shared_memory}}
     # Ray's object store and the ranks of an engine communicate through /dev/shm; the default of a pod is 64 MiB.
     volumes: dict[str, tuple[Object, Object]] = {"shared-memory": (memory, {"mountPath": "/dev/shm"})}
+    volumes |= {name: ({"emptyDir": {}}, {"mountPath": path}) for name, path in WRITABLE.items()}
     if component in SERVING and (claim := settings.models.claim):
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         volumes["models"] = (source, {"mountPath": settings.models.mount_path, "readOnly": True})

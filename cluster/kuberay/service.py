@@ -11,7 +11,17 @@ import yaml
 
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.pods import API_KEYS_PATH, CONTAINER_SECURITY, NONE, TLS_PATH, Object, metadata, ray_pod, resources
+from cluster.kuberay.pods import (
+    API_KEYS_PATH,
+    CONTAINER_SECURITY,
+    NONE,
+    TLS_PATH,
+    WRITABLE,
+    Object,
+    metadata,
+    ray_pod,
+    resources,
+)
 from cluster.kuberay.settings import PodConfig
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
@@ -72,6 +82,8 @@ def _autoscaler() -> Object:
             "idleTimeoutSeconds": IDLE_TIMEOUT_S,
             "resources": resources("500m", "1Gi"),
             "securityContext": CONTAINER_SECURITY,
+            # It runs in the head pod and shares its volumes.
+            "volumeMounts": [{"name": name, "mountPath": path} for name, path in WRITABLE.items()],
         },
     }
 

@@ -170,6 +170,16 @@ def test_no_secret_is_written():
     )
 
 
+def test_no_container_can_write_to_its_image(objects):
+    autoscalers = [t["spec"]["rayClusterConfig"]["autoscalerOptions"] for t in objects if t["kind"] == "RayService"]
+    for container in [*autoscalers, *(pod["spec"]["containers"][0] for _, pod in pods(objects))]:
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+        # Redis writes to its data only.
+        assert writable >= {"/tmp", "/home/skim"} or writable == {"/data"}
+
+
 def test_the_file_of_api_keys():
     with pytest.raises(SkimError, match=r"kubernetes\.api_keys_secret: is not set"):
         ray_service(config_from_flags(DEMO, {"router.api_keys_file": "keys.yaml"}))
