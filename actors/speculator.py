@@ -20,7 +20,9 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.deadline import Deadline
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest, WarmUpRequest
+from speculator_service.acceptance import Acceptances
 from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.engine import translated, translation_for
@@ -56,12 +58,12 @@ class SpeculatorActor:
                     create_engine(engine, model, tensor_parallel=tensor_parallel, options=options), translation
                 )
         self._watch = EngineWatch(self._engine, "speculator")
-        self._drafts = None
+        self._drafts, self._acceptances = None, Acceptances()
         if channel is not None:
             branches = channel.get("max_branches", 64)
-            self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._draft_spans.end)
+            self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
-        self._service = SpeculatorService(self._engine, address)
+        self._service = SpeculatorService(self._engine, address, acceptances=self._acceptances)
         self._work = WorkMeter(batch)
         self._idle = IdleWork(self._work, self._watch)
         self._metrics = PoolMetrics("speculator", self.stats)
@@ -75,6 +77,11 @@ class SpeculatorActor:
             self._drafts.handle, host, channel.get("port", 0), token=channel.get("token"), tls=tls
         )
         return f"{host}:{await self._server.start()}"
+
+    def _drafted(self, session: DrafterSession) -> None:
+        """A drafting session is closed."""
+        self._draft_spans.end(session)
+        self._acceptances.ended(session.id, session.drafts, session.accepted)
 
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""

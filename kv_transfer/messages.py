@@ -140,7 +140,7 @@ class Selection:
     importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
     stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
     chunk_scores: float32 [ceil(M / chunk_size)], the mean importance of each chunk of the request's `chunk_size`; None
-    from a speculator of an earlier release.
+    from a speculator of an earlier release. raised: what the acceptance of earlier drafts added to the wanted coverage.
     """
 
     kept: KeptPrompt
@@ -150,6 +150,7 @@ class Selection:
     reused_tokens: int = 0
     cached_tokens: int = 0
     chunk_scores: Float32Array | None = None
+    raised: float = 0.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.coverage):

@@ -76,6 +76,10 @@ class SelectionOptions(BaseModel):
     reuse: Literal["on", "off"] = Field(
         "on", description="extend what was kept for an earlier prompt with the same beginning"
     )
+    follow_acceptance: Literal["on", "off"] = Field(
+        "on",
+        description="with keep_rate auto and reuse: keep more after an answer that rejected unusually many drafts",
+    )
     max_keep: float | None = Field(
         None,
         gt=0,
@@ -104,6 +108,12 @@ class SelectionOptions(BaseModel):
     def wanted_coverage(self) -> float | None:
         """The share of the importance that the kept chunks must have; None if `fixed_rate` says how many are kept."""
         return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
+
+    def covering_more(self, by: float) -> "SelectionOptions":
+        """These options with a higher wanted coverage. by: how much higher; 0 changes nothing."""
+        if not by or self.wanted_coverage is None:
+            return self
+        return self.model_copy(update={"coverage": min(1.0, self.wanted_coverage + by)})
 
     @property
     def keeps_all(self) -> bool:

@@ -31,7 +31,7 @@ class Outcome:
     mode: dense or speculative; empty until decided. reason: in one word. answer_tokens: counted only if the request is
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
     time. guard: the kind of question for which the guard kept more; empty if it did not. lost_contents: as
-    `PromptSpans.lost`.
+    `PromptSpans.lost`. raised: as in Selection.
     """
 
     mode: str
@@ -46,13 +46,16 @@ class Outcome:
     estimate: Estimate | None = None
     guard: str = ""
     lost_contents: int = 0
+    raised: float = 0.0
 
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, the kind
-        of question for the guard, and the number of contents that are kept because their place is unknown."""
+        of question for the guard, the number of contents that are kept because their place is unknown, and what the
+        acceptance of earlier drafts added to the coverage."""
         parameters = f";guard={self.guard}" if self.guard else ""
         parameters += f";unmapped={self.lost_contents}" if self.lost_contents else ""
+        parameters += f";raised={self.raised:g}" if self.raised else ""
         if self.estimate is None:
             return f"{self.reason}{parameters}"
         times = f";dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
@@ -62,13 +65,14 @@ class Outcome:
         """Record a selection that arrived after `elapsed_ms`."""
         self.mode, self.kept_tokens = "speculative", int(selection.kept.token_ids.size)
         self.coverage, self.reused_tokens = selection.coverage, selection.reused_tokens
+        self.raised = selection.raised
         self.timings |= dict(selection.timings)
         self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
 
     def distrusted(self, reason: str) -> None:
         """The prompt runs dense after its selection. The times stay: the client waited for it."""
         self.mode, self.reason, self.kept_tokens = "", reason, self.prompt_tokens
-        self.coverage, self.reused_tokens = 1.0, 0
+        self.coverage, self.reused_tokens, self.raised = 1.0, 0, 0.0
 
     @property
     def keep_rate(self) -> float:

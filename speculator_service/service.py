@@ -9,7 +9,9 @@ import torch
 
 from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle, WarmUpRequest
+from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, regions_of
+from speculator_service.acceptance import Acceptances
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
 from speculator_service.limits import check_request
@@ -31,6 +33,7 @@ class RecordCounts:
     reused_tokens: int = 0
     late_tokens: int = 0
     compactions: int = 0
+    raised: int = 0
 
 
 class SpeculatorService:
@@ -39,15 +42,24 @@ class SpeculatorService:
     A prompt that begins like an earlier one extends what was kept for that one (`records`).
     """
 
-    def __init__(self, engine: SpeculatorEngine, address: str | None = None, *, records: Records | None = None) -> None:
+    def __init__(
+        self,
+        engine: SpeculatorEngine,
+        address: str | None = None,
+        *,
+        records: Records | None = None,
+        acceptances: Acceptances | None = None,
+    ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
-        records: by default its own, as many as the engine's prefix cache has room for.
+        records: by default its own, as many as the engine's prefix cache has room for. acceptances: of the answers that
+        this replica drafts; without them, none is low.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.cache_tokens or MAX_TOKENS) if records is None else records
+        self._acceptances = acceptances or Acceptances()
         self._counts = RecordCounts()
 
     @property
@@ -90,7 +102,7 @@ class SpeculatorService:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
             raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
         start = time.perf_counter()
-        kept, share = self._choose(request, scores)
+        kept, share, raised = self._choose(request, scores, request.request_id if context == "full" else "")
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
@@ -110,29 +122,37 @@ class SpeculatorService:
             kept.reused,
             scores.cached_tokens,
             chunk_means(importance, request.options.chunk_size).astype(np.float32),
+            raised,
         )
 
-    def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
-        """What is kept, and its share of the importance. Reads and writes the records, without waiting."""
+    def _choose(self, request: SelectRequest, scores: Scores, session: str) -> tuple[Extended, float, float]:
+        """What is kept, its share of the importance, and `Selection.raised`. Reads and writes the records, without
+        waiting. session: as in Record."""
         spans = request.protected_spans.tolist()
-        chosen, share = select(scores.importance, request.options, spans, regions_of(request.rate_spans, request.rates))
+        reuse = request.options.reuse == "on"
+        found = self._find(request, scores) if reuse else None
+        raised = self._raised(request, found)
+        options = request.options.covering_more(raised)
+        chosen, share = select(scores.importance, options, spans, regions_of(request.rate_spans, request.rates))
         fresh = chosen.numpy().astype(np.int32)
-        if request.options.reuse == "off":
-            return Extended(fresh, 0), share
+        if not reuse:
+            return Extended(fresh, 0), share, raised
         importance = scores.importance.to("cpu", torch.float32).numpy()
-        protected, rated = (mask_of(found, importance.size) for found in (spans, request.rate_spans))
-        prompt = Prompt(importance, fresh, protected, request.options, request.question, rated)
-        found = self._find(request, scores)
+        protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
+        doubtful = raised > 0 and found is not None and self._acceptances.was_low(found.record.session)
+        prompt = Prompt(importance, fresh, protected, options, request.question, rated, doubtful)
         remember = partial(
             self.records.add,
             request.token_ids,
             options=request.options,
             salt=request.cache_salt,
             regions=_regions(request),
+            session=session,
+            raised=raised,
         )
         if found is None:
             remember(fresh)
-            return Extended(fresh, 0), share
+            return Extended(fresh, 0), share, raised
         record = found.record
         if _answers(record, request):
             kept = Extended(record.positions, record.positions.size)
@@ -142,7 +162,21 @@ class SpeculatorService:
         replaced = record if whole else None
         remember(kept.positions, replaces=replaced)
         self._count(kept)
-        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
+        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long()), raised
+
+    def _raised(self, request: SelectRequest, found: Found | None) -> float:
+        """What the answers of earlier turns add to the wanted coverage: a turn of the record, and those before it."""
+        options = request.options
+        if found is None or options.keep_rate != AUTO or options.follow_acceptance == "off":
+            return 0.0
+        record = found.record
+        if found.common < record.token_ids.size:
+            return 0.0  # another question about the same text, whose answer says nothing about this one
+        if _answers(record, request):
+            return record.raised
+        raised = self._acceptances.raised(record.session, record.raised)
+        self._counts.raised += raised > record.raised
+        return raised
 
     def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""

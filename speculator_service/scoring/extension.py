@@ -10,7 +10,8 @@ The rule of value against cost:
   is added. The most important are an eighth of the fresh selection's chunks of the old text (LATE_SHARE), or
   LATE_TOKENS if that is more. Further chunks of the fresh selection are added until as much of the old text stands as
   it keeps. A chunk that is less important than the median chunk of the old text is left out, unless it is in a region
-  with a keep rate of its own. Protected tokens that do not stand are always added.
+  with a keep rate of its own. Protected tokens that do not stand are always added. After an answer whose drafts were
+  rejected unusually often (`speculator_service.acceptance`), all chunks of the fresh selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
@@ -67,7 +68,8 @@ class Prompt:
 
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
     is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
-    of regions with a keep rate of their own; None: there are none.
+    of regions with a keep rate of their own; None: there are none. wants_all: every chunk of the fresh selection must
+    stand, not only the most important ones.
     """
 
     importance: Float32Array
@@ -76,6 +78,7 @@ class Prompt:
     options: SelectionOptions
     question: tuple[int, int] | None = None
     rated: npt.NDArray[np.bool_] | None = None
+    wants_all: bool = False
 
     @property
     def size(self) -> int:
@@ -157,7 +160,10 @@ def _late(
     falling = np.flatnonzero(chosen)
     falling = falling[np.argsort(-mean[falling], kind="stable")]
     added = np.zeros(starts.size, bool)
-    added[falling[: max(math.ceil(LATE_SHARE * falling.size), LATE_TOKENS // size)]] = True
+    most_important = (
+        falling.size if prompt.wants_all else max(math.ceil(LATE_SHARE * falling.size), LATE_TOKENS // size)
+    )
+    added[falling[:most_important]] = True
     added &= missing
     wanting = falling.size - int((stands | added).sum())
     further = falling[(missing & ~added)[falling]]

@@ -1,6 +1,7 @@
 """Requests to the two pools: which pool gets which request, and what happens when a pool fails."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -271,6 +272,19 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
         assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]
 
     virtual_time.run(conversation())
+
+
+async def test_the_client_learns_that_rejected_drafts_raised_the_coverage(monkeypatch):
+    pools = LocalPools()
+    select = pools.select
+
+    async def raised(request):
+        return replace(await select(request), raised=0.1)
+
+    monkeypatch.setattr(pools, "select", raised)
+    ran = await run(pools, prompt())
+    assert dict(ran.context.headers())["x-skim-reason"] == "requested;raised=0.1"
+    assert ran.dispatcher.selections.get("r").explained.as_json()["raised"] == 0.1
 
 
 async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():

@@ -177,7 +177,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(name):
     assert str(error).startswith("unknown option speculative_prefill.")
     assert name[:40] in str(error)
     assert all(known in str(error) for known in PrefillOptions.model_fields)
-    assert len(str(error)) < 400
+    assert len(str(error)) - len(", ".join(PrefillOptions.model_fields)) < 120
 
 
 @pytest.mark.parametrize("body", ["on", 1, 0, [], [True], 0.3, ""])
