@@ -103,6 +103,12 @@ class RouterConfig(BaseModel):
     audit_max_ongoing: int = Field(
         4, ge=0, description="no audit runs while a router has more requests than this at the target"
     )
+    tls_cert: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None, description="certificate chain of the endpoint, a PEM file on the machines with a Serve proxy; null: HTTP"
+    )
+    tls_key: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None, description="private key of the certificate, a PEM file"
+    )
     api_keys_file: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
         None,
         description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
@@ -118,6 +124,12 @@ class RouterConfig(BaseModel):
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key must be set together")
+        return self
 
 
 class TracesConfig(BaseModel):

@@ -209,6 +209,10 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
         )
     settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
     settings["router"]["vllm_args"].pop("api_key", None)
+    if config.router.tls_cert:
+        raise SkimError(
+            "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"
+        )
     settings["router"]["api_keys_file"] = _api_keys_file(config)
     settings["channel"] |= {"token": None, **_tls(config)}
     return settings | {"spans_machines": True}

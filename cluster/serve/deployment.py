@@ -17,7 +17,6 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Loggi
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
-from cluster.serve.front_proxy import haproxy_switches
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
 from cluster.serve.preflight import (
     check_memory,
@@ -27,6 +26,7 @@ from cluster.serve.preflight import (
     fetch_weights,
     with_pinned_models,
 )
+from cluster.serve.tls import base_url, check_certificate, http_options, proxy_switches
 from kv_transfer.environment import unless_set, with_environment
 from kv_transfer.errors import SkimError
 
@@ -52,6 +52,7 @@ def deployed(
     if address is None:
         check_one_node(config)
         check_port(config.router.host, config.router.port)
+        check_certificate(config.router)
     config = with_pinned_models(config)
     if notice := check_models(config):
         progress(notice)
@@ -60,7 +61,9 @@ def deployed(
             fetch_weights(config, progress)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
-            _start_ray(config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(haproxy_switches(progress))})
+            _start_ray(
+                config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(proxy_switches(config.router, progress))}
+            )
         else:
             join_ray(address)
             _prepare_cluster(config, name)
@@ -97,7 +100,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     _check_resources(config)
     earlier = _messages(name)
     serve.start(
-        http_options=HTTPOptions(host=config.router.host, port=config.router.port),
+        http_options=HTTPOptions(**http_options(config.router)),
         logging_config=LoggingConfig(log_level="WARNING"),
     )
     serve.run_many(
@@ -106,7 +109,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
         wait_for_applications_running=False,
     )
     _await_running(name, progress, earlier)
-    return f"http://{_reachable(config.router.host)}:{config.router.port}"
+    return base_url(config.router)
 
 
 def _is_for_the_user(record: logging.LogRecord) -> bool:
@@ -247,10 +250,6 @@ def failure_reason(messages: list[str]) -> str:
         if found:
             return found[-1][1].strip()
     return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
 def _stop(name: str) -> None:

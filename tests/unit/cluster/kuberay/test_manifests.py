@@ -193,6 +193,11 @@ def test_the_file_of_api_keys():
     assert router["api_keys_file"] == "/etc/skim/api-keys/keys.yaml"
 
 
+def test_tls_of_the_endpoint_is_the_ingress():
+    with pytest.raises(SkimError, match=r"router\.tls_cert: cannot be set on Kubernetes"):
+        ray_service(config_from_flags(DEMO, {"router.tls_cert": "c.pem", "router.tls_key": "k.pem"}))
+
+
 def test_tls_of_the_channel():
     files = {"channel.tls_cert": "a", "channel.tls_key": "b", "channel.tls_ca": "c"}
     with pytest.raises(SkimError, match=r"kubernetes\.tls_secret: is not set"):
