@@ -131,7 +131,7 @@ class RequestContext:
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
     span: the request's trace span, the parent of the spans of its prompts. deadline: when the answer must be complete.
     key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
-    isolated: it shares no cached prefix with other keys.
+    isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
     """
 
     options: PrefillOptions
@@ -143,6 +143,7 @@ class RequestContext:
     echo: bool = False
     beam_search: bool = False
     keeps: PartKeeps | None = None
+    sent_salt: str | None = None
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
     next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)

@@ -45,6 +45,7 @@ from router.middleware import SkimMiddleware
 from router.recording import record_chats
 from router.request_limits import BodyLimits
 from router.run import Prompt
+from router.tokenizing import reuse_known_tokens
 from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class PooledEngineClient(EngineClient):
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
+        reuse_known_tokens(self.renderer)
         record_chats(self.renderer)
 
     async def generate(

@@ -31,6 +31,8 @@ def record_chats(renderer: Any) -> None:
         if context is not None and context.options.enabled:
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         keeps = context.keeps if context is not None else None
+        if context is not None:
+            context.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
         marked = [changed(messages) for messages in conversations]
         conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
