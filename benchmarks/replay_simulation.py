@@ -128,11 +128,8 @@ class _Skim:
         began = loop.time()
         context = RequestContext(self._options, self._decode.decode)
         prompt = Prompt(ids.tolist(), _sampling(answer_tokens), answer_tokens)
-        first, cached = 0.0, 0
         await asyncio.sleep(self._router_ms / 1e3)
-        async with aclosing(self._dispatcher.run(str(number), prompt, context)) as outputs:
-            async for output in outputs:
-                first, cached = first or loop.time(), cached or output.cached_tokens
+        first, cached = await _read(self._dispatcher.run(str(number), prompt, context))
         [outcome] = context.outcomes
         return {
             "ttft_ms": 1e3 * (first - began),
@@ -149,14 +146,21 @@ class _Stock:
 
     async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
-        began, first, cached = loop.time(), 0.0, 0
+        began = loop.time()
         request = GenerateRequest(str(number), KeptPrompt.dense(ids), _sampling(answer_tokens))
         with self._targets.taken(self._keys.key(ids)) as target:
-            async with aclosing(target.generate(request)) as outputs:
-                async for output in outputs:
-                    first, cached = first or loop.time(), cached or output.cached_tokens
+            first, cached = await _read(target.generate(request))
         ttft_ms = 1e3 * (first - began)
         return {"ttft_ms": ttft_ms, "kept_tokens": int(ids.size), "target_cached": cached, "reason": ""}
+
+
+async def _read(answer: AsyncGenerator[GenerateOutput, None]) -> tuple[float, int]:
+    """Read an answer to its end. Returns the time of its first output, and the cached tokens of its prompt."""
+    loop, first, cached = asyncio.get_running_loop(), 0.0, 0
+    async with aclosing(answer) as outputs:
+        async for output in outputs:
+            first, cached = first or loop.time(), cached or output.cached_tokens
+    return first, cached
 
 
 def simulate(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from benchmarks.commands.pair_options import Engine, SpeculatorOptions, TargetOptions
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.errors import SkimError
 
@@ -39,9 +40,9 @@ def calibrate(
         Path | None,
         typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models.")] = "vllm",
-    target_options: Annotated[str, typer.Option(metavar="JSON", help="Engine options of the target.")] = "{}",
-    speculator_options: Annotated[str, typer.Option(metavar="JSON", help="Engine options of the speculator.")] = "{}",
+    engine: Engine = "vllm",
+    target_options: TargetOptions = "{}",
+    speculator_options: SpeculatorOptions = "{}",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.commands.lists import lengths
-from benchmarks.commands.pair_options import KeepRate, Speculator, Target
+from benchmarks.commands.pair_options import Engine, KeepRate, Speculator, Target
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.model_source import located
 
@@ -15,7 +15,7 @@ from kv_transfer.model_source import located
 def explain(
     target: Target = Path("demo_models/target"),
     speculator: Speculator = Path("demo_models/speculator"),
-    engine: Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models.")] = "vllm",
+    engine: Engine = "vllm",
     prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "4096,16384",
     rounds: Annotated[int, typer.Option(min=1, help="Number of prompts per length.")] = 5,
     keep_rate: KeepRate = 0.2,

@@ -16,6 +16,9 @@ TargetOrRandom = Annotated[
 SpeculatorOrRandom = Annotated[
     Path | None, typer.Option(metavar="MODEL", help=f"Speculator: a folder, or owner/name@revision. {_RANDOM}")
 ]
+Engine = Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models.")]
+TargetOptions = Annotated[str, typer.Option(metavar="JSON", help="Engine options of the target.")]
+SpeculatorOptions = Annotated[str, typer.Option(metavar="JSON", help="Engine options of the speculator.")]
 AnswerTokens = Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")]
 KeepRate = Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")]
 Drafts = Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")]

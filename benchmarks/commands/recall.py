@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.commands.lists import values
-from benchmarks.commands.pair_options import Speculator, Target
+from benchmarks.commands.pair_options import Engine, Speculator, SpeculatorOptions, Target, TargetOptions
 from benchmarks.commands.show import JsonFile, PlotFile, measure
 from kv_transfer.model_source import located
 
@@ -25,10 +25,10 @@ def recall(
     trigger: Annotated[
         Literal["rejection", "interval"], typer.Option(help="When the prompt is scored again.")
     ] = "rejection",
-    engine: Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models.")] = "vllm",
+    engine: Engine = "vllm",
     concurrency: Annotated[int, typer.Option(min=1, help="Number of prompts that run at the same time.")] = 4,
-    target_options: Annotated[str, typer.Option(metavar="JSON", help="Engine options of the target.")] = "{}",
-    speculator_options: Annotated[str, typer.Option(metavar="JSON", help="Engine options of the speculator.")] = "{}",
+    target_options: TargetOptions = "{}",
+    speculator_options: SpeculatorOptions = "{}",
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
