@@ -31,7 +31,7 @@ from router.context import RequestContext
 from router.decision import RequestTraits, decide
 from router.explain import DecisionMade, Explained
 from router.forecast import Forecaster
-from router.guard import Guard, question_text
+from router.guard import Guard
 from router.lexical_fallback import LexicalFallback
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
@@ -39,6 +39,7 @@ from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Pools
 from router.prompt_text import message_spans
 from router.protection import prompt_spans
+from router.question import question_text
 from router.run import Prompt, Run
 from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill

@@ -21,7 +21,9 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 
 if TYPE_CHECKING:
     from kv_transfer.channel_server import DraftServer
+    from speculator_service.acceptance import Acceptances
     from speculator_service.drafting.drafter import DraftService
+    from speculator_service.drafting.drafter_session import DrafterSession
     from speculator_service.engine import SpeculatorEngine
     from speculator_service.records import Records
     from target_service.engine import TargetEngine
@@ -126,7 +128,17 @@ class AsyncPair:
         """The drafting side of the speculator. Raises SkimError if this pair was opened without one."""
         from speculator_service.drafting.drafter import DraftService
 
-        return DraftService(self.speculator)
+        def ended(session: "DrafterSession") -> None:
+            self.acceptances.ended(session.id, session.drafts, session.accepted)
+
+        return DraftService(self.speculator, on_end=ended)
+
+    @cached_property
+    def acceptances(self) -> "Acceptances":
+        """How often the drafts of earlier answers were accepted."""
+        from speculator_service.acceptance import Acceptances
+
+        return Acceptances()
 
     @cached_property
     def records(self) -> "Records":
@@ -166,7 +178,7 @@ class AsyncPair:
 
         remote = decode if decode is not None and decode.method == "remote" else None
         address = None if remote is None else await self.draft_address()
-        service = SpeculatorService(self.speculator, address, records=self.records)
+        service = SpeculatorService(self.speculator, address, records=self.records, acceptances=self.acceptances)
         selection = await service.select(
             SelectRequest(
                 self.name("select"),

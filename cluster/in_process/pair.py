@@ -43,6 +43,7 @@ class SelectFields(TypedDict, total=False):
     granularity: Literal["chunk", "token"]
     protect_last: int
     reuse: Literal["on", "off"]
+    follow_acceptance: Literal["on", "off"]
     max_keep: float | None
     protected_spans: list[list[int]]
     keep_by_role: dict[Literal["user", "assistant", "tool"], Keep]

@@ -18,10 +18,10 @@ from kv_transfer.model_source import local_folder
 from kv_transfer.spans import mask_of
 from router.contents import ChatContents, MarkedChat, without_marks
 from router.decision import Decision, RequestTraits, decide
-from router.guard import question_text
 from router.options import PrefillOptions
 from router.part_keeps import messages_with_keeps
 from router.protection import prompt_spans
+from router.question import question_text
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""

@@ -7,10 +7,9 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions
-from router.contents import ChatContents, Content
 from router.context import RequestContext
 from router.dispatch import Dispatcher
-from router.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, question_text, signals
+from router.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, signals
 from router.options import PREFILL, PrefillOptions, SpeculationOptions
 from router.run import Prompt
 from tests.unit.actors.local_meter import LocalMeter
@@ -227,25 +226,3 @@ def test_without_enough_scores_there_are_no_signals(found, options):
     guard = Guard(LocalMeter(), enabled=True, entropy=0.97)
     advice = guard.advise(PREFILL.resolve(DEFAULTS, None, None), NEEDLE)
     assert guard.distrusts(replace(advice, options=options), found, spans()) is None
-
-
-def chat_of(*messages):
-    """The contents of messages, given as (role, text...)."""
-    contents = [Content(i, role, text) for i, (role, *texts) in enumerate(messages) for text in texts]
-    return ChatContents([role for role, *_ in messages], contents)
-
-
-def test_where_the_question_is_found():
-    text = "Some text.\nWhat is it?"
-    offsets = [(i, i + 1) for i in range(len(text))]
-    assert question_text((11, 22), chat_of(("user", text)), text, offsets) == "What is it?"
-    # After a tool result, the question is in the last user message.
-    assert question_text(None, chat_of(("user", COUNTING), ("tool", "7 bells")), text, offsets) == COUNTING
-    assert question_text(None, chat_of(("user", TEXT, COUNTING)), text, offsets) == COUNTING
-    assert question_text(None, chat_of(("user", f"{TEXT}\n{COUNTING}")), None, None) == COUNTING
-    # Of raw text, the last line.
-    assert question_text(None, None, f"{TEXT}\n{COUNTING}\n", None) == COUNTING
-    assert question_text(None, None, None, None) == ""
-    # Without contents, the question is not guessed from the rendered text.
-    assert question_text(None, chat_of(("system",)), COUNTING, None) == ""
-    assert question_text(None, ChatContents(["user"], None), COUNTING, None) == ""
