@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from kv_transfer.errors import SkimError
-from router.server_sent_events import read_event
+from router.server_sent_events import read_event, read_late_values
 from router.server_timing import read_server_timing
 
 
@@ -20,7 +20,7 @@ class Timed:
     first_ms: when the first token came; without streaming it equals end_ms. tokens: length of the answer. parts:
     milliseconds by part, from `Server-Timing` or from the engines. request_id: the id in the response's body. text: the
     streamed answer. usage: as the server reports it (`stream_options: {"include_usage": true}`). headers: those of the
-    response, with names in lower case.
+    response, with names in lower case; also those that came in the stream's last comment.
     """
 
     first_ms: float
@@ -54,20 +54,24 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any])
         if response.status != 200:
             raise SkimError(f"{url} answered {response.status}: {(await response.text())[:300]}")
         headers = {name.lower(): value for name, value in response.headers.items()}
-        told: dict[str, Any] = {"parts": read_server_timing(headers.get("server-timing", "")), "headers": headers}
         if body.get("stream"):
-            return await _streamed(response, began, told)
+            return await _streamed(response, began, headers)
         answer = await response.json()
         end = 1e3 * (time.perf_counter() - began)
         usage = answer["usage"]
-        return Timed(end, end, usage["completion_tokens"], request_id=answer["id"], usage=usage, **told)
+        return Timed(end, end, usage["completion_tokens"], request_id=answer["id"], usage=usage, **_told(headers))
 
 
-async def _streamed(response: aiohttp.ClientResponse, began: float, told: dict[str, Any]) -> Timed:
+def _told(headers: Mapping[str, str]) -> dict[str, Any]:
+    return {"parts": read_server_timing(headers.get("server-timing", "")), "headers": headers}
+
+
+async def _streamed(response: aiohttp.ClientResponse, began: float, headers: dict[str, str]) -> Timed:
     first, chunks, request_id, text, usage = 0.0, 0, "", "", dict[str, Any]()
     async for line in response.content:
         event = read_event(line)
         if event is None:
+            headers |= read_late_values(line)
             continue
         request_id, usage = event["id"], event.get("usage") or usage
         for choice in event["choices"]:
@@ -79,4 +83,4 @@ async def _streamed(response: aiohttp.ClientResponse, began: float, told: dict[s
     end = time.perf_counter()
     first_ms, end_ms = 1e3 * ((first or end) - began), 1e3 * (end - began)
     tokens = usage.get("completion_tokens") or chunks  # a chunk may have several tokens
-    return Timed(first_ms, end_ms, tokens, request_id=request_id, text=text, usage=usage, **told)
+    return Timed(first_ms, end_ms, tokens, request_id=request_id, text=text, usage=usage, **_told(headers))

@@ -36,6 +36,7 @@ from router.affinity import PrefixKeys, preferred
 from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pools import Admitted, unwatched
 from router.run import Prompt
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
@@ -77,12 +78,14 @@ class MockPools:
         self._services = Replicas([SpeculatorService(engine) for engine in speculators])
         self._targets = Replicas(targets)
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         with self._services.taken(request.affinity) as service:
             selection = await service.select(decode(encode(request), SelectRequest))
         return decode(encode(selection), Selection)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    async def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
         with self._targets.taken(request.affinity) as target:
             async with aclosing(target.generate(decode(encode(request), GenerateRequest))) as outputs:
                 async for output in outputs:

@@ -96,7 +96,8 @@ def skim_config(
             "served_model_name": MODEL,
             "target": {"model": str(target), "engine_options": of_target, **pool},
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pool},
-            "router": {"port": free_port(), "cpus": 0.5, "vllm_args": TELL_CACHED},
+            # vLLM's benchmark client, which the runs share, takes no comments between events.
+            "router": {"port": free_port(), "cpus": 0.5, "vllm_args": TELL_CACHED, "keep_alive_s": 0},
             "decode": decode,
         }
     )

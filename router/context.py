@@ -5,6 +5,7 @@ HTTP app: it reads the options from the context and records the outcome there. T
 response headers.
 """
 
+import asyncio
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Outcome:
     mode: dense or speculative; empty until decided. reason: in one word. answer_tokens: counted only if the request is
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
     time. guard: the kind of question for which the guard kept more; empty if it did not. lost_contents: as
-    `PromptSpans.lost`. raised: as in Selection.
+    `PromptSpans.lost`. raised: as in Selection. admitted: a pool works on the prompt, and the target takes requests.
     """
 
     mode: str
@@ -47,6 +48,7 @@ class Outcome:
     guard: str = ""
     lost_contents: int = 0
     raised: float = 0.0
+    admitted: bool = False
 
     @property
     def explained(self) -> str:
@@ -132,6 +134,7 @@ class RequestContext:
     span: the request's trace span, the parent of the spans of its prompts. deadline: when the answer must be complete.
     key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
+    request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
     """
 
     options: PrefillOptions
@@ -151,6 +154,8 @@ class RequestContext:
     error: HttpError | None = None
     span: Span = NO_SPAN
     deadline: Deadline = NO_DEADLINE
+    request_id: str = ""
+    admission: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, prompt_tokens: int) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.
@@ -163,6 +168,7 @@ class RequestContext:
             if self.use is not None:
                 self.use.spend(prompt_tokens, first=not self.outcomes)
             self.outcomes.append(outcome)
+            self.admission.clear()
         return outcome
 
     def salt(self, sent: str | None) -> str | None:
@@ -172,27 +178,35 @@ class RequestContext:
             return f"{self.key}:{sent or ''}"
         return f":{sent}" if self.key and sent else sent
 
+    def admit(self, outcome: Outcome) -> None:
+        """Note that a pool works on the prompt of `outcome`, and that the target takes requests."""
+        outcome.admitted = True
+        if all(other.admitted for other in self.outcomes):
+            self.admission.set()
+
     @property
     def headers_are_true(self) -> bool:
         """Whether a first token has arrived and the mode of every prompt is decided."""
         return self.answering and all(outcome.mode for outcome in self.outcomes)
 
     def headers(self) -> list[tuple[str, str]]:
-        """The effective values of all prompts, separated by commas."""
+        """The effective values of all prompts, separated by commas: those that are known by now."""
         if not self.outcomes:
             return []
+        lengths = ("x-skim-prompt-tokens", ", ".join(str(o.prompt_tokens) for o in self.outcomes))
+        if not all(outcome.mode for outcome in self.outcomes):
+            return [lengths]
         values = {
             "x-skim-mode": [o.mode for o in self.outcomes],
             "x-skim-reason": [o.explained for o in self.outcomes],
-            "x-skim-prompt-tokens": [str(o.prompt_tokens) for o in self.outcomes],
             "x-skim-kept-tokens": [str(o.kept_tokens) for o in self.outcomes],
             "x-skim-reused-tokens": [str(o.reused_tokens) for o in self.outcomes],
             "x-skim-keep-rate": [f"{o.keep_rate:.4f}" for o in self.outcomes],
             "x-skim-coverage": [f"{o.coverage:.4f}" for o in self.outcomes],
             "x-skim-look-ahead": [str(o.options.tokens_ahead if o.mode == "speculative" else 0) for o in self.outcomes],
         }
-        headers = [(name, ", ".join(parts)) for name, parts in values.items()]
-        return [*headers, ("server-timing", self._server_timing())]
+        headers = [lengths, *((name, ", ".join(parts)) for name, parts in values.items())]
+        return [*headers, ("server-timing", self._server_timing())] if self.answering else headers
 
     def _server_timing(self) -> str:
         """The times until now. Prompts of one request run concurrently, so each part is that of the slowest prompt."""

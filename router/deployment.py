@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
 from router.prompt_text import read_token_text
 from router.request_limits import BodyLimits
+from router.request_reports import RequestReports
 from router.selection_log import ExplainView
 from router.start_up import StartingApp
 
@@ -37,8 +39,9 @@ class RouterDeployment:
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
-    Dispatcher. deadline_s: as in SkimMiddleware. vllm_args: options of vLLM's HTTP server. traces: the argument of
-    `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes, body_timeout_s: as in BodyLimits.
+    Dispatcher. deadline_s: as in SkimMiddleware. keep_alive_s: as in `HeldResponse`. vllm_args: options of vLLM's HTTP
+    server. traces: the argument of `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes,
+    body_timeout_s: as in BodyLimits.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class RouterDeployment:
         guard: bool = True,
         guard_entropy: float | None = None,
         explain_text: bool = False,
+        keep_alive_s: float = 0.0,
         vllm_args: Mapping[str, Any],
         api_keys_file: str | None = None,
         max_body_bytes: int = BodyLimits.max_bytes,
@@ -93,6 +97,7 @@ class RouterDeployment:
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
         self._limits = BodyLimits(max_body_bytes, body_timeout_s)
+        self._keep_alive_s, self._reports = keep_alive_s, RequestReports()
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
@@ -121,24 +126,34 @@ class RouterDeployment:
             self._deadline_s,
             self._api_keys_file,
             self._limits,
+            keep_alive_s=self._keep_alive_s,
+            reports=self._reports,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None
-        self._view = ExplainView(log, tokens, self._ask_other_routers)
+        self._view = ExplainView(log, tokens, partial(self._ask_other_routers, "held_selection"))
         self._view.add_route(app)
+        self._reports.add_route(app, partial(self._ask_other_routers, "held_report"))
         return app
 
     async def held_selection(self, request_id: str, key: str = "") -> str | None:
         """This router's entry of the explain view, as JSON text; other routers ask for it."""
         return None if self._view is None else await self._view.held(request_id, key)
 
-    async def _ask_other_routers(self, request_id: str, key: str) -> str | None:
-        """As `selection_log.AskOthers`. A router that dies or does not answer in time has no entry."""
+    async def held_report(self, request_id: str, key: str = "") -> str | None:
+        """What this router told of the request, as JSON text; other routers ask for it."""
+        return self._reports.held(request_id, key)
+
+    async def _ask_other_routers(self, method: str, request_id: str, key: str) -> str | None:
+        """As `selection_log.AskOthers`, by this method of the other routers.
+
+        A router that dies or does not answer in time has no entry.
+        """
         here = serve.get_replica_context()
         # In a thread: the first call waits for Serve's controller.
         routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
         try:
-            replies = await routers.broadcast("held_selection", request_id, key).results_async(
+            replies = await routers.broadcast(method, request_id, key).results_async(
                 timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True
             )
         except (RayError, RayServeException, TimeoutError) as error:

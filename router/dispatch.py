@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -128,10 +129,11 @@ class Dispatcher:
             tally = AnswerTally(span, prompt.sampling)
             answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
+            admitted = partial(context.admit, outcome)
             try:
 
                 def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-                    return self.pools.generate(replace(request, timeout_ms=context.deadline.left_ms))
+                    return self.pools.generate(replace(request, timeout_ms=context.deadline.left_ms), admitted)
 
                 stream = migrate(answer, attempt, moved, enabled=self._migration)
                 async with aclosing(stream) as outputs:
@@ -174,6 +176,7 @@ class Dispatcher:
     def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext) -> Run:
         self.selections.check(context.options)
         outcome = context.begin(len(prompt.token_ids))
+        context.request_id = context.request_id or request_id
         note_tokenized(context.span, outcome)
         ids = np.asarray(prompt.token_ids, np.int32)
         spans = prompt_spans(ids.size, context.options, prompt.chat, prompt.text, prompt.offsets)
@@ -277,11 +280,12 @@ class Dispatcher:
             rates=run.spans.rates,
             timeout_ms=context.deadline.left_ms,
         )
+        admitted = partial(context.admit, outcome)
         sent = time.perf_counter()
         try:
             with context.span.child(SELECT, "client") as span:
                 async with asyncio.timeout(self._select_timeout_s):
-                    selection = await self.pools.select(replace(request, trace=span.headers))
+                    selection = await self.pools.select(replace(request, trace=span.headers), admitted)
                 note_selection(span, run.wire_id, selection)
         except (InvalidRequestError, DeadlineError):
             raise

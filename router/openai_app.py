@@ -44,6 +44,7 @@ from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
 from router.recording import record_chats
 from router.request_limits import BodyLimits
+from router.request_reports import RequestReports
 from router.run import Prompt
 from router.tokenizing import reuse_known_tokens
 from target_service.limits import reserved_names
@@ -68,11 +69,14 @@ async def build_openai_app(
     deadline_s: float | None = None,
     api_keys_file: str | None = None,
     limits: BodyLimits = BodyLimits(),  # noqa: B008
+    keep_alive_s: float = 0.0,
+    reports: RequestReports | None = None,
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
     api_keys_file: as `ApiKeys.file`; the keys of vLLM's options hold too. Raises SkimError if it cannot be read.
     folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
+    keep_alive_s, reports: as in `SkimMiddleware`.
     """
     flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
@@ -99,6 +103,8 @@ async def build_openai_app(
             model=served_model_name,
             deadline_s=deadline_s,
             limits=limits,
+            keep_alive_s=keep_alive_s,
+            reports=reports,
         )
     )
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours

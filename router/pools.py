@@ -9,7 +9,7 @@ cancels it in the replica. If a target replica is lost, `router.migration` sends
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
@@ -56,17 +56,27 @@ _DIRECT = {"_by_reference": False}
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 
 
+Admitted = Callable[[], None]
+"""Is called when a pool works on a request and the target takes requests; perhaps more than once, or too late."""
+
+
+def unwatched() -> None:
+    """The `Admitted` of who does not want to know."""
+
+
 class Pools(Protocol):
     """What the dispatcher needs of the pools. Tests implement it with engines in their own process."""
 
     speculator: ModelInfo
     target: ModelInfo
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         """Raises SkimError; cancelling the task aborts the work in the pool."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
         """One attempt on one replica. Raises SkimError, and ReplicaLostError if that replica is lost.
 
         Closing the generator aborts the work in the pool.
@@ -104,7 +114,7 @@ class ServePools:
         self._admission_timeout_s = admission_timeout_s
         self._unary = (speculator, target)  # for calls that answer once
         self._halves = [target] if prefill is None else [prefill, target]
-        self._waking: asyncio.Task[object] | None = None
+        self._waking: asyncio.Task[bool] | None = None
         self._running = 0  # calls of `generate`
         self.speculator: ModelInfo
         self.target: ModelInfo
@@ -120,9 +130,9 @@ class ServePools:
             raise EngineUnavailableError("a replica died while the router connected to its pool") from error
         self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         response = _preferring(self._speculator, "select", request).remote(encode(request))
-        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target)
+        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted)
         try:
             reply = await anext(response, b"")
         except asyncio.CancelledError:
@@ -134,18 +144,25 @@ class ServePools:
             alarm.cancel()
         return decode(reply, Selection)
 
-    def _wake_target(self) -> None:
+    def _wake_target(self, admitted: Admitted) -> None:
         """Make Serve start an empty target pool now, not after the selection. Serve starts a pool when a call waits.
 
-        Only one such call runs at a time, so that it does not count as load. It serves all waiting requests, so it has
-        its own context: Serve cancels calls that belong to a cancelled request, and finds them by context.
+        A pool that answers takes requests. Only one such call runs at a time, so that it does not count as load. It
+        serves all waiting requests, so it has its own context: Serve cancels calls that belong to a cancelled request,
+        and finds them by context.
         """
 
-        async def ask() -> None:
-            await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
+        async def ask() -> bool:
+            replies = await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
+            return not any(isinstance(reply, BaseException) for reply in replies)
+
+        def note(asked: asyncio.Task[bool]) -> None:
+            if not asked.cancelled() and asked.result():
+                admitted()
 
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(ask(), context=Context())
+        self._waking.add_done_callback(note)
 
     async def end_session(self, session: SessionHandle) -> None:
         replica = self._unary[0].options(method_name="end_session", session_id=where(session.id))
@@ -167,22 +184,26 @@ class ServePools:
         except (RayError, RayServeException, TimeoutError) as error:
             raise EngineUnavailableError(f"the {pool} pool did not warm up: {type(error).__name__}") from error
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    async def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
         first: GenerateOutput | None = None
         # vLLM computes prompt log probabilities during prefill, so such a request is not split.
         if self._prefill is not None and request.sampling.get("prompt_logprobs") is None:
-            first = await self._prefilled(self._prefill, request)
+            first = await self._prefilled(self._prefill, request, admitted)
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
-        async with aclosing(self._stream(self._target, request)) as outputs:
+        async with aclosing(self._stream(self._target, request, admitted)) as outputs:
             async for output in outputs:
                 yield output if first is None else _with_prefill(output, first)
                 first = None
 
-    async def _prefilled(self, handle: DeploymentHandle, request: GenerateRequest) -> GenerateOutput | None:
+    async def _prefilled(
+        self, handle: DeploymentHandle, request: GenerateRequest, admitted: Admitted
+    ) -> GenerateOutput | None:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
-        attempt = partial(self._stream, handle)
+        attempt = partial(self._stream, handle, admitted=admitted)
         try:
             async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
                 received = [output async for output in outputs]
@@ -193,7 +214,9 @@ class ServePools:
             return None
         return replace(received[-1], timings=received[0].timings)
 
-    async def _stream(self, handle: DeploymentHandle, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    async def _stream(
+        self, handle: DeploymentHandle, request: GenerateRequest, admitted: Admitted
+    ) -> AsyncGenerator[GenerateOutput, None]:
         # So all answers together send about one message in MESSAGE_MS, which is what one event loop can take.
         request = replace(request, interval_ms=min(MESSAGE_MS * self._running, MAX_INTERVAL_MS))
         self._running += 1
@@ -202,6 +225,7 @@ class ServePools:
         try:
             await self._admitted(response)
             accepted = True
+            admitted()
             async for reply in response:
                 yield decode(reply, GenerateOutput)
         except HandoverError as error:

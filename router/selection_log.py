@@ -31,6 +31,14 @@ AskOthers = Callable[[str, str], Awaitable[str | None]]
 """Asks the other routers for the entry of a request and its API key's name, as JSON text; None if no router has one."""
 
 
+def engine_names(request_id: str) -> tuple[str, ...]:
+    """The possible engines' ids of the first prompt. vLLM appends a prompt's number: `-0` (completions) or `_0`.
+
+    request_id: the id in the response's body.
+    """
+    return request_id, f"{request_id}-0", f"{request_id}_0"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPrompt:
     """A prompt whose text the client wants to see. token_ids: int32 [M]. messages: as `prompt_text.message_spans`."""
@@ -102,8 +110,8 @@ class SelectionLog:
         self._entries[key, request_id].migrations.append(migration)
 
     def get(self, request_id: str, key: str = "") -> Entry | None:
-        """Look up by the id in the response body. vLLM appends a prompt's number: `-0` (completions) or `_0`."""
-        names = ((key, request_id), (key, f"{request_id}-0"), (key, f"{request_id}_0"))
+        """Look up by the id in the response body."""
+        names = ((key, name) for name in engine_names(request_id))
         return next((self._entries[name] for name in names if name in self._entries), None)
 
 

@@ -1,4 +1,8 @@
-"""Server-sent events of OpenAI streams: the router writes an error as one, clients read them."""
+"""Server-sent events of OpenAI streams: the router writes an error as one, clients read them.
+
+Comments are lines that begin with a colon; clients ignore them. The router writes two kinds: `KEEP_ALIVE`, and at the
+end the values that were not known when the headers had to leave.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,6 +17,23 @@ def write_error_event(error: Mapping[str, Any]) -> bytes:
     OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
     """
     return f"event: error\ndata: {json.dumps({'type': 'error', **error})}\n\n".encode()
+
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_LATE = ": skim "
+
+
+def write_late_values(values: Mapping[str, str]) -> bytes:
+    """A comment with response headers that came too late, by name."""
+    return f"{_LATE}{json.dumps(dict(values))}\n\n".encode()
+
+
+def read_late_values(line: str | bytes) -> dict[str, str]:
+    """The late response headers in one line of a stream; empty for every other line."""
+    text = line.decode() if isinstance(line, bytes) else line
+    values: dict[str, str] = json.loads(text.removeprefix(_LATE)) if text.startswith(_LATE) else {}
+    return values
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from cluster.json_file import write_json
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
-from router.server_sent_events import read_event
+from router.server_sent_events import read_event, read_late_values
 from router.server_timing import read_server_timing
 
 REPOSITORY = Path(__file__).parents[2]
@@ -101,18 +101,18 @@ def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: b
         if response.status_code != 200:
             response.read()
             raise SkimError(f"the endpoint answered {response.status_code}: {response.text}")
+        headers = httpx.Headers(response.headers)
         for line in response.iter_lines():
             chunk = read_event(line)
             if chunk is None:
+                headers.update(read_late_values(line))
                 continue
             request_id = chunk["id"]
             delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
             if delta:
                 ttft = ttft or 1e3 * (time.perf_counter() - sent)
                 text += delta
-    return Answer(
-        text.strip(), ttft, read_server_timing(response.headers.get("server-timing", "")), response.headers, request_id
-    )
+    return Answer(text.strip(), ttft, read_server_timing(headers.get("server-timing", "")), headers, request_id)
 
 
 def _result(document: DemoDocument, dense: Answer, speculative: Answer) -> dict[str, Any]:

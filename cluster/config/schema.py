@@ -121,6 +121,13 @@ class RouterConfig(BaseModel):
         60.0, gt=0, allow_inf_nan=False, description="a request whose body takes longer to arrive gets a 408"
     )
     explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
+    keep_alive_s: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="longest silence of an admitted stream, after which an SSE comment is sent: less than the read "
+        "time-out of every proxy before the router; 0: no comments",
+    )
     vllm_args: dict[str, Any] = Field(
         default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
     )
@@ -129,6 +136,12 @@ class RouterConfig(BaseModel):
     def _tls_is_whole(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be set together")
+        return self
+
+    @model_validator(mode="after")
+    def _one_keep_alive(self) -> Self:
+        if {"sse_keep_alive_interval", "sse-keep-alive-interval"} & self.vllm_args.keys():
+            raise ValueError("vllm_args.sse_keep_alive_interval has no effect here: set router.keep_alive_s")
         return self
 
 

@@ -114,6 +114,7 @@ def build_app(config: DeploymentConfig) -> Application:
         audit_share=config.router.audit_share,
         audit_max_ongoing=config.router.audit_max_ongoing,
         explain_text=config.router.explain_text,
+        keep_alive_s=config.router.keep_alive_s,
         vllm_args=config.router.vllm_args,
         api_keys_file=config.router.api_keys_file,
         max_body_bytes=config.router.max_body_bytes,

@@ -36,7 +36,8 @@ def test_every_option_is_listed_with_its_default(name: str, options: type[BaseMo
 
 
 def test_every_header_of_a_response_is_listed() -> None:
-    context = RequestContext(PrefillOptions(), SpeculationOptions(), outcomes=[Outcome("", "", 1, 1, PrefillOptions())])
+    outcomes = [Outcome("dense", "", 1, 1, PrefillOptions())]
+    context = RequestContext(PrefillOptions(), SpeculationOptions(), outcomes=outcomes, answering=True)
     names = {name for name, _ in context.headers()}
     section = PAGE.split("\n## What a response reports\n")[1].lower()
     assert set(re.findall(r"`(x-skim-[\w-]+|server-timing)`", section)) == names

@@ -17,6 +17,8 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle, WarmUpRequest
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pools import Admitted, unwatched
+from router.request_reports import RequestReports
 from router.selection_log import ExplainView
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.records import Records
@@ -31,6 +33,7 @@ MODEL_NAME = "demo"
 MAX_MODEL_LEN = 4096
 MIN_PROMPT_TOKENS = 256
 SELECT_TIMEOUT_S = 60.0
+KEEP_ALIVE_S = 60.0
 
 
 class LocalPools:
@@ -51,10 +54,11 @@ class LocalPools:
         self.select_error: Exception | None = None
         self.generate_error: Exception | None = None
 
-    async def select(self, request: SelectRequest) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         self.selects.append(request)
         if self.select_error is not None:
             raise self.select_error
+        admitted()
         service = SpeculatorService(self.speculator_engine, "here:1", records=self.records)
         selection = await service.select(decode(encode(request), SelectRequest))
         return decode(encode(selection), Selection)
@@ -69,10 +73,13 @@ class LocalPools:
     async def end_session(self, session: SessionHandle) -> None:
         await self.speculator_engine.close_session(session.id)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    async def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
         self.generates.append(request)
         if self.generate_error is not None:
             raise self.generate_error
+        admitted()
         async with aclosing(self.target_engine.generate(decode(encode(request), GenerateRequest))) as outputs:
             async for output in outputs:
                 yield decode(encode(output), GenerateOutput)
@@ -106,10 +113,21 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     dispatcher = Dispatcher(
         LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter(), explain_text=True
     )
-    switch, vllm_args = SwitchedTracer(), {"dtype": "float32"}
+    switch, vllm_args, reports = SwitchedTracer(), {"dtype": "float32"}, RequestReports()
     folder = str(MODELS / "target")
-    app = await build_openai_app(dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, switch)
+    app = await build_openai_app(
+        dispatcher,
+        folder,
+        "target",
+        MODEL_NAME,
+        MAX_MODEL_LEN,
+        vllm_args,
+        switch,
+        keep_alive_s=KEEP_ALIVE_S,
+        reports=reports,
+    )
     ExplainView(dispatcher.selections, TokenText.of(folder)).add_route(app)
+    reports.add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher, switch=switch)

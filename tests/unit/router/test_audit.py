@@ -15,6 +15,7 @@ from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.forecast import Forecaster
 from router.options import PrefillOptions, SpeculationOptions
+from router.pools import unwatched
 from router.run import Prompt
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
@@ -79,7 +80,7 @@ async def test_agreement_is_measured_on_the_answers(monkeypatch, other, outcome)
     pools = LocalPools()
     whole = pools.generate
 
-    async def generate(request):
+    async def generate(request, admitted=unwatched):
         """Both requests get the mock's answer to the kept prompt; with `other`, the dense one another."""
         dense = request.prompt.is_dense
         async for output in whole(request):
@@ -149,7 +150,7 @@ async def test_an_audit_that_fails_harms_nobody():
     dispatcher = auditing(pools)
     whole = pools.generate
 
-    async def generate(request):
+    async def generate(request, admitted=unwatched):
         if request.request_id.endswith("-audit"):
             raise EngineUnavailableError("full")
         async for output in whole(request):
@@ -168,14 +169,14 @@ class StalledAudits(LocalPools):
         self.audited = 0
         self.cancelled = 0
 
-    async def generate(self, request):
+    async def generate(self, request, admitted=unwatched):
         if request.request_id.endswith("-audit"):
             self.audited += 1
             try:
                 await asyncio.Event().wait()
             finally:
                 self.cancelled += 1
-        async for output in super().generate(request):
+        async for output in super().generate(request, admitted):
             yield output
 
 

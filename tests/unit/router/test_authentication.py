@@ -132,7 +132,7 @@ async def test_requests_at_a_time(guarded, use_pools):
     pools = use_pools()
     go_on, generate = asyncio.Event(), pools.generate
 
-    async def held(request):
+    async def held(request, admitted):
         pools.held = True
         await go_on.wait()
         async for output in generate(request):

@@ -22,9 +22,9 @@ class LosingPools(LocalPools):
         super().__init__()
         self._lives, self._cause = list(lives), cause
 
-    async def generate(self, request):
+    async def generate(self, request, admitted):
         life = self._lives.pop(0) if self._lives else -1
-        async for output in super().generate(request):
+        async for output in super().generate(request, admitted):
             if life == 0:
                 raise ReplicaLostError(self._cause, accepted=True)
             life -= 1
@@ -84,11 +84,11 @@ async def test_a_client_that_leaves_while_no_replica_has_its_request_ends_the_se
     reached = asyncio.Event()
 
     class Stuck(LosingPools):
-        async def generate(self, request):
+        async def generate(self, request, admitted):
             if request.answered:
                 reached.set()
                 await asyncio.Event().wait()
-            async for output in super().generate(request):
+            async for output in super().generate(request, admitted):
                 yield output
 
     pools = Stuck(3)

@@ -78,7 +78,7 @@ class ScoredPools(LocalPools):
         super().__init__(target={"max_model_len": 8192}, speculator={"max_model_len": 8192})
         self.scores = scores
 
-    async def select(self, request):
+    async def select(self, request, admitted):
         selection = await super().select(request)
         if self.scores is None:
             return replace(selection, chunk_scores=1.0 / (1 + np.arange(selection.chunk_scores.size, dtype=np.float32)))

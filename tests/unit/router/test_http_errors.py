@@ -72,7 +72,7 @@ class Breaking:
         self.speculator, self.target, self.select = pools.speculator, pools.target, pools.select
         self._generate = pools.generate
 
-    async def generate(self, request):
+    async def generate(self, request, admitted):
         async for output in self._generate(request):
             yield output
             raise RuntimeError("secret /root/path")

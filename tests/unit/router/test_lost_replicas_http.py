@@ -19,9 +19,9 @@ class Losing(LocalPools):
         super().__init__(target={"max_model_len": MAX_MODEL_LEN})
         self._life, self._times, self.lost = life, times, 0
 
-    async def generate(self, request: Any) -> Any:
+    async def generate(self, request: Any, admitted: Any) -> Any:
         left = self._life
-        async for output in super().generate(request):
+        async for output in super().generate(request, admitted):
             if left == 0 and self.lost < self._times:
                 self.lost += 1
                 raise ReplicaLostError("died", accepted=True)

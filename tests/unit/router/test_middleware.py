@@ -1,49 +1,12 @@
-"""The ASGI middleware around a small app: what it reads, what it passes on, and when it sends the headers."""
+"""The ASGI middleware around a small app: what it reads, and what it passes on."""
 
 import asyncio
 import json
 
 import pytest
 
-from router.context import CURRENT, HttpError
-from router.middleware import SkimMiddleware
-from router.options import PrefillOptions, SpeculationOptions
-
-DEFAULTS = PrefillOptions(keep_rate=0.25)
-
-
-class Call:
-    """One request through the middleware. `sent`: the messages that reached the client."""
-
-    def __init__(self, app, chunks=(b"{}",), method="POST", headers=(), scope_type="http"):
-        self.sent = []
-        self._incoming = [
-            {"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1} for i, chunk in enumerate(chunks)
-        ]
-        self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
-        self._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions())
-
-    async def run(self):
-        async def receive():
-            return self._incoming.pop(0) if self._incoming else {"type": "http.disconnect"}
-
-        async def send(message):
-            self.sent.append(message)
-
-        await self._app(self._scope, receive, send)
-        return self
-
-    @property
-    def status(self):
-        return self.sent[0]["status"]
-
-    @property
-    def headers(self):
-        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
-
-    @property
-    def body(self):
-        return b"".join(message.get("body", b"") for message in self.sent[1:])
+from router.context import CURRENT
+from tests.unit.router.asgi_calls import DEFAULTS, Call
 
 
 class Recorder:
@@ -156,111 +119,6 @@ async def test_reserved_fields_are_refused(body, param):
 async def test_other_extra_arguments_pass(fields):
     _, call = await through(fields)
     assert call.status == 200
-
-
-class Streaming:
-    """An app that starts its response before the engine has answered, as vLLM does for streams."""
-
-    def __init__(self, *steps):
-        self.steps = steps
-
-    async def __call__(self, scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        for step in self.steps:
-            context = CURRENT.get()
-            if callable(step):
-                step(context)
-            else:
-                await send({"type": "http.response.body", "body": step, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-
-def decided(mode):
-    def step(context):
-        outcome = context.outcomes[0] if context.outcomes else context.begin(100)
-        outcome.mode, outcome.reason = mode, "requested"
-
-    return step
-
-
-def answering(context):
-    context.answering = True
-
-
-def failing(status):
-    def step(context):
-        context.error = HttpError(status, "SomeError", "why", None)
-
-    return step
-
-
-async def test_a_stream_is_held_until_its_headers_are_true():
-    held = []
-
-    def look(context):
-        held.append(list(call.sent))
-
-    call = Call(Streaming(b"role", look, decided("speculative"), b"x", look, answering, b"token", look, b"more"))
-    await call.run()
-    assert held[0] == held[1] == []
-    assert [m.get("body") for m in held[2]] == [None, b"role", b"x", b"token"]
-    assert call.body == b"rolextokenmore"
-    assert call.headers["x-skim-mode"] == "speculative"
-    assert call.headers["content-type"] == "text/event-stream"
-
-
-async def test_without_a_generation_there_are_no_headers_of_ours():
-    call = await Call(Streaming(b"tokens")).run()
-    assert call.body == b"tokens"
-    assert set(call.headers) == {"content-type"}
-
-
-@pytest.mark.parametrize(("status", "retry"), [(503, "1"), (400, None), (500, None)])
-async def test_an_error_before_the_first_token_replaces_the_response(status, retry):
-    call = await Call(Streaming(b"role", failing(status), b"data: {error}", b"[DONE]")).run()
-    assert call.status == status
-    assert json.loads(call.body) == {"error": {"message": "why", "type": "SomeError", "param": None, "code": status}}
-    assert call.headers.get("retry-after") == retry
-    assert sum(message["type"] == "http.response.start" for message in call.sent) == 1
-
-
-def last_event(call):
-    """The name and the JSON data of the stream's last event."""
-    name, data = call.body.decode().removesuffix("\n\n").rpartition("event: ")[2].split("\ndata: ")
-    return name, json.loads(data)
-
-
-async def test_an_error_after_the_first_token_ends_the_stream():
-    call = await Call(Streaming(decided("dense"), answering, b"token", failing(503), b"data: {error}", b"more")).run()
-    assert call.status == 200
-    assert call.body.startswith(b"tokenevent: error\n")
-    assert b"more" not in call.body
-    name, data = last_event(call)
-    assert (name, data["type"], data["error"]["message"]) == ("error", "error", "why")
-    assert [message.get("more_body") for message in call.sent] == [None, True, False]
-
-
-class Raising(Streaming):
-    """A stream that passes on the exception of the engine client."""
-
-    async def __call__(self, scope, receive, send):
-        await super().__call__(scope, receive, lambda m: send({**m, "more_body": True}))
-        raise RuntimeError("secret")
-
-
-async def test_an_app_that_raises_is_answered_for():
-    call = await Call(Raising(failing(503))).run()
-    assert call.status == 503
-    assert b"secret" not in call.body
-    call = await Call(Raising(decided("dense"), answering, b"token", failing(503))).run()
-    assert call.status == 200
-    assert last_event(call)[1]["error"]["message"] == "why"
-    assert not call.sent[-1]["more_body"]
-
-
-async def test_an_error_that_is_not_ours_passes():
-    with pytest.raises(RuntimeError, match="secret"):
-        await Call(Raising(b"x")).run()
 
 
 async def test_a_wrong_option_never_reaches_the_app():

@@ -16,7 +16,7 @@ def ask(monkeypatch):
     """Ask a router whose broadcast gives `replies`, or raises. The calls that it made are in `ask.calls`."""
     calls = []
 
-    async def ask(replies):
+    async def ask(replies, method="held_selection"):
         def broadcast(method, request_id, key):
             async def results_async(*, timeout_s, return_exceptions):
                 assert (timeout_s, return_exceptions) == (deployment.OTHERS_TIMEOUT_S, True)
@@ -30,7 +30,7 @@ def ask(monkeypatch):
         handles = {("router", "skim"): SimpleNamespace(broadcast=broadcast)}
         monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
         monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app: handles[name, app])
-        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), "r1", "team")
+        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), method, "r1", "team")
 
     ask.calls = calls
     return ask
@@ -38,8 +38,10 @@ def ask(monkeypatch):
 
 async def test_the_entry_of_any_router_is_found(ask):
     assert await ask([None, ActorDiedError(), '{"kept_tokens": 1}']) == '{"kept_tokens": 1}'
-    assert ask.calls == [("held_selection", "r1", "team")]
+    assert await ask(['{"headers": {}}', None], "held_report") == '{"headers": {}}'
+    assert ask.calls == [("held_selection", "r1", "team"), ("held_report", "r1", "team")]
     assert callable(RouterDeployment.held_selection)
+    assert callable(RouterDeployment.held_report)
 
 
 @pytest.mark.parametrize(

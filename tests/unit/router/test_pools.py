@@ -196,3 +196,14 @@ async def test_a_warm_up_goes_to_the_replica_that_has_the_prefix(pool):
         await pools.warm_up(pool, request)
     assert handle.wishes == [("warm_up", where("r"))] * 3
     assert handle.payloads == [encode(request)] * 3
+
+
+async def test_a_request_is_admitted_when_a_replica_confirms_it():
+    pools, _, _ = serve_pools(target=[Reply(*GOOD), Reply(BackPressureError(1, 1))])
+    admitted = []
+    stream = pools.generate(REQUEST, lambda: admitted.append("first"))
+    await anext(stream)
+    assert admitted == ["first"]
+    with pytest.raises(EngineUnavailableError):
+        await anext(pools.generate(REQUEST, lambda: admitted.append("second")))
+    assert admitted == ["first"]

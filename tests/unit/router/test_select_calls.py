@@ -10,6 +10,7 @@ from ray.serve.exceptions import BackPressureError
 
 from kv_transfer.codec import encode, encode_error
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from kv_transfer.messages import ACCEPTED
 from router.pools import ServePools
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -67,6 +68,24 @@ async def test_waking_the_target_is_no_part_of_the_request_that_waited_first(mon
     selecting.cancel()
     await asyncio.wait([selecting])
     assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("info", "takes_requests"), [(ACCEPTED, True), (died(), False), (BackPressureError(1, 1), False), (FOREVER, False)]
+)
+async def test_a_selection_is_admitted_if_the_target_answers_meanwhile(monkeypatch, info, takes_requests):
+    """Only then is a later 503 unlikely. The two selections share one question."""
+    monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
+    speculator = [Reply(FOREVER), Reply(FOREVER)]
+    pools, _, target = serve_pools(speculator=speculator, target=[Reply(info)])
+    admitted = [asyncio.Event(), asyncio.Event()]
+    selecting = [asyncio.create_task(pools.select(SELECT, event.set)) for event in admitted]
+    await until(lambda: target.replies[0].waiting and all(reply.waiting for reply in speculator))
+    await asyncio.sleep(0.01)
+    assert [event.is_set() for event in admitted] == [takes_requests] * 2
+    for task in selecting:
+        task.cancel()
+    await asyncio.wait(selecting)
 
 
 async def test_a_selection_that_is_quick_wakes_nobody(monkeypatch):

@@ -41,12 +41,12 @@ class ActorPools:
         self.target = decode(await self._target.info(), ModelInfo)
         return self
 
-    async def select(self, request):
+    async def select(self, request, admitted):
         self.selects.append(request)
         [reply] = [reply async for reply in self._speculator.select(encode(request))]
         return decode(reply, Selection)
 
-    async def generate(self, request):
+    async def generate(self, request, admitted):
         self.generates.append(request)
         async with aclosing(self._target.generate(encode(request))) as replies:
             async for reply in replies:

@@ -165,6 +165,8 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "selection: {pool_kernel: 4}", "selection.pool_kernel: must be odd"),
         (SMALLEST + "router: {port: 70000}", "router.port: should be less than or equal to 65535, not 70000"),
         (SMALLEST + "router: {port: high}", "router.port: should be a valid integer"),
+        (SMALLEST + "router: {keep_alive_s: -1}", "router.keep_alive_s: should be greater than or equal to 0"),
+        (SMALLEST + "router: {vllm_args: {sse_keep_alive_interval: 5}}", "set router.keep_alive_s"),
         (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),

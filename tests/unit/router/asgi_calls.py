@@ -1,0 +1,100 @@
+"""Requests through the middleware, to small apps that stream as vLLM does."""
+
+import asyncio
+
+from router.context import CURRENT, HttpError
+from router.middleware import SkimMiddleware
+from router.options import PrefillOptions, SpeculationOptions
+from router.request_reports import RequestReports
+
+DEFAULTS = PrefillOptions(keep_rate=0.25)
+
+
+class Call:
+    """One request through the middleware. `sent`: the messages that reached the client; `times`: when, in seconds."""
+
+    def __init__(self, app, chunks=(b"{}",), method="POST", headers=(), scope_type="http", keep_alive_s=0.0):
+        self.sent, self.times = [], []
+        self._incoming = [
+            {"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1} for i, chunk in enumerate(chunks)
+        ]
+        self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
+        self.reports = RequestReports()
+        self._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions(), keep_alive_s=keep_alive_s, reports=self.reports)
+
+    async def run(self):
+        async def receive():
+            return self._incoming.pop(0) if self._incoming else {"type": "http.disconnect"}
+
+        async def send(message):
+            self.sent.append(message)
+            self.times.append(asyncio.get_running_loop().time())
+
+        await self._app(self._scope, receive, send)
+        return self
+
+    @property
+    def status(self):
+        return self.sent[0]["status"]
+
+    @property
+    def headers(self):
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def body(self):
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+
+class Streaming:
+    """An app that starts its response before the engine has answered, as vLLM does for streams.
+
+    steps: bytes are sent, a number of seconds passes, a function gets the request's context.
+    """
+
+    content_type = b"text/event-stream; charset=utf-8"
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", self.content_type)]})
+        for step in self.steps:
+            context = CURRENT.get()
+            if callable(step):
+                step(context)
+            elif isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                await send({"type": "http.response.body", "body": step, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def decided(mode):
+    def step(context):
+        outcome = context.outcomes[0] if context.outcomes else context.begin(100)
+        outcome.mode, outcome.reason = mode, "requested"
+
+    return step
+
+
+def begun(context):
+    """A prompt of a hundred tokens, not yet admitted. It arrived when virtual time began."""
+    context.request_id, context.arrived = "r-0", 0.0
+    context.begin(100)
+
+
+def admitted(context):
+    for outcome in context.outcomes:
+        context.admit(outcome)
+
+
+def answering(context):
+    context.answering = True
+
+
+def failing(status):
+    def step(context):
+        context.error = HttpError(status, "SomeError", "why", None)
+
+    return step
