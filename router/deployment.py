@@ -19,6 +19,7 @@ from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_info import check_pair
 from kv_transfer.model_source import local_folder, public_name
+from router.control_tokens import Handling
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import ServePools
@@ -69,6 +70,7 @@ class RouterDeployment:
         keep_alive_s: float = 0.0,
         vllm_args: Mapping[str, Any],
         api_keys_file: str | None = None,
+        control_tokens: Handling = "text",
         max_body_bytes: int = BodyLimits.max_bytes,
         body_timeout_s: float = BodyLimits.timeout_s,
         traces: Mapping[str, Any] | None = None,
@@ -96,8 +98,8 @@ class RouterDeployment:
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
-        self._limits = BodyLimits(max_body_bytes, body_timeout_s)
         self._keep_alive_s, self._reports = keep_alive_s, RequestReports()
+        self._limits, self._control_tokens = BodyLimits(max_body_bytes, body_timeout_s), control_tokens
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
@@ -128,6 +130,7 @@ class RouterDeployment:
             self._limits,
             keep_alive_s=self._keep_alive_s,
             reports=self._reports,
+            control_tokens=self._control_tokens,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

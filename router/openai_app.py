@@ -40,6 +40,7 @@ from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.api_keys import ApiKeys
 from router.authentication import KeyMiddleware
 from router.context import CURRENT, HttpError, RequestContext
+from router.control_tokens import ControlTokens, Handling
 from router.dispatch import Dispatcher
 from router.middleware import SkimMiddleware
 from router.recording import record_chats
@@ -71,6 +72,7 @@ async def build_openai_app(
     limits: BodyLimits = BodyLimits(),  # noqa: B008
     keep_alive_s: float = 0.0,
     reports: RequestReports | None = None,
+    control_tokens: Handling = "text",
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
@@ -80,7 +82,7 @@ async def build_openai_app(
     """
     flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
-    client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher)
+    client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher, control_tokens)
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
@@ -126,14 +128,15 @@ def _command_line(flags: Mapping[str, Any]) -> list[str]:
 class PooledEngineClient(EngineClient):
     """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
 
-    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher) -> None:
+    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, control_tokens: Handling = "text") -> None:
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
         reuse_known_tokens(self.renderer)
-        record_chats(self.renderer)
+        backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
+        record_chats(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any

@@ -4,31 +4,46 @@ The engine client gets token ids only; what they were rendered from is found her
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array
 from router.contents import ChatContents, MarkedChat, changed, without_marks
-from router.context import CURRENT, RequestContext
+from router.context import CURRENT, HttpError, RequestContext
+from router.control_tokens import ControlTokens
 from router.warm_up import next_conversation, start_of_next_turn
 
 logger = logging.getLogger(__name__)
 
 
-def record_chats(renderer: Any) -> None:
+@contextmanager
+def refusing(context: RequestContext) -> Iterator[None]:
+    """Note an InvalidRequestError for the client, and raise what vLLM's app answers with a 400."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        context.error = HttpError.of(error)
+        raise ValueError(str(error)) from None
+
+
+def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
     """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the request's context and return the tokens'
     character offsets.
 
     All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
     `render_cmpl_async`. Both are replaced on this instance. For the places of the contents, a chat is rendered again
-    with `render_messages_async`.
+    with `render_messages_async`. control_tokens: handles those in the texts of messages; None leaves them.
     """
     render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
 
     async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         context = CURRENT.get()
-        if context is not None and context.options.enabled:
+        as_text = context is not None and has_control_tokens(conversations, context)
+        if context is not None and (context.options.enabled or as_text):
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         keeps = context.keeps if context is not None else None
         if context is not None:
@@ -40,10 +55,23 @@ def record_chats(renderer: Any) -> None:
             for sent, asked, prompt in zip(conversations, marked, prompts, strict=True):
                 text = prompt.get("prompt")
                 context.chats[text] = await find_contents(asked, context, chat_params, prompt)
+                if as_text:
+                    make_text(prompt, context)
                 # After a tool call, the next turn does not begin with a user message.
                 if not chat_params.chat_template_kwargs.get("tools"):
                     context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
         return rendered, prompts
+
+    def has_control_tokens(conversations: Any, context: RequestContext) -> bool:
+        with refusing(context):
+            return control_tokens is not None and any(map(control_tokens.in_chat, conversations))
+
+    def make_text(prompt: Any, context: RequestContext) -> None:
+        text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
+        with refusing(context):
+            assert control_tokens is not None
+            found = control_tokens.as_text(text, ids, offsets, context.chats[text])
+            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
 
     async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
         """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""

@@ -114,6 +114,11 @@ class RouterConfig(BaseModel):
         description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
         "machines; read again when it changes; null: only the keys of vllm_args.api_key and VLLM_API_KEY",
     )
+    control_tokens: Literal["text", "refuse", "allow"] = Field(
+        "text",
+        description="what becomes of control tokens of the target in the text of a chat's messages: plain text, an "
+        "error, or control tokens",
+    )
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="a request with a longer body gets a 413 before it is parsed"
     )

@@ -117,6 +117,7 @@ def build_app(config: DeploymentConfig) -> Application:
         keep_alive_s=config.router.keep_alive_s,
         vllm_args=config.router.vllm_args,
         api_keys_file=config.router.api_keys_file,
+        control_tokens=config.router.control_tokens,
         max_body_bytes=config.router.max_body_bytes,
         body_timeout_s=config.router.body_timeout_s,
         **traces,
