@@ -1,5 +1,6 @@
 """The speculator pool's Ray Serve deployment class: an engine behind encoded messages, and the draft channel."""
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ class SpeculatorActor:
 
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
     the DraftService; with None the replica drafts nothing. reads_for: the target, whose
-    tokens the messages are in; None: the speculator's own. batch: see WorkMeter. traces: see `create_tracer`.
+    tokens the messages are in; None: the speculator's own. batch: see WorkMeter. start_timeout_s: see
+    `retried_start`. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -46,12 +48,13 @@ class SpeculatorActor:
         *,
         reads_for: str | None = None,
         batch: int = 1,
+        start_timeout_s: float = math.inf,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
         self._tracer = create_tracer(traces)
         self._draft_spans = DraftSpans(self._tracer)
-        async with retried_start("speculator", engine, model, tensor_parallel, options):
+        async with retried_start("speculator", engine, model, tensor_parallel, options, limit_s=start_timeout_s):
             translation = translation_for(model, reads_for) if reads_for else None
             with uncollected(), kept_log_file():
                 self._engine = translated(

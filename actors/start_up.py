@@ -4,16 +4,16 @@ import asyncio
 import gc
 import logging
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from hashlib import sha256
 from typing import Protocol
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import PlacementGroup
 
+from actors.failed_starts import FailedStarts
 from actors.placement import nodes_of
 from kv_transfer.errors import EngineUnavailableError
 
@@ -51,27 +51,39 @@ def uncollected() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def retried_start(pool: str, *settings: object) -> AsyncIterator[None]:
+async def retried_start(pool: str, *settings: object, limit_s: float) -> AsyncIterator[None]:
     """The start of a replica's engine: paused after failed starts of this pool with these settings.
 
-    Serve 2.60 starts a replica again at once, for ever. The number of failures in a row is kept in Ray's internal
-    key-value store, because neither a replica nor Serve's controller lives as long. Outside Ray nothing is noted.
+    Serve 2.60 starts a replica again at once, for ever, and waits for one that hangs, for ever. A start that takes
+    longer than `limit_s` ends the process, so that Serve starts another one. Outside Ray there is no limit.
     """
-    key = f"skim-failed-starts-{pool}-{sha256(repr(settings).encode()).hexdigest()[:16]}".encode()
-    known = _internal_kv_get(key) if ray.is_initialized() else None
-    failures = int(known or 0)
-    if failures:
+    starts = FailedStarts(pool, settings)
+    if failures := starts.in_a_row():
         pause = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
         logger.warning("the %s pool failed to start %d times in a row; it starts again in %g s", pool, failures, pause)
         await asyncio.sleep(pause)
+    # A thread, because a starting engine blocks the event loop.
+    limit = threading.Timer(limit_s, _end_late_start, (starts, pool, limit_s))
+    limit.daemon = True
+    if ray.is_initialized():
+        limit.start()
     try:
         yield
-    except Exception:
-        if ray.is_initialized():
-            _internal_kv_put(key, str(failures + 1).encode(), overwrite=True)
+    except Exception as error:
+        starts.failed(error)
         raise
-    if failures:
-        _internal_kv_del(key)
+    finally:
+        limit.cancel()
+    starts.succeeded()
+
+
+def _end_late_start(starts: FailedStarts, pool: str, limit_s: float) -> None:
+    reason = f"the start took longer than start_timeout_s ({limit_s:g} s)"
+    logger.error("this %s replica ends: %s", pool, reason)
+    # Ray's own calls below may hang, too.
+    threading.Timer(KILL_TIMEOUT_S, os._exit, (1,)).start()
+    starts.failed(TimeoutError(reason))
+    end_process()
 
 
 class EngineWatch:

@@ -1,6 +1,7 @@
 """The target pool's Ray Serve deployment class: an engine behind encoded messages."""
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -33,7 +34,7 @@ class TargetActor:
     """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group.
 
     A half of a split target (option `kv_role`) offers its KV blocks at this node's address. batch: see WorkMeter.
-    traces: see `create_tracer`.
+    start_timeout_s: see `retried_start`. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -44,6 +45,7 @@ class TargetActor:
         options: Mapping[str, Any],
         *,
         batch: int = 1,
+        start_timeout_s: float = math.inf,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -51,7 +53,8 @@ class TargetActor:
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         group = own_group()
-        async with retried_start("target", engine, model, tensor_parallel, options):
+        pool = "prefill" if options.get("kv_role") == "prefill" else "target"
+        async with retried_start(pool, engine, model, tensor_parallel, options, limit_s=start_timeout_s):
             if engine != "mock":
                 await fetch_on_nodes(group, filter(None, (model, options.get("draft_model"))))
             with uncollected(), kept_log_file(), ray_for_ranks(group):

@@ -27,6 +27,7 @@ from kv_transfer.messages import (
     GenerateRequest,
     Int32Array,
     KeptPrompt,
+    ModelInfo,
     Selection,
     SelectRequest,
     SessionHandle,
@@ -74,7 +75,8 @@ class MockPools:
     """Both pools in this process. Every message is encoded and decoded, as on the wire."""
 
     def __init__(self, speculators: Sequence[MockSpeculator], targets: Sequence[MockTarget]) -> None:
-        self.speculator, self.target = speculators[0].info, targets[0].info
+        self.speculator: ModelInfo | None = speculators[0].info
+        self.target = targets[0].info
         self._services = Replicas([SpeculatorService(engine) for engine in speculators])
         self._targets = Replicas(targets)
 

@@ -17,16 +17,17 @@ from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
-from kv_transfer.model_info import check_pair
 from kv_transfer.model_source import local_folder, public_name
 from router.control_tokens import Handling
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pool_states import PoolStates, watch_pools
 from router.pools import ServePools
 from router.prompt_text import read_token_text
 from router.request_limits import BodyLimits
 from router.request_reports import RequestReports
 from router.selection_log import ExplainView
+from router.serve_state import ServeState
 from router.start_up import StartingApp
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class RouterDeployment:
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
-    Dispatcher. deadline_s: as in SkimMiddleware. keep_alive_s: as in `HeldResponse`. vllm_args: options of vLLM's HTTP
-    server. traces: the argument of `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes,
-    body_timeout_s: as in BodyLimits.
+    Dispatcher. deadline_s: as in SkimMiddleware. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see PoolStates.
+    vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`. api_keys_file: as in
+    `build_openai_app`. max_body_bytes, body_timeout_s: as in BodyLimits.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class RouterDeployment:
         on_speculator_failure: str = "dense",
         admission_timeout_s: float,
         deadline_s: float | None = None,
+        pool_down_after_s: float = 30.0,
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
@@ -77,7 +79,8 @@ class RouterDeployment:
     ) -> None:
         log_through_serve()
         self._tracer = create_tracer(traces)
-        self._pools = ServePools(speculator, target, admission_timeout_s, prefill)
+        self._meter, self._states = RayMeter(), PoolStates(pool_down_after_s)
+        self._pools = ServePools(speculator, target, admission_timeout_s, self._states, prefill)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
         self._dispatcher = Dispatcher(
@@ -85,7 +88,7 @@ class RouterDeployment:
             defaults,
             decode_defaults,
             select_timeout_s,
-            RayMeter(),
+            self._meter,
             on_speculator_failure=on_speculator_failure,
             affinity=affinity,
             migration=migration,
@@ -103,12 +106,13 @@ class RouterDeployment:
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
+        self._watch = asyncio.create_task(watch_pools(ServeState(), self._states, self._meter))
         self._app = StartingApp(self._build_app, self._patience_s)
         return self._app
 
     async def problem(self) -> tuple[str | None, bool]:
         """Why this replica does not serve yet, and whether a person must repair it; (None, False) once it serves."""
-        return self._app.problem, self._app.failed
+        return (self._app.problem, self._app.failed) if self._app.problem else self._pools.problem
 
     async def _build_app(self) -> FastAPI:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.
@@ -116,7 +120,6 @@ class RouterDeployment:
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
         from router.openai_app import build_openai_app
 
-        check_pair(self._pools.speculator, self._pools.target)
         app = await build_openai_app(
             self._dispatcher,
             folder,

@@ -37,6 +37,7 @@ from router.lexical_fallback import LexicalFallback
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
+from router.pool_states import PoolDownError
 from router.pools import Pools
 from router.prompt_text import message_spans
 from router.protection import prompt_spans
@@ -245,7 +246,8 @@ class Dispatcher:
         """As `_select`. Under `auto`, a prompt runs dense if the speculator cannot read it or its scores are flat."""
         options = run.advice.options
         try:
-            check_readable(len(run.prompt.token_ids), options, self.pools.speculator, _OR_DENSE)
+            if (speculator := self.pools.speculator) is not None:
+                check_readable(len(run.prompt.token_ids), options, speculator, _OR_DENSE)
             selection = await self._select(run)
         except InvalidRequestError:
             if options.enabled != AUTO:
@@ -290,8 +292,8 @@ class Dispatcher:
         except (InvalidRequestError, DeadlineError):
             raise
         except (TimeoutError, SkimError) as error:
-            late = isinstance(error, TimeoutError)
-            outcome.reason = "speculator-timeout" if late else "speculator-error"
+            late, down = isinstance(error, TimeoutError), isinstance(error, PoolDownError)
+            outcome.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"
             problem = f"no selection in {self._select_timeout_s:g} s" if late else error
             fallback = await self._fallback.select(request)
             if fallback is None:

@@ -33,14 +33,17 @@ from kv_transfer.messages import (
     SessionHandle,
     WarmUpRequest,
 )
+from kv_transfer.model_info import check_pair
 from router.answer_record import AnswerRecord
 from router.migration import ReplicaLostError, migrate
+from router.pool_states import PoolDownError, PoolStates
 from router.replica_choice import by_prefix, where
 
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
 WARM_UP_TIMEOUT_S = 60.0
+MEET_PAUSE_S = 1.0
 WAKE_AFTER_S = 1.0
 """After this time a selection may be waiting for an empty speculator pool to start."""
 
@@ -65,9 +68,12 @@ def unwatched() -> None:
 
 
 class Pools(Protocol):
-    """What the dispatcher needs of the pools. Tests implement it with engines in their own process."""
+    """What the dispatcher needs of the pools. Tests implement it with engines in their own process.
 
-    speculator: ModelInfo
+    speculator: None until its pool has answered for the first time.
+    """
+
+    speculator: ModelInfo | None
     target: ModelInfo
 
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
@@ -98,7 +104,8 @@ class Pools(Protocol):
 class ServePools:
     """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
 
-    prefill: the prefill half of a split target; `target` is then the decode half.
+    states: no call waits for a pool that is down. prefill: the prefill half of a split target; `target` is then the
+    decode half. problem: why the speculator pool is not used yet, and whether a person must repair it.
     """
 
     def __init__(
@@ -106,36 +113,82 @@ class ServePools:
         speculator: DeploymentHandle,
         target: DeploymentHandle,
         admission_timeout_s: float,
+        states: PoolStates,
         prefill: DeploymentHandle | None = None,
     ) -> None:
         self._speculator = speculator.options(stream=True, **_DIRECT)
         self._target = target.options(stream=True, **_DIRECT)
         self._prefill = prefill.options(stream=True, **_DIRECT) if prefill is not None else None
-        self._admission_timeout_s = admission_timeout_s
+        self._admission_timeout_s, self._states = admission_timeout_s, states
         self._unary = (speculator, target)  # for calls that answer once
-        self._halves = [target] if prefill is None else [prefill, target]
-        self._waking: asyncio.Task[bool] | None = None
+        self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
+        self._waking: dict[tuple[str, ...], asyncio.Task[bool]] = {}
+        self._meeting: asyncio.Task[None] | None = None
         self._running = 0  # calls of `generate`
-        self.speculator: ModelInfo
+        self.speculator: ModelInfo | None = None
         self.target: ModelInfo
+        self.problem: tuple[str | None, bool] = (None, False)
 
     async def connect(self) -> None:
-        """Wait until an engine answers in each pool, and store its ModelInfo.
+        """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later.
 
-        Raises EngineUnavailableError if a replica dies meanwhile.
+        Raises EngineUnavailableError if a replica dies meanwhile, and SkimError if the models do not fit together.
         """
+        self.target, speculator = await asyncio.gather(self._info("target"), self._info_while_up("speculator"))
+        if speculator is not None:
+            self._meet(speculator)
+        elif self._meeting is None:
+            logger.warning("the router starts without the speculator, whose pool is down")
+            self.problem = "waiting for a replica of the speculator pool; `skim status` says what keeps it", False
+            self._meeting = asyncio.create_task(self._meet_later())
+
+    async def _info(self, pool: str) -> ModelInfo:
         try:
-            replies = await asyncio.gather(*(handle.info.remote() for handle in self._unary))
+            return decode(await self._handles[pool].info.remote(), ModelInfo)
         except (RayError, RayServeException, grpc.RpcError) as error:
             raise EngineUnavailableError("a replica died while the router connected to its pool") from error
-        self.speculator, self.target = (decode(reply, ModelInfo) for reply in replies)
+
+    async def _info_while_up(self, pool: str) -> ModelInfo | None:
+        """None if the pool is down."""
+        try:
+            async with self._states.while_up(pool):
+                return await self._info(pool)
+        except PoolDownError:
+            return None
+
+    def _meet(self, speculator: ModelInfo) -> None:
+        check_pair(speculator, self.target)
+        self.speculator = speculator
+
+    async def _meet_later(self) -> None:
+        """Until the speculator pool answers, or its model does not fit."""
+        while True:
+            try:
+                self._meet(await self._info("speculator"))
+                self.problem = None, False
+                return
+            except EngineUnavailableError:
+                await asyncio.sleep(MEET_PAUSE_S)
+            except SkimError as error:
+                logger.error("the speculator pool is not used: %s", error)
+                self.problem = str(error), True
+                return
 
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
+        """As Pools.select. There is no selection for a target that is down: no answer could follow."""
+        self._check("target")
+        self._check("speculator")
+        if self.problem[0] is not None:
+            raise PoolDownError("the speculator pool is not connected yet")
         response = _preferring(self._speculator, "select", request).remote(encode(request))
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted)
         try:
-            reply = await anext(response, b"")
+            async with self._states.while_up("speculator"):
+                reply = await anext(response, b"")
         except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except PoolDownError:
             response.cancel()
             raise
         except (RayError, RayServeException, grpc.RpcError) as error:
@@ -145,7 +198,11 @@ class ServePools:
         return decode(reply, Selection)
 
     def _wake_target(self, admitted: Admitted) -> None:
-        """Make Serve start an empty target pool now, not after the selection. Serve starts a pool when a call waits.
+        """Make Serve start an empty target pool now, not after the selection."""
+        self._wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
+
+    def _wake(self, *pools: str, admitted: Admitted = unwatched) -> None:
+        """Let a call wait for each pool: Serve starts a pool that autoscaling emptied when a call waits.
 
         A pool that answers takes requests. Only one such call runs at a time, so that it does not count as load. It
         serves all waiting requests, so it has its own context: Serve cancels calls that belong to a cancelled request,
@@ -153,16 +210,17 @@ class ServePools:
         """
 
         async def ask() -> bool:
-            replies = await asyncio.gather(*(handle.info.remote() for handle in self._halves), return_exceptions=True)
+            calls = (self._handles[pool].info.remote() for pool in pools)
+            replies = await asyncio.gather(*calls, return_exceptions=True)
             return not any(isinstance(reply, BaseException) for reply in replies)
 
         def note(asked: asyncio.Task[bool]) -> None:
             if not asked.cancelled() and asked.result():
                 admitted()
 
-        if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(ask(), context=Context())
-        self._waking.add_done_callback(note)
+        if pools not in self._waking or self._waking[pools].done():
+            self._waking[pools] = asyncio.create_task(ask(), context=Context())
+        self._waking[pools].add_done_callback(note)
 
     async def end_session(self, session: SessionHandle) -> None:
         replica = self._unary[0].options(method_name="end_session", session_id=where(session.id))
@@ -187,6 +245,7 @@ class ServePools:
     async def generate(
         self, request: GenerateRequest, admitted: Admitted = unwatched
     ) -> AsyncGenerator[GenerateOutput, None]:
+        self._check("target")
         first: GenerateOutput | None = None
         # vLLM computes prompt log probabilities during prefill, so such a request is not split.
         if self._prefill is not None and request.sampling.get("prompt_logprobs") is None:
@@ -205,6 +264,7 @@ class ServePools:
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
         attempt = partial(self._stream, handle, admitted=admitted)
         try:
+            self._check("prefill")
             async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
                 received = [output async for output in outputs]
         except (InvalidRequestError, DeadlineError):
@@ -213,6 +273,14 @@ class ServePools:
             logger.warning("request %s is prefilled by its decoding replica: %s", request.request_id, error)
             return None
         return replace(received[-1], timings=received[0].timings)
+
+    def _check(self, pool: str) -> None:
+        """Raise PoolDownError if the pool is down; one call then waits for it in the background."""
+        try:
+            self._states.check(pool)
+        except PoolDownError:
+            self._wake(pool)
+            raise
 
     async def _stream(
         self, handle: DeploymentHandle, request: GenerateRequest, admitted: Admitted

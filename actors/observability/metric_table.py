@@ -86,6 +86,12 @@ _ALL = (
         ("outcome",),
     ),
     Metric("skim_router_audit_agreement", "histogram", "normalised token overlap with the dense answer", (), _SHARES),
+    Metric(
+        "skim_router_pool_replicas",
+        "gauge",
+        "replicas of a pool or the router: configured (wanted) and running (serving)",
+        ("pool", "state"),
+    ),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),

@@ -72,11 +72,15 @@ def main() -> NoReturn:
     try:
         app()
     except SkimError as error:
-        console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
+        _say(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def _say(error: SkimError) -> None:
+    console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:
@@ -114,13 +118,14 @@ def serve(
         typer.Option(help="Ray cluster to join; 'auto' is the one on this machine. Default: a new one."),
     ] = None,
 ) -> None:
-    """Serve an OpenAI-compatible endpoint until Ctrl-C.
+    """Serve an OpenAI-compatible endpoint until Ctrl-C, and say which parts go down and come back.
 
     Give a target and --speculator, or a deployment file; flags override the file. A model is a folder or a name on the
     hub, as owner/name or owner/name@revision.
     """
     from cluster.config.load import config_from_flags
     from cluster.serve.deployment import deployed
+    from cluster.serve.watch import RayGoneError, watch
 
     config = what if what is not None and what.suffix in (".yaml", ".yml") else None
     if what is not None and config is None:
@@ -145,14 +150,18 @@ def serve(
         },
     )
     console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
-    with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
-        stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Only now: starting Ray installs handlers of its own.
-            signal.signal(number, lambda *_: stop.set())
-        _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
-        stop.wait()
-        console.print("Stopping: running answers are finished first")
+    try:
+        with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
+            stop = threading.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # Only now: starting Ray installs handlers of its own.
+                signal.signal(number, lambda *_: stop.set())
+            _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
+            watch(stop, lambda line: console.print(f"  {line}", markup=False, soft_wrap=True))
+            console.print("Stopping: running answers are finished first")
+    except RayGoneError as error:
+        _say(error)
+        raise typer.Exit(1) from None
 
 
 @app.command(rich_help_panel=SERVING)

@@ -119,6 +119,9 @@ class PoolConfig(BaseModel):
     drain_timeout_s: float = Field(
         60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
     )
+    start_timeout_s: float = Field(
+        1800.0, gt=0, allow_inf_nan=False, description="a start that takes longer is ended, and another one begins"
+    )
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine unchanged")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
 

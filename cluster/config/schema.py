@@ -75,6 +75,13 @@ class RouterConfig(BaseModel):
         description="time for a whole answer, after which the request is stopped everywhere (504); a request's header "
         "x-request-timeout-ms replaces it; null: no limit",
     )
+    pool_down_after_s: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long requests wait for a pool without a replica; after it they get at once what still works: "
+        "without the speculator as in on_speculator_failure, without the target a 503",
+    )
     affinity: bool = Field(
         True, description="requests with the same prefix prefer the same replicas, whose caches hold it"
     )

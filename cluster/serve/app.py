@@ -38,16 +38,25 @@ SERVE_SWITCHES = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_worker_niceness": "0",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(MAX_STARTS),
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 """Environment of every process of a Ray cluster that serves Skim.
 
 The HTTP proxy sends requests to replicas over gRPC, as the router does. Each replica has one event loop instead of
 three loops in threads that wait for one another. A starting engine blocks that loop, but Serve calls a replica only
 after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
-workers is removed: the engines are the main work of the machine.
+workers is removed: the engines are the main work of the machine. A replica that hangs is killed: it could not finish
+its answers, and another one needs its resources.
 """
 
-HEALTH_CHECK_PERIOD_S = 2.0
+LASTING: dict[str, Any] = {
+    "max_constructor_retry_count": MAX_STARTS,
+    # Serve detects a dead replica only by its health check.
+    "health_check_period_s": 2.0,
+    # Three late checks in a row end a replica that hangs.
+    "health_check_timeout_s": 10.0,
+}
+"""Serve's options of every deployment, so that none stays down."""
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
@@ -74,7 +83,7 @@ def build_app(config: DeploymentConfig) -> Application:
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = _traces(config.observability)
-    reading = {"reads_for": config.target.model, **_meter(config.speculator)}
+    reading = {"reads_for": config.target.model, **_replica(config.speculator)}
     speculator = _bind(pool, *_engine(config.speculator), channel, **reading, **traces)
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
@@ -82,11 +91,12 @@ def build_app(config: DeploymentConfig) -> Application:
         role = {"kv_role": "decode"}
         pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
         engine = _engine(config.target.prefill, kv_role="prefill")
-        prefill = {"prefill": _bind(pool, *engine, **_meter(config.target.prefill), **traces)}
+        prefill = {"prefill": _bind(pool, *engine, **_replica(config.target.prefill), **traces)}
     pool = _pool("target", TargetActor, config.target, sizes)
-    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_meter(config.target), **traces)
+    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_replica(config.target), **traces)
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
+        **LASTING,
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
     return _bind(
@@ -106,6 +116,7 @@ def build_app(config: DeploymentConfig) -> Application:
         on_speculator_failure=config.router.on_speculator_failure,
         admission_timeout_s=config.router.admission_timeout_s,
         deadline_s=config.router.deadline_s,
+        pool_down_after_s=config.router.pool_down_after_s,
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
@@ -148,9 +159,7 @@ def _load(part: PoolConfig | RouterConfig) -> dict[str, Any]:
 def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str, Any]]) -> serve.Deployment:
     return serve.deployment(actor, name=name).options(
         **sizes[name],
-        max_constructor_retry_count=MAX_STARTS,
-        # Serve detects a dead replica only by its health check.
-        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        **LASTING,
         request_router_config=RequestRouterConfig(request_router_class=REPLICA_CHOICE),
         **placement_options(name, pool),
     )
@@ -173,10 +182,10 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
 
 
-def _meter(pool: PoolConfig) -> dict[str, int]:
-    """The actor's argument for its WorkMeter. The default is left out: it must not change the version."""
+def _replica(pool: PoolConfig) -> dict[str, Any]:
+    """The actor's arguments for its WorkMeter and its start. A batch of 1 is left out: it changes nothing."""
     batch = pool.autoscaling.batch if pool.autoscaling else 1
-    return {"batch": batch} if batch > 1 else {}
+    return {"start_timeout_s": pool.start_timeout_s} | ({"batch": batch} if batch > 1 else {})
 
 
 def _traces(observability: ObservabilityConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +13,11 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
+from actors.failed_starts import forget_failed_starts
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
+from cluster.serve.patience import in_time, ray_answers
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
 from cluster.serve.preflight import (
     check_memory,
@@ -26,11 +27,14 @@ from cluster.serve.preflight import (
     fetch_weights,
     with_pinned_models,
 )
+from cluster.serve.state import failure_reason
 from cluster.serve.tls import base_url, check_certificate, http_options, proxy_switches
 from kv_transfer.environment import unless_set, with_environment
 from kv_transfer.errors import SkimError
 
 Progress = Callable[[str], None]
+
+SHUTDOWN_LIMIT_S = 30.0
 
 FAILED_START = "failed to start with exception"
 """Part of Serve's message on a deployment whose replica did not start (ray.serve._private.deployment_state)."""
@@ -99,6 +103,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
     _check_resources(config)
     earlier = _messages(name)
+    forget_failed_starts()
     serve.start(
         http_options=HTTPOptions(**http_options(config.router)),
         logging_config=LoggingConfig(log_level="WARNING"),
@@ -243,19 +248,15 @@ def _has_failed(application: ApplicationStatusOverview, earlier: Mapping[str, st
     return not sick or any(part.status_trigger != "HEALTH_CHECK_FAILED" for part in sick)
 
 
-def failure_reason(messages: list[str]) -> str:
-    """The message of the last exception in Serve's report of a failed replica."""
-    for message in messages:
-        found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)
-        if found:
-            return found[-1][1].strip()
-    return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
-
-
 def _stop(name: str) -> None:
     """Drain and stop our application, then disconnect from Ray. A Ray cluster started here stops too."""
-    if ray.is_initialized():
-        # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
+    if not ray.is_initialized():
+        return
+    if not ray_answers():
         with suppress(TimeoutError):
-            serve.delete(name)
-        ray.shutdown()
+            in_time(ray.shutdown, SHUTDOWN_LIMIT_S)
+        return
+    # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
+    with suppress(TimeoutError):
+        serve.delete(name)
+    ray.shutdown()

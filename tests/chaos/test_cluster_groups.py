@@ -16,12 +16,12 @@ from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions
 from ray.util import placement_group_table
 
-from cluster.commands.status import REPLICAS, status_lines, waiting_groups
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply, deployed
 from cluster.serve.preflight import free_port
+from cluster.serve.state import current_parts
 from kv_transfer.errors import SkimError
 from tests.chaos.test_cluster_nodes import BODY, QUIET, Load
 from tests.e2e.conftest import ROOT
@@ -81,13 +81,12 @@ def groups() -> dict[str, set[str]]:
     return {
         group["name"]: set(group["bundles_to_node_id"].values())
         for group in table
-        if group["state"] == "CREATED" and group["name"].startswith(f"{REPLICAS}target#")
+        if group["state"] == "CREATED" and group["name"].startswith(f"SERVE_REPLICA::{APP_NAME}#target#")
     }
 
 
 def target_line() -> str:
-    lines = status_lines(serve.status().applications[APP_NAME], waiting_groups(placement_group_table()))
-    return next(line for _, line in lines if line.startswith("target:"))
+    return next(part.line for part in current_parts() or [] if part.name == "target")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

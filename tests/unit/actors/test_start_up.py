@@ -2,10 +2,14 @@
 
 import asyncio
 import gc
+import threading
+from contextlib import suppress
+from threading import Timer
 
 import pytest
 
 from actors import start_up
+from actors.failed_starts import last_failed_start
 from actors.start_up import LONGEST_PAUSE_S, EngineWatch, retried_start, uncollected
 from kv_transfer.errors import EngineUnavailableError
 from tests.unit.router.conftest import until
@@ -34,23 +38,19 @@ def test_a_start_that_fails_leaves_the_collector_on():
 
 
 @pytest.fixture
-def in_ray(monkeypatch):
-    """As in a replica's process: Ray's key-value store is a dict, and pauses are noted instead of slept."""
-    store, pauses = {}, []
+def in_ray(monkeypatch, kv_store):
+    """As in a replica's process: pauses are noted instead of slept."""
+    pauses = []
 
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(start_up, "_internal_kv_get", store.get)
-    monkeypatch.setattr(start_up, "_internal_kv_put", lambda key, value, overwrite: store.update({key: value}))
-    monkeypatch.setattr(start_up, "_internal_kv_del", store.pop)
     monkeypatch.setattr(start_up.asyncio, "sleep", sleep)
     return pauses
 
 
 async def start(*settings, fails):
-    async with retried_start("target", *settings):
+    async with retried_start("target", *settings, limit_s=3600):
         if fails:
             raise RuntimeError
 
@@ -71,6 +71,30 @@ async def test_other_settings_start_without_a_pause(in_ray):
         await start("wrong", fails=True)
     await start("mended", fails=False)
     assert in_ray == []
+
+
+async def test_a_start_that_hangs_ends_its_process_and_counts_as_failed(kv_store, monkeypatch):
+    """It blocks the event loop, as a starting engine does. Without a limit it would end at no time."""
+    ended, exited = threading.Event(), []
+    monkeypatch.setattr(start_up, "end_process", ended.set)
+    monkeypatch.setattr(start_up, "KILL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(start_up.os, "_exit", exited.append)
+    with suppress(KeyboardInterrupt):
+        async with retried_start("target", "hangs", limit_s=0.01):
+            assert ended.wait(timeout=60)
+            raise KeyboardInterrupt
+    found = last_failed_start("target")
+    assert (found.failures, found.reason) == (1, "the start took longer than start_timeout_s (0.01 s)")
+
+
+async def test_a_start_in_time_ends_nothing(kv_store, monkeypatch):
+    timers = []
+    monkeypatch.setattr(start_up.threading, "Timer", lambda *args: timers.append(Timer(*args)) or timers[-1])
+    await start("model", fails=False)
+    with pytest.raises(RuntimeError):
+        await start("model", fails=True)
+    assert [timer.finished.is_set() for timer in timers] == [True, True], "cancelled"
+    assert last_failed_start("target").failures == 1
 
 
 class Mortal:

@@ -1,6 +1,7 @@
 """Stand-ins for the handles of Ray Serve, with replies that a test chooses."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
 )
+from router.pool_states import PoolStates
 from router.pools import ServePools
 
 REQUEST = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]))
@@ -89,16 +91,16 @@ class Handle:
         return next(self._left)
 
 
-def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0):
+def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0, states=None):
     """ServePools with handles that give these replies, and the two handles."""
     handles = Handle(*speculator), Handle(*target)
-    return ServePools(*handles, admission_timeout_s), *handles
+    return ServePools(*handles, admission_timeout_s, states or PoolStates(math.inf)), *handles
 
 
-def split_pools(*, prefill=(), target=()):
+def split_pools(*, prefill=(), target=(), states=None):
     """ServePools with a split target, and the handles of its two pools."""
     halves = Handle(*target), Handle(*prefill)
-    return ServePools(Handle(), halves[0], 60.0, halves[1]), *halves
+    return ServePools(Handle(), halves[0], 60.0, states or PoolStates(math.inf), halves[1]), *halves
 
 
 async def texts(pools):

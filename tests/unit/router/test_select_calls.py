@@ -11,6 +11,7 @@ from ray.serve.exceptions import BackPressureError
 from kv_transfer.codec import encode, encode_error
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import ACCEPTED
+from router.pool_states import PoolStates
 from router.pools import ServePools
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -45,7 +46,7 @@ async def test_while_a_selection_waits_both_halves_of_the_target_are_woken_once(
     """Otherwise two empty pools would start one after the other."""
     monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
     halves = Handle(Reply(died()), Reply(FOREVER)), Handle(Reply(FOREVER), Reply(FOREVER))
-    pools = ServePools(Handle(Reply(FOREVER), Reply(FOREVER)), halves[0], 60.0, halves[1])
+    pools = ServePools(Handle(Reply(FOREVER), Reply(FOREVER)), halves[0], 60.0, PoolStates(60.0), halves[1])
     selecting = [asyncio.create_task(pools.select(SELECT)) for _ in range(2)]
     await until(lambda: all(handle.replies[0].waiting for handle in halves))
     await asyncio.sleep(0.01)

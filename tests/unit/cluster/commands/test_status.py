@@ -1,17 +1,30 @@
 """`skim status`: one line per pool, with the reason if it is down."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
+from actors.failed_starts import FailedStart
 from cluster.commands import status
+from cluster.serve import state
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import FAILED_START
 
 FAILURE = (
     f"A replica {FAILED_START}. Retrying 999998 more time(s). Error:\nTraceback (most recent call last):\n"
     '  File "/x/y.py", line 1, in z\nkv_transfer.errors.ModelError: model folder /models/big does not exist\n'
+)
+KILLED = (
+    f"A replica {FAILED_START}. Retrying. Error:\nray.exceptions.ActorDiedError: The actor died unexpectedly before "
+    "finishing this task.\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+)
+UNPLACED = (
+    "Deployment 'target' in application 'skim' has 1 replicas that have taken more than 30s to be scheduled. This may "
+    "be due to waiting for the cluster to auto-scale or for a runtime environment to be installed. Resources required "
+    "for each replica: {'CPU': 1.0, 'GPU': 2.0}, total resources available: {'CPU': 3.0}. Use `ray status` for more"
+    " details."
 )
 
 
@@ -21,16 +34,17 @@ def part(state, replicas, message=""):
 
 @pytest.fixture
 def served(monkeypatch):
-    """The applications that Serve reports, by name; tests fill it."""
-    applications = {}
+    """What Serve reports: applications by name, and the proxies' states by node; tests fill it."""
+    reported = SimpleNamespace(applications={}, proxies={})
     monkeypatch.setattr(status, "join_ray", lambda address: None)
-    monkeypatch.setattr(status, "placement_group_table", dict)
-    monkeypatch.setattr(status.serve, "status", lambda: SimpleNamespace(applications=applications))
-    return applications
+    monkeypatch.setattr(state, "placement_group_table", dict)
+    monkeypatch.setattr(state, "last_failed_start", lambda pool: None)
+    monkeypatch.setattr(state.serve, "status", lambda: reported)
+    return reported
 
 
 def put(served, **parts):
-    served[APP_NAME] = ApplicationStatusOverview("DEPLOYING", "", 0, parts)
+    served.applications[APP_NAME] = ApplicationStatusOverview("DEPLOYING", "", 0, parts)
 
 
 def test_all_is_well(skim, served):
@@ -62,7 +76,7 @@ def test_a_replica_that_waits_for_nodes(skim, served, monkeypatch):
         "2": {"name": f"SERVE_REPLICA::{APP_NAME}#target#y", "state": "CREATED", "bundles": bundles},
         "3": {"name": "another program's", "state": "PENDING", "bundles": bundles},
     }
-    monkeypatch.setattr(status, "placement_group_table", lambda: groups)
+    monkeypatch.setattr(state, "placement_group_table", lambda: groups)
     put(served, target=part("UPDATING", {"STARTING": 1, "RUNNING": 1}, "it takes long"))
     assert skim("status").out == (
         "target: updating (1 running, 1 starting): a replica waits for nodes with 4 CPU, 12 GPU, 2 target_pool in all\n"
@@ -73,3 +87,45 @@ def test_where_nothing_runs(skim, served):
     ran = skim("status")
     assert ran.code == 2
     assert "no deployment of Skim runs on the Ray cluster at auto" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (KILLED, "the process of a replica was killed while it started, perhaps by the kernel for memory"),
+        (UNPLACED, "a replica waits for free resources: it needs 'CPU': 1.0, 'GPU': 2.0; the cluster has 'CPU': 3.0"),
+        ("A replica's health check failed. It will be UNHEALTHY.", "a replica died or hung; another one is starting"),
+        ("have taken more than 30s to initialize.\nThis may be slow.", "a replica takes long to start"),
+    ],
+)
+def test_a_message_of_serve_is_said_in_one_plain_line(skim, served, message, reason):
+    put(served, target=part("UNHEALTHY", {"STARTING": 1}, message))
+    assert skim("status").out == f"target: unhealthy (0 running, 1 starting): {reason}\n"
+
+
+@pytest.mark.parametrize(("failures", "times"), [(1, ""), (5, " 5 times in a row")])
+def test_a_failed_start_that_serve_has_forgotten_is_the_reason(skim, served, monkeypatch, failures, times):
+    """After the controller has died, only Ray's key-value store knows it."""
+    found = {"target": FailedStart(failures, "no such model", 0.0)}
+    monkeypatch.setattr(state, "last_failed_start", found.get)
+    put(served, target=part("UNHEALTHY", {"STARTING": 1}, "A replica's health check failed."))
+    assert skim("status").out == (
+        f"target: unhealthy (0 running, 1 starting): a replica failed to start{times}: no such model\n"
+    )
+
+
+def test_a_proxy_that_does_not_answer(skim, served):
+    put(served, router=part("HEALTHY", {"RUNNING": 1}))
+    served.proxies = {"one": "HEALTHY", "two": "UNHEALTHY"}
+    ran = skim("status")
+    assert (ran.code, ran.out) == (1, "router: healthy (1 running)\nproxy: 1 of 2 do not answer\n")
+
+
+def test_a_controller_that_does_not_answer_is_waited_for_in_vain(skim, served, monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(status, "LIMIT_S", 0.01)
+    monkeypatch.setattr(state.serve, "status", answer.wait)
+    ran = skim("status")
+    answer.set()
+    assert ran.code == 2
+    assert "Serve's controller on the Ray cluster at auto did not answer in 0.01 s" in ran.error

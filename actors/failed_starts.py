@@ -1,0 +1,65 @@
+"""The failed starts of a pool, in Ray's key-value store: neither a replica nor Serve's controller lives as long.
+
+Ray keeps it as long as its head lives; on KubeRay in Redis, beyond that. Outside Ray nothing is noted.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+PREFIX = "skim-failed-starts-"
+LONGEST_REASON = 500
+"""Characters of a reason that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """failures: in a row. reason: of the last one, in one line. at: when it was, in seconds since the epoch."""
+
+    failures: int
+    reason: str
+    at: float
+
+
+class FailedStarts:
+    """The failed starts in a row of a pool with these settings; other settings begin a new row."""
+
+    def __init__(self, pool: str, settings: object) -> None:
+        self._key = f"{PREFIX}{pool}-{sha256(repr(settings).encode()).hexdigest()[:16]}"
+
+    def in_a_row(self) -> int:
+        found = _read(self._key) if ray.is_initialized() else None
+        return found.failures if found else 0
+
+    def failed(self, error: Exception) -> None:
+        """Note one more failure."""
+        if ray.is_initialized():
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:LONGEST_REASON], time.time())
+            _internal_kv_put(self._key, json.dumps(asdict(start)), overwrite=True)
+
+    def succeeded(self) -> None:
+        """End the row."""
+        if self.in_a_row():
+            _internal_kv_del(self._key)
+
+
+def last_failed_start(pool: str) -> FailedStart | None:
+    """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
+    starts = [_read(key.decode()) for key in _internal_kv_list(f"{PREFIX}{pool}-")]
+    return max((start for start in starts if start), key=lambda start: start.at, default=None)
+
+
+def forget_failed_starts() -> None:
+    """Begin new rows in all pools: a changed deployment starts without a pause."""
+    for key in _internal_kv_list(PREFIX):
+        _internal_kv_del(key.decode())
+
+
+def _read(key: str) -> FailedStart | None:
+    found = _internal_kv_get(key)
+    return FailedStart(**json.loads(found)) if found else None

@@ -1,0 +1,67 @@
+"""`skim serve` while it runs: it says which parts go down and come back, and ends when its Ray is gone."""
+
+from collections.abc import Callable, Sequence
+from threading import Event
+
+import ray
+
+from cluster.serve.patience import dead_ray_process, in_time, ray_answers
+from cluster.serve.state import Part, current_parts
+from kv_transfer.errors import SkimError
+
+PERIOD_S = 2.0
+LIMIT_S = 10.0
+"""How often the parts are looked at, and how long Serve may take to answer."""
+
+RAY_GONE_AFTER_S = 30.0
+"""So long a Ray cluster that was not started here may be out of reach: its head may be starting again."""
+
+
+class RayGoneError(SkimError):
+    """The Ray cluster under a deployment has ended."""
+
+
+class Changes:
+    """Turns looks at the parts into lines, one for each change."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._down: dict[str, str] = {}
+
+    def look(self, parts: Sequence[Part]) -> None:
+        """Say what changed since the last look."""
+        for part in parts:
+            if part.reason and self._down.get(part.name) != part.reason:
+                self._say(part.line)
+        down = {part.name: part.reason for part in parts if part.reason}
+        for name in self._down.keys() - down:
+            self._say(f"{name} is back")
+        self._down = down
+
+    def lost(self, reason: str) -> None:
+        """Serve itself does not answer."""
+        if "Serve" not in self._down:
+            self._say(f"Serve: {reason}")
+        self._down.setdefault("Serve", reason)
+
+
+def watch(stop: Event, say: Callable[[str], None]) -> None:
+    """Until `stop` is set. Raises RayGoneError if Ray has ended."""
+    changes, silent_s = Changes(say), 0.0
+    while not stop.wait(PERIOD_S):
+        if dead := dead_ray_process():
+            raise RayGoneError(f"Ray has ended, because its process {dead} has died: start `skim serve` again")
+        try:
+            parts = in_time(current_parts, LIMIT_S)
+            silent_s = 0.0
+        except Exception as error:
+            silent_s += PERIOD_S + (LIMIT_S if isinstance(error, TimeoutError) else 0.0)
+            if not ray.is_initialized() or (silent_s > RAY_GONE_AFTER_S and not ray_answers()):
+                raise RayGoneError(
+                    "the Ray cluster does not answer any more: start it and `skim serve` again"
+                ) from None
+            changes.lost("its controller does not answer; Ray restarts it")
+            continue
+        if parts is None:
+            raise RayGoneError("the deployment has been deleted from its Ray cluster")
+        changes.look(parts)

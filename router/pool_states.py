@@ -1,0 +1,97 @@
+"""Which pools are down: configured to have replicas, and without one for longer than a time limit.
+
+A request waits for a replica that is about to come back. It does not wait for a pool that is down: the router answers
+it at once with what still works. A pool that autoscaling has emptied is not down, also while its first replica starts.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from actors.observability.metrics import Meter
+from kv_transfer.errors import EngineUnavailableError
+
+PERIOD_S = 2.0
+TIMEOUT_S = 10.0
+"""How often Serve's controller is asked, and how long for. While it is away, the last state counts."""
+
+
+class PoolDownError(EngineUnavailableError):
+    """A pool has been without a replica for too long to wait for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The number of replicas that a pool should have, and of those that serve."""
+
+    configured: int
+    running: int
+
+
+class PoolStates:
+    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds."""
+
+    def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._down_after_s, self._clock = down_after_s, clock
+        self._empty_since: dict[str, float] = {}
+        self._asleep: set[str] = set()
+        self._waiting: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+
+    def note(self, pools: Mapping[str, Replicas]) -> None:
+        """Take in what Serve reports. Ends the waits for pools that are down now."""
+        for pool, replicas in pools.items():
+            if replicas.running:
+                self._asleep.discard(pool)
+                self._empty_since.pop(pool, None)
+            elif not replicas.configured:
+                self._asleep.add(pool)
+                self._empty_since.pop(pool, None)
+            elif pool not in self._asleep:
+                self._empty_since.setdefault(pool, self._clock())
+        for pool in filter(self.is_down, self._empty_since):
+            for wait in self._waiting[pool]:
+                wait.reschedule(asyncio.get_running_loop().time())
+
+    def is_down(self, pool: str) -> bool:
+        since = self._empty_since.get(pool)
+        return since is not None and self._clock() - since >= self._down_after_s
+
+    def check(self, pool: str) -> None:
+        """Raise PoolDownError if the pool is down."""
+        if self.is_down(pool):
+            raise PoolDownError(f"the {pool} pool is down; try again in a moment")
+
+    @asynccontextmanager
+    async def while_up(self, pool: str) -> AsyncIterator[None]:
+        """A wait for an answer of the pool. Raises PoolDownError if the pool is down or goes down meanwhile."""
+        self.check(pool)
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waiting[pool].add(wait)
+                try:
+                    yield
+                finally:
+                    self._waiting[pool].discard(wait)
+        except TimeoutError:
+            if wait.expired():
+                self.check(pool)
+            raise
+
+
+async def watch_pools(ask: Callable[[], Awaitable[Mapping[str, Replicas]]], states: PoolStates, meter: Meter) -> None:
+    """Note and record every PERIOD_S what `ask` reports, for ever. A failure of `ask` changes nothing."""
+    known: Mapping[str, Replicas] = {}
+    while True:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                known = await ask()
+        except Exception:
+            pass
+        states.note(known)
+        for pool, replicas in known.items():
+            meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
+            meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
+        await asyncio.sleep(PERIOD_S)

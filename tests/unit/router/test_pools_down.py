@@ -1,0 +1,108 @@
+"""Calls to pools that are down: no call waits for them, and what still works is used."""
+
+import asyncio
+
+import pytest
+
+from kv_transfer.codec import encode
+from kv_transfer.errors import ModelError
+from kv_transfer.messages import ModelInfo
+from router.pool_states import PoolDownError, PoolStates, Replicas
+from tests.unit.router.conftest import until
+from tests.unit.router.serve_handles import (
+    FOREVER,
+    GOOD,
+    SELECT,
+    SELECTION,
+    Reply,
+    died,
+    serve_pools,
+    split_pools,
+    texts,
+)
+
+SMALL, BIG = (ModelInfo(name, "A", 10, "f", 100, 200, "mock") for name in ("small", "big"))
+
+
+def down(*pools):
+    states = PoolStates(0.0)
+    states.note({pool: Replicas(1, 0) for pool in pools})
+    return states
+
+
+async def test_a_selection_does_not_wait_for_a_pool_that_is_down_and_one_call_does():
+    reply = Reply(FOREVER)
+    pools, _speculator, _ = serve_pools(speculator=[reply], states=down("speculator"))
+    with pytest.raises(PoolDownError, match="the speculator pool is down"):
+        await pools.select(SELECT)
+    await until(lambda: reply.waiting)
+
+
+async def test_a_selection_that_waits_ends_when_its_pool_goes_down():
+    reply, states = Reply(FOREVER), PoolStates(0.0)
+    pools, _, _ = serve_pools(speculator=[reply, Reply(FOREVER)], states=states)
+    selecting = asyncio.create_task(pools.select(SELECT))
+    await until(lambda: reply.waiting)
+    states.note({"speculator": Replicas(1, 0)})
+    with pytest.raises(PoolDownError):
+        await selecting
+    assert reply.cancelled
+
+
+async def test_without_the_target_nothing_is_selected_or_generated():
+    pools, speculator, target = serve_pools(
+        speculator=[Reply(SELECTION)], target=[Reply(FOREVER)], states=down("target")
+    )
+    for call in (texts(pools), pools.select(SELECT)):
+        with pytest.raises(PoolDownError, match="the target pool is down; try again in a moment"):
+            await call
+    assert (speculator.payloads, target.payloads) == ([], [])
+    await until(lambda: target.replies[0].waiting)
+
+
+async def test_without_the_prefill_half_the_decoding_half_prefills_at_once():
+    pools, _target, prefill = split_pools(target=[Reply(*GOOD)], prefill=[Reply(FOREVER)], states=down("prefill"))
+    assert await texts(pools) == ["a", "b"]
+    assert prefill.payloads == []
+
+
+async def test_the_router_starts_without_a_speculator_that_is_down_and_meets_it_later(monkeypatch):
+    monkeypatch.setattr("router.pools.MEET_PAUSE_S", 0.0)
+    states = down("speculator")
+    replies = [Reply(died()), Reply(encode(SMALL)), Reply(SELECTION)]
+    pools, _, _ = serve_pools(target=[Reply(encode(BIG))], speculator=replies, states=states)
+    await pools.connect()
+    assert pools.speculator is None
+    assert pools.problem == ("waiting for a replica of the speculator pool; `skim status` says what keeps it", False)
+    states.note({"speculator": Replicas(1, 1)})
+    with pytest.raises(PoolDownError, match="is not connected yet"):
+        await pools.select(SELECT)
+    await until(lambda: pools.speculator)
+    assert pools.problem == (None, False)
+    assert (await pools.select(SELECT)).kept.token_ids.tolist() == [1, 2, 3]
+
+
+async def test_a_speculator_that_comes_later_and_does_not_fit_is_never_used(monkeypatch):
+    def check_pair(speculator, target):
+        raise ModelError("they do not fit")
+
+    monkeypatch.setattr("router.pools.check_pair", check_pair)
+    pools, speculator, _ = serve_pools(
+        target=[Reply(encode(BIG))], speculator=[Reply(encode(SMALL))], states=down("speculator")
+    )
+    await pools.connect()
+    await until(lambda: pools.problem[1])
+    assert pools.problem == ("they do not fit", True)
+    with pytest.raises(PoolDownError):
+        await pools.select(SELECT)
+    assert speculator.payloads == []
+
+
+async def test_two_models_that_do_not_fit_end_the_start(monkeypatch):
+    def check_pair(speculator, target):
+        raise ModelError("they do not fit")
+
+    monkeypatch.setattr("router.pools.check_pair", check_pair)
+    pools, _, _ = serve_pools(target=[Reply(encode(BIG))], speculator=[Reply(encode(SMALL))])
+    with pytest.raises(ModelError):
+        await pools.connect()
