@@ -17,13 +17,19 @@ PRIVATE_PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+_NOT_READY = (
+    '503 content-type application/json string \'{"error": {"message": "this deployment is not ready yet; try again in a'
+    ' moment", "type": "ServiceUnavailableError", "param": null, "code": 503}}\' hdr Retry-After 5'
+)
+
 
 def changed(config: str, ports: Mapping[str, str]) -> str:
-    """HAProxy's configuration (ray.serve._private.haproxy_templates) with two changes.
+    """HAProxy's configuration (ray.serve._private.haproxy_templates) with three changes.
 
-    HAProxy's statistics can be read from this machine only; Ray binds them to every address. And request bodies are not
+    HAProxy's statistics can be read from this machine only; Ray binds them to every address. Request bodies are not
     spliced: with splicing, HAProxy 2.8.25 often misses that the client hung up, even with `abortonclose`, and the pools
-    go on computing. ports: the port of each of `PRIVATE_PORTS`.
+    go on computing. And a HAProxy that has started again answers 503 until it knows a router; Ray has a 404 there,
+    because no path of the application is known yet. ports: the port of each of `PRIVATE_PORTS`.
     """
     for pattern, replacement in _changes(ports):
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
@@ -41,6 +47,10 @@ def can_change(config: str, ports: Mapping[str, str]) -> bool:
 def _changes(ports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Regular expressions and their replacements; each is for one line."""
     yield r"^\s*option splice-request\n", ""
+    yield (
+        r'^(\s*http-request return status )404 content-type text/plain lf-string ".*not found.*"$',
+        rf"\g<1>{_NOT_READY}",
+    )
     for port in _private(ports):
         yield rf"^(\s*bind )\*?:({port})$", r"\g<1>127.0.0.1:\2"
 

@@ -32,12 +32,14 @@ SETTINGS: dict[str, Any] = {
         "engine": "mock",
         "engine_options": {"prefill_ms": 1500.0, "decode_ms": 200.0},
         "replicas": 2,
+        "start_timeout_s": 15.0,
     },
     "router": {
         "speculative_prefill": True,
         "min_prompt_tokens": 1024,
         "admission_timeout_s": 2.0,
         "select_timeout_s": 2.5,
+        "pool_down_after_s": 5.0,
     },
 }
 

