@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,9 +264,22 @@ def main() -> int:
             print(served.log.read_text())
             served.process.send_signal(signal.SIGINT)
             served.process.wait(timeout=120)
+    for line in table(results):
+        print(line)
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    return int(any(found["whole_s"] is None for found in results.values()))
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The results in Markdown."""
+    yield "| victim | s to served | s to its size | longest request, s | other answers meanwhile |"
+    yield "|---|---|---|---|---|"
+    for case, found in results.items():
+        others = {answer: count for answer, count in found["answers"].items() if answer != "200 speculative"}
+        told = ", ".join(f"{answer} ({count})" for answer, count in others.items()) or "none"
+        times = (found[name] for name in ("served_s", "whole_s", "longest_request_s"))
+        yield f"| {case} | {' | '.join(map(str, times))} | {told} |"
 
 
 if __name__ == "__main__":
