@@ -29,6 +29,7 @@ class FailedStarts:
     """The failed starts in a row of a pool with these settings; other settings begin a new row."""
 
     def __init__(self, pool: str, settings: object) -> None:
+        self._pool = pool
         self._key = f"{PREFIX}{pool}-{sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def in_a_row(self) -> int:
@@ -43,9 +44,9 @@ class FailedStarts:
             _internal_kv_put(self._key, json.dumps(asdict(start)), overwrite=True)
 
     def succeeded(self) -> None:
-        """End the row."""
-        if self.in_a_row():
-            _internal_kv_del(self._key)
+        """End the row, and those of other settings: they are settings of the past."""
+        if ray.is_initialized():
+            _forget(f"{PREFIX}{self._pool}-")
 
 
 def last_failed_start(pool: str) -> FailedStart | None:
@@ -56,7 +57,11 @@ def last_failed_start(pool: str) -> FailedStart | None:
 
 def forget_failed_starts() -> None:
     """Begin new rows in all pools: a changed deployment starts without a pause."""
-    for key in _internal_kv_list(PREFIX):
+    _forget(PREFIX)
+
+
+def _forget(prefix: str) -> None:
+    for key in _internal_kv_list(prefix):
         _internal_kv_del(key.decode())
 
 

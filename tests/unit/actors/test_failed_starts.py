@@ -19,7 +19,8 @@ def test_the_last_failure_of_a_pool_is_found_whatever_its_settings():
     found = last_failed_start("target")
     assert (found.failures, found.reason) == (2, "the reason")
     starts.succeeded()
-    assert last_failed_start("target").reason == "old"
+    assert last_failed_start("target") is None
+    assert last_failed_start("speculator").reason == "other pool"
 
 
 def test_a_reason_is_one_short_line():
