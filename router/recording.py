@@ -42,14 +42,14 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
 
     async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         context = CURRENT.get()
-        as_text = context is not None and has_control_tokens(conversations, context)
-        if context is not None and (context.options.enabled or as_text):
-            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         keeps = context.keeps if context is not None else None
         if context is not None:
             context.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
         marked = [changed(messages) for messages in conversations]
         conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
+        as_text = context is not None and has_control_tokens(conversations, context)
+        if context is not None and (context.options.enabled or as_text):
+            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
             for sent, asked, prompt in zip(conversations, marked, prompts, strict=True):
