@@ -41,6 +41,9 @@ class ApiKey(BaseModel):
     sha256: Annotated[tuple[Hash, ...], Field(min_length=1)]
     max_ongoing_requests: int | None = Field(None, ge=1, description="requests at a time")
     prompt_tokens_per_minute: int | None = Field(None, ge=1, description="prompt tokens per minute, on average")
+    share: float = Field(
+        1.0, gt=0, le=1000, allow_inf_nan=False, description="weight of its share while requests of several keys wait"
+    )
     isolate_cache: bool = Field(False, description="share no cached prefix with other keys")
 
 

@@ -6,7 +6,7 @@ the whole prompt, about 1/keep_rate times what was read of the compressed one: a
 costs 10 % more prefill. Its answer has at most MAX_TOKENS tokens.
 
 Audits are the first work that a loaded router drops: none begins while it has more than `max_ongoing` requests at the
-target, and those that run are cancelled when it gets more.
+target, and those that run are cancelled when it gets more. The load counts too (`router.shedding`).
 """
 
 import asyncio
@@ -63,22 +63,26 @@ class Audits:
         """A client's request is at the target. Under load it ends the audits that run."""
         self._ongoing += 1
         if self._ongoing > self._max_ongoing:
-            for task in self._running:
-                task.cancel()
+            self.drop()
         try:
             yield
         finally:
             self._ongoing -= 1
 
-    def begin(self, pools: Pools, prompt: Int32Array, answer: AnswerRecord) -> None:
-        """Audit the answer to `prompt` [M] in the background, if it is suitable and chosen.
+    def drop(self) -> None:
+        """End the audits that run."""
+        for task in self._running:
+            task.cancel()
+
+    def begin(self, pools: Pools, prompt: Int32Array, answer: AnswerRecord, *, loaded: bool = False) -> None:
+        """Audit the answer to `prompt` [M] in the background, if it is suitable and chosen. loaded: no audit may begin.
 
         The task has its own context: Serve cancels calls that belong to a finished request, and finds them by context.
         """
         request = answer.asked
         if not (self._share and _suitable(answer, request.sampling)) or self._chance() >= self._share:
             return
-        if self._ongoing > self._max_ongoing or len(self._running) >= MAX_RUNNING:
+        if loaded or self._ongoing > self._max_ongoing or len(self._running) >= MAX_RUNNING:
             self._record("dropped")
             return
         dense = GenerateRequest(

@@ -21,6 +21,7 @@ from router.cost import Estimate
 from router.key_limits import KeyUse
 from router.options import InvalidOptionError, PrefillOptions
 from router.part_keeps import PartKeeps
+from router.places import Asked
 from router.refusals import RefusedError
 from router.server_timing import TOTAL, write_server_timing
 
@@ -33,6 +34,7 @@ class Outcome:
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
     time. guard: the kind of question for which the guard kept more; empty if it did not. lost_contents: as
     `PromptSpans.lost`. raised: as in Selection. admitted: a pool works on the prompt, and the target takes requests.
+    shed: what the prompt did without because of the load (`router.shedding`).
     """
 
     mode: str
@@ -49,15 +51,17 @@ class Outcome:
     lost_contents: int = 0
     raised: float = 0.0
     admitted: bool = False
+    shed: str = ""
 
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, the kind
-        of question for the guard, the number of contents that are kept because their place is unknown, and what the
-        acceptance of earlier drafts added to the coverage."""
+        of question for the guard, the number of contents that are kept because their place is unknown, what the
+        acceptance of earlier drafts added to the coverage, and what was left out because of the load."""
         parameters = f";guard={self.guard}" if self.guard else ""
         parameters += f";unmapped={self.lost_contents}" if self.lost_contents else ""
         parameters += f";raised={self.raised:g}" if self.raised else ""
+        parameters += f";shed={self.shed}" if self.shed else ""
         if self.estimate is None:
             return f"{self.reason}{parameters}"
         times = f";dense={self.estimate.dense:.0f};speculative={self.estimate.speculative:.0f}"
@@ -133,14 +137,17 @@ class RequestContext:
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
     span: the request's trace span, the parent of the spans of its prompts. deadline: when the answer must be complete.
     key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
+    share: its weight.
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
+    decode_wished: the request has options of its own for drafts. asked: what its prompts share at the admission.
     """
 
     options: PrefillOptions
     decode: DecodeOptions
     key: str = ""
     use: KeyUse | None = None
+    share: float = 1.0
     isolated: bool = False
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
@@ -156,6 +163,8 @@ class RequestContext:
     deadline: Deadline = NO_DEADLINE
     request_id: str = ""
     admission: asyncio.Event = field(default_factory=asyncio.Event)
+    decode_wished: bool = False
+    asked: Asked = field(default_factory=Asked)
 
     def begin(self, prompt_tokens: int) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.

@@ -91,7 +91,8 @@ class Tokens:
 class Estimate:
     """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
     seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
-    (`router.later_turns`).
+    (`router.later_turns`). queue: the wait for the target, which is a part of all three. burden: how much longer all
+    others wait if this prompt runs dense and not speculative.
     """
 
     dense: float
@@ -99,6 +100,8 @@ class Estimate:
     cold: float
     age_s: float = 0.0
     later: float = 0.0
+    queue: float = 0.0
+    burden: float = 0.0
 
     def of(self, mode: str) -> float:
         return self.speculative if mode == "speculative" else self.dense
@@ -116,6 +119,9 @@ def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float)
         speculative=speculator.queue_ms + read + waits + kept,
         cold=waits + cold,
         age_s=now - speculator.measured_at,
+        queue=waits,
+        # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
+        burden=(dense - kept) * waits / kept - speculator.queue_ms if kept else 0.0,
     )
 
 
@@ -124,18 +130,26 @@ def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
     reads the whole prompt.
 
     before: how the earlier turn of this prompt ran, if there was one. After a speculative turn, dense must be sooner by
-    MARGIN.
+    MARGIN. MARGIN is a share of what the prompt itself takes. If it were one of the wait too, a loaded target would get
+    dense prompts, which load it more.
     Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `later-turns`
-    (dense, although this turn's first token is sooner speculative), `probe`.
+    (dense, although this turn's first token is sooner speculative), `load` (speculative, although its first token is
+    sooner dense: that would delay others more), `probe`.
     """
     if estimate is None:
         return Decision(True, "unmeasured")
-    worth = (1 - MARGIN) * estimate.cold
-    dense = estimate.dense if before == "speculative" else (1 - MARGIN) * estimate.dense
-    alone = estimate.speculative * (1 - MARGIN if before == "speculative" else 1)
+
+    def less(ms: float) -> float:
+        return ms - MARGIN * (ms - estimate.queue)
+
+    worth = less(estimate.cold)
+    dense = estimate.dense if before == "speculative" else less(estimate.dense)
+    alone = less(estimate.speculative) if before == "speculative" else estimate.speculative
     speculative = alone if before == "speculative" else alone + estimate.later
     if speculative < dense:
         return Decision(True, "sooner")
+    if speculative < dense + estimate.burden:
+        return Decision(True, "load")
     if estimate.age_s * estimate.dense > STALE_S * speculative:
         return Decision(True, "probe")
     if alone < dense:

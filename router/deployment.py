@@ -18,6 +18,7 @@ from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.start_up import uncollected
 from kv_transfer.model_source import local_folder, public_name
+from router.admission import Admission
 from router.control_tokens import Handling
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
@@ -41,9 +42,10 @@ class RouterDeployment:
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
-    Dispatcher. deadline_s: as in SkimMiddleware. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see PoolStates.
-    vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`. api_keys_file: as in
-    `build_openai_app`. max_body_bytes, body_timeout_s: as in BodyLimits.
+    Dispatcher. deadline_s: as in SkimMiddleware. max_ongoing_requests, max_wait_s: `most` and `max_wait_s` of
+    Admission. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see PoolStates. vllm_args: options of vLLM's HTTP
+    server. traces: the argument of `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes,
+    body_timeout_s: as in BodyLimits.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class RouterDeployment:
         admission_timeout_s: float,
         deadline_s: float | None = None,
         pool_down_after_s: float = 30.0,
+        max_ongoing_requests: int | None = None,
+        max_wait_s: float | None = None,
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
@@ -98,6 +102,7 @@ class RouterDeployment:
             guard=guard,
             guard_entropy=guard_entropy,
             explain_text=explain_text,
+            admission=Admission(self._meter, max_ongoing_requests, max_wait_s),
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file

@@ -25,11 +25,13 @@ from kv_transfer.messages import (
     WarmUpRequest,
 )
 from kv_transfer.options import AUTO
+from router.admission import Admission
 from router.affinity import PrefixKeys
 from router.answer_record import AnswerRecord
 from router.audit import Audits
+from router.claims import lightened, place_for
 from router.context import RequestContext
-from router.decision import RequestTraits, decide
+from router.decision import Decision, RequestTraits, decide
 from router.explain import DecisionMade, Explained
 from router.forecast import Forecaster
 from router.guard import Guard
@@ -37,6 +39,7 @@ from router.lexical_fallback import LexicalFallback
 from router.metrics import record_decision, record_first_token, record_forecast, record_migration
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
+from router.places import Place
 from router.pool_states import PoolDownError
 from router.pools import Pools
 from router.prompt_text import message_spans
@@ -45,6 +48,7 @@ from router.question import question_text
 from router.run import Prompt, Run
 from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill
+from router.shedding import AUDIT
 from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
 from router.warm_up import WarmUps
 from speculator_service.limits import check_readable
@@ -62,7 +66,7 @@ class Dispatcher:
     affinity: prompts with the same prefix prefer the same replicas.
     migration: answers go on when their replica is lost. guard, guard_entropy: as in `Guard`.
     audit_share, audit_max_ongoing: as in `Audits`.
-    explain_text: as `SelectionLog.holds_text`.
+    explain_text: as `SelectionLog.holds_text`. admission: None: one without limits.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Dispatcher:
         guard: bool = True,
         guard_entropy: float | None = None,
         explain_text: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self.pools = pools
         self.meter = meter
@@ -92,6 +97,7 @@ class Dispatcher:
         self._select_timeout_s, self._migration = select_timeout_s, migration
         self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
         self._guard = Guard(meter, enabled=guard, entropy=guard_entropy)
+        self.admission = admission or Admission(meter)
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
         self._fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
         self._ending: set[asyncio.Task[None]] = set()
@@ -114,8 +120,18 @@ class Dispatcher:
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
         run = self._prepare(request_id, prompt, context)
-        outcome = run.outcome
-        kept = await self._read(run)
+        decision = self._decide(run)
+        async with place_for(self.admission, self.forecaster, run, decision) as place:
+            if place.load >= AUDIT:
+                self.audits.drop()
+            run = lightened(run, place, self.meter)
+            async with aclosing(self._answer(run, decision, place)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _answer(self, run: Run, decision: Decision, place: Place) -> AsyncGenerator[GenerateOutput, None]:
+        request_id, prompt, context, outcome = run.request_id, run.prompt, run.context, run.outcome
+        kept = await self._read(run, decision, place)
         outcome.mode = outcome.mode or "dense"
         record_decision(self.meter, outcome)
         began, held = False, False  # held: a target replica has the request and will end its session
@@ -131,10 +147,12 @@ class Dispatcher:
             answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
             admitted = partial(context.admit, outcome)
+            self.admission.sent(place)
             try:
 
                 def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-                    return self.pools.generate(replace(request, timeout_ms=context.deadline.left_ms), admitted)
+                    asked = replace(request, timeout_ms=context.deadline.left_ms)
+                    return self.admission.prefilled(place, self.pools.generate(asked, admitted))
 
                 stream = migrate(answer, attempt, moved, enabled=self._migration)
                 async with aclosing(stream) as outputs:
@@ -142,7 +160,7 @@ class Dispatcher:
                         held = True
                         if not began:
                             began = True
-                            self._begin(run, kept, output, sent)
+                            self._begin(run, kept, output, sent, place.queued_ms)
                         tally.add(output)
                         yield output
             except (ReplicaLostError, GivenUpError):
@@ -156,9 +174,11 @@ class Dispatcher:
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
                     self._end(kept.session)
+        self.admission.answered(place, int(answer.first_token_ids.size))
         self._warm_up(run, kept, answer.whole_text)
         if context.options.enabled == AUTO:
-            self.audits.begin(self.pools, run.forecast.ids, answer)
+            loaded = self.admission.load() >= AUDIT
+            self.audits.begin(self.pools, run.forecast.ids, answer, loaded=loaded)
 
     def _warm_up(self, run: Run, kept: KeptPrompt, answer: str | None) -> None:
         """Let idle replicas read the start of the next turn. answer: as `AnswerRecord.whole_text`."""
@@ -189,16 +209,17 @@ class Dispatcher:
         affinity = ""
         if self._keys:
             affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=forecast.hashes)
-        return Run(request_id, prompt, context, outcome, spans, affinity, forecast, advice)
+        return Run(request_id, prompt, context, outcome, spans, affinity, forecast, advice, context.decode)
 
-    def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float) -> None:
-        """Record the first output. sent: when the target got the request."""
+    def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float, queued_ms: float) -> None:
+        """Record the first output. sent: when the target got the request. queued_ms: as in Place."""
         now = time.perf_counter()
         add_prefill(run.outcome.timings, output.timings, 1e3 * (now - sent))
+        run.outcome.timings["queue"] += queued_ms
         record_first_token(self.meter, run.outcome, 1e3 * (now - run.context.arrived))
         queue, prefill = output.timings.get("queue", 0.0), run.outcome.timings["prefill"]
         self.forecaster.began(run.forecast, kept, output.cached_tokens, prefill, queue)
-        record_forecast(self.meter, run.outcome, 1e3 * (sent - run.started) + queue + prefill)
+        record_forecast(self.meter, run.outcome, 1e3 * (sent - run.started) - queued_ms + queue + prefill)
         run.context.answering = True
 
     def _end(self, session: SessionHandle) -> None:
@@ -210,8 +231,8 @@ class Dispatcher:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _read(self, run: Run) -> KeptPrompt:
-        """The kept prompt for the target, or the whole prompt for a dense run."""
+    def _decide(self, run: Run) -> Decision:
+        """Whether the prompt runs dense or speculative."""
         prompt, context, outcome, options = run.prompt, run.context, run.outcome, run.advice.options
         traits = RequestTraits(
             prompt_tokens=len(prompt.token_ids),
@@ -232,23 +253,31 @@ class Dispatcher:
             decision = self._guard.before(run.advice, decision)
             outcome.guard = run.advice.kind if run.advice.verdict == "more" else ""
         outcome.reason = decision.reason
-        if decision.speculative and (selection := await self._selection_or_dense(run)):
+        return decision
+
+    async def _read(self, run: Run, decision: Decision, place: Place) -> KeptPrompt:
+        """The kept prompt for the target, or the whole prompt for a dense run."""
+        prompt, outcome, options = run.prompt, run.outcome, run.advice.options
+        if decision.speculative and (selection := await self._selection_or_dense(run, place)):
             made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
             explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made, run.spans.regions)
             held = None
             if options.explain_text:
                 held = HeldPrompt(run.forecast.ids, message_spans(prompt.chat, prompt.offsets))
-            self.selections.add(run.request_id, Entry(traits.prompt_tokens, explained, held), context.key)
+            self.selections.add(run.request_id, Entry(len(prompt.token_ids), explained, held), run.context.key)
             return selection.kept
+        if decision.speculative:
+            work = self.forecaster.work(run.forecast, options, run.spans.protected_tokens, 0, selects=False)
+            self.admission.runs_dense(place, work)
         return KeptPrompt.dense(prompt.token_ids)
 
-    async def _selection_or_dense(self, run: Run) -> Selection | None:
+    async def _selection_or_dense(self, run: Run, place: Place) -> Selection | None:
         """As `_select`. Under `auto`, a prompt runs dense if the speculator cannot read it or its scores are flat."""
         options = run.advice.options
         try:
             if (speculator := self.pools.speculator) is not None:
                 check_readable(len(run.prompt.token_ids), options, speculator, _OR_DENSE)
-            selection = await self._select(run)
+            selection = await self._select(run, place)
         except InvalidRequestError:
             if options.enabled != AUTO:
                 raise
@@ -265,10 +294,10 @@ class Dispatcher:
             self._end(selection.kept.session)
         return None
 
-    async def _select(self, run: Run) -> Selection | None:
+    async def _select(self, run: Run, place: Place) -> Selection | None:
         """The prompt's selection. None if it failed or was late and the prompt runs dense, see outcome.reason."""
         prompt, context, outcome, request_id = run.prompt, run.context, run.outcome, run.request_id
-        session = context.decode if context.decode.method == "remote" else None
+        session = run.decode if run.decode.method == "remote" else None
         request = SelectRequest(
             run.wire_id,
             run.forecast.ids,
@@ -289,6 +318,8 @@ class Dispatcher:
                 async with asyncio.timeout(self._select_timeout_s):
                     selection = await self.pools.select(replace(request, trace=span.headers), admitted)
                 note_selection(span, run.wire_id, selection)
+            computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
+            self.admission.selected(place, 1e3 * (time.perf_counter() - sent) - computing_ms)
         except (InvalidRequestError, DeadlineError):
             raise
         except (TimeoutError, SkimError) as error:
@@ -316,7 +347,7 @@ def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:
         prompt.priority,
         prompt.cache_salt,
         prompt.engine_args,
-        run.context.decode,
+        run.decode,
         trace=span.headers,
         affinity=run.affinity,
     )

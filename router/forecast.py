@@ -18,6 +18,7 @@ from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
 from router.decision import Decision
 from router.later_turns import LaterTurns
 from router.options import PrefillOptions
+from router.places import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,32 @@ class Forecaster:
         """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped."""
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)
-        share = self._kept_share(options)
-        fresh = min(ids.size, protected_tokens + share * ids.size)
-        tokens = Tokens(
-            dense=_rest(ids.size, dense.tokens),
-            cold=int(ids.size),
-            read=_rest(ids.size, 0 if options.selector == "lexical" else read.tokens),
-            kept=max(1, round(self._kept_tokens(int(ids.size), kept, fresh, share))),
-        )
+        forecast = Forecast(ids, salt, hashes, dense, read, kept, None)
         selector = self._selector(options)
-        found = estimate(tokens, selector, self.target, self._clock())
+        found = estimate(self._tokens(forecast, options, protected_tokens), selector, self.target, self._clock())
         if found is not None:
-            found = replace(found, later=self.turns.extra_ms(selector, self.target, share))
-        return Forecast(ids, salt, hashes, dense, read, kept, found)
+            found = replace(found, later=self.turns.extra_ms(selector, self.target, self._kept_share(options)))
+        return replace(forecast, estimate=found)
+
+    def work(
+        self, forecast: Forecast, options: PrefillOptions, protected_tokens: int, most_tokens: int, *, selects: bool
+    ) -> Work:
+        """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured."""
+        tokens = self._tokens(forecast, options, protected_tokens)
+        if not selects:
+            return Work(0.0, self.target.estimate(tokens.dense) or 0.0, most_tokens=most_tokens)
+        read, kept = self._selector(options).estimate(tokens.read), self.target.estimate(tokens.kept)
+        return Work(read or 0.0, kept or 0.0, True, most_tokens)
+
+    def _tokens(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Tokens:
+        size, share = int(forecast.ids.size), self._kept_share(options)
+        fresh = min(size, protected_tokens + share * size)
+        return Tokens(
+            dense=_rest(size, forecast.dense.tokens),
+            cold=size,
+            read=_rest(size, 0 if options.selector == "lexical" else forecast.read.tokens),
+            kept=max(1, round(self._kept_tokens(size, forecast.kept, fresh, share))),
+        )
 
     def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
         """The tokens that the target would read of the kept prompt. fresh: the size of a fresh selection."""

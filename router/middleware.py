@@ -11,23 +11,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError
+from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext
 from router.held_response import HeldResponse, respond
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
+from router.places import Claim
 from router.refusals import RefusedError
 from router.request_limits import BodyLimits, check_headers, read_body
 from router.request_reports import RequestReports
 from router.timeout_headers import read_deadline
 from router.tracing import TracedRequest, traced_request
 
+_GENERATING = ("/completions", "/responses", "/messages")
+"""Ends of the paths that generate answers."""
+
 
 class SkimMiddleware:
     """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`.
 
-    deadline_s: the deadline of a request without a header for it; None: no limit.
+    deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
+    case is refused here, before it costs any time; None: all come through.
     keep_alive_s: as in `HeldResponse`. reports: gets what is told of each request.
     """
 
@@ -42,11 +48,12 @@ class SkimMiddleware:
         limits: BodyLimits = BodyLimits(),  # noqa: B008
         keep_alive_s: float = 0.0,
         reports: RequestReports | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.app = app
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self._tracer, self._model = tracer, model
-        self._deadline_s, self._limits = deadline_s, limits
+        self._deadline_s, self._limits, self._admission = deadline_s, limits, admission
         self._keep_alive_s, self._reports = keep_alive_s, reports or RequestReports()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,10 +70,14 @@ class SkimMiddleware:
             check_headers(headers)
             body = await read_body(headers, receive, self._limits)
             deadline = read_deadline(headers, self._deadline_s, arrived)
+            caller = caller_of(scope)
+            if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
+                self._admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
             context, body = self._context(headers, body, scope["path"])
             context.deadline = deadline
-            if caller := caller_of(scope):
-                context.key, context.use, context.isolated = caller.key.name, caller.use, caller.key.isolate_cache
+            if caller:
+                context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
+                context.isolated = caller.key.isolate_cache
             request.context = context
         except (InvalidRequestError, RefusedError) as error:
             await respond(HttpError.of(error), scope, receive, send)
@@ -91,14 +102,21 @@ class SkimMiddleware:
         keeps = take_keeps(fields, path)
         if keeps is not None:
             body = json.dumps(fields, ensure_ascii=False).encode()
+        decode = resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name))
         context = RequestContext(
             options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
-            decode=resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name)).decode,
+            decode=decode.decode,
+            decode_wished=bool(decode.model_fields_set),
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
             keeps=keeps,
         )
         return context, body
+
+
+def _has_priority(headers: Headers, body: bytes) -> bool:
+    """Whether the request may have a priority, which can give it a place before others (vLLM's field and header)."""
+    return "x-vllm-priority" in headers or b"priority" in body
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -107,6 +107,7 @@ async def build_openai_app(
             limits=limits,
             keep_alive_s=keep_alive_s,
             reports=reports,
+            admission=dispatcher.admission,
         )
     )
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours

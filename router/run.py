@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kv_transfer.options import DecodeOptions
 from router.contents import ChatContents
 from router.context import Outcome, RequestContext
 from router.forecast import Forecast
@@ -39,7 +40,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One prompt on its way. affinity: as in SelectRequest. advice: the guard's; its options count for this prompt.
+    """One prompt on its way. affinity: as in SelectRequest. advice: the guard's; its options count for this prompt, and
+    so does `decode`.
 
     started: when its mode is chosen, in seconds of `time.perf_counter`. request_id: the client may have chosen it, and
     knows it. wire_id: the pools' id of the prompt and of its drafting session, which no client can know or choose.
@@ -53,6 +55,7 @@ class Run:
     affinity: str
     forecast: Forecast
     advice: Advice
+    decode: DecodeOptions
     started: float = field(default_factory=time.perf_counter)
     wire_id: str = field(init=False)
 

@@ -60,6 +60,19 @@ _ALL = (
         "prompts stopped at their deadline, before their first token or while answering",
         ("answering",),
     ),
+    Metric("skim_router_queued", "gauge", "prompts that wait in the router for a place in the pools"),
+    Metric(
+        "skim_router_refused_total",
+        "counter",
+        "requests refused before any work for them, by reason: full, wait or deadline",
+        ("reason",),
+    ),
+    Metric(
+        "skim_router_shed_total",
+        "counter",
+        "prompts that did without something because of the load, by kind: draft-ahead, drafts or keep",
+        ("kind",),
+    ),
     Metric("skim_router_given_up_total", "counter", "requests that ended with an error after losing target replicas"),
     Metric(
         "skim_router_warm_ups_total",

@@ -48,7 +48,16 @@ class RouterConfig(BaseModel):
     resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict, description="custom Ray resources that a replica takes"
     )
-    max_ongoing_requests: int = Field(256, ge=1, description="requests that one replica runs at a time")
+    max_ongoing_requests: int = Field(
+        256, ge=1, description="requests that one replica has at a time, running or waiting; more are refused (429)"
+    )
+    max_wait_s: float | None = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="a request that would wait longer for its pools, by the measured rate, is refused (429); "
+        "null: none is for this reason",
+    )
     drain_timeout_s: float = Field(
         60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
     )

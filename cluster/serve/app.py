@@ -58,6 +58,10 @@ LASTING: dict[str, Any] = {
 }
 """Serve's options of every deployment, so that none stays down."""
 
+REFUSING = 256
+"""Requests that a router has beyond its `max_ongoing_requests` for the short time in which it refuses them. Serve's
+proxy would hold them without an answer until the router has room."""
+
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
 
@@ -117,6 +121,8 @@ def build_app(config: DeploymentConfig) -> Application:
         admission_timeout_s=config.router.admission_timeout_s,
         deadline_s=config.router.deadline_s,
         pool_down_after_s=config.router.pool_down_after_s,
+        max_ongoing_requests=config.router.max_ongoing_requests,
+        max_wait_s=config.router.max_wait_s,
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
@@ -148,7 +154,9 @@ def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Applicatio
 
 def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """By deployment, the options that Serve changes without new replicas: their number, concurrency, draining."""
-    sizes = {"router": {"num_replicas": config.router.replicas, **_load(config.router)}}
+    load = _load(config.router)
+    load["max_ongoing_requests"] += REFUSING
+    sizes = {"router": {"num_replicas": config.router.replicas, **load}}
     return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
 
 

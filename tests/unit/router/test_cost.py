@@ -121,3 +121,12 @@ def test_the_chosen_mode_is_never_slower_than_the_other_by_more_than_the_margin(
     chosen = sooner(Estimate(dense, speculative, dense), before)
     other, own = (dense, speculative) if chosen.speculative else (speculative, dense)
     assert own * (1 - MARGIN) <= other * (1 + 1e-9)
+
+
+def test_a_long_queue_does_not_make_prompts_dense():
+    """The wait for the target is the same in both modes. A loaded target would get more work by dense prompts."""
+    for waits in (0.0, 1e3, 1e5):
+        estimate = Estimate(dense=waits + 500, speculative=waits + 150, cold=waits + 500, queue=waits)
+        assert sooner(estimate).speculative
+    near = Estimate(dense=1e5 + 500, speculative=1e5 + 470, cold=1e5 + 500, queue=1e5)
+    assert not sooner(near).speculative

@@ -278,8 +278,8 @@ async def test_the_client_learns_that_rejected_drafts_raised_the_coverage(monkey
     pools = LocalPools()
     select = pools.select
 
-    async def raised(request):
-        return replace(await select(request), raised=0.1)
+    async def raised(*asked):
+        return replace(await select(*asked), raised=0.1)
 
     monkeypatch.setattr(pools, "select", raised)
     ran = await run(pools, prompt())

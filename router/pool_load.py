@@ -1,0 +1,59 @@
+"""How long work waits in a pool, by what this router has sent there and by how fast earlier work drained.
+
+Work is measured in milliseconds of computing by the pool's measured cost (`router.cost.PoolTime`). A request that found
+`ahead` of this router's work in the pool waited `ms`: such pairs give the pace, the wait for each millisecond of work
+ahead. So nothing need be known of the number of replicas, of their batches, or of the other routers' work: with c
+replicas that compute one prompt at a time and r routers with equal loads, the pace becomes r / c.
+"""
+
+import math
+from collections.abc import Callable
+
+DECAY = 0.9
+"""Weight of a pair after the next one: about the latest ten count."""
+ENOUGH = 3
+"""Pairs before the pace counts. Until then no wait is expected."""
+OTHERS_DECAY_S = 10.0
+"""A wait that the own work does not explain (other routers, long answers) says little after this time."""
+
+
+class PoolLoad:
+    """One router's work in one pool. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.requests = 0
+        self.ahead_ms = 0.0
+        self._products = self._squares = 0.0
+        self._pairs = 0
+        self._others_ms, self._others_at = 0.0, -math.inf
+
+    def enter(self, work_ms: float) -> None:
+        self.requests += 1
+        self.ahead_ms += work_ms
+
+    def leave(self, work_ms: float) -> None:
+        """A request's first output came, or it ended without one. work_ms: as when it entered."""
+        self.requests -= 1
+        self.ahead_ms = self.ahead_ms - work_ms if self.requests else 0.0
+
+    def learn(self, ahead_ms: float, waited_ms: float) -> None:
+        """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
+        if ahead_ms > 0:
+            self._pairs += 1
+            self._products = DECAY * self._products + ahead_ms * waited_ms
+            self._squares = DECAY * self._squares + ahead_ms * ahead_ms
+        self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
+        self._others_at = self._clock()
+
+    def wait_ms(self, ahead_ms: float) -> float:
+        """The expected wait of a request that finds `ahead_ms` of this router's work before it."""
+        if self._pairs < ENOUGH:
+            return 0.0
+        others = self._others_ms * math.exp(-(self._clock() - self._others_at) / OTHERS_DECAY_S)
+        return self._pace * ahead_ms + others
+
+    @property
+    def _pace(self) -> float:
+        """The slope of the line through the origin with the least squared error."""
+        return self._products / self._squares if self._squares else 0.0
