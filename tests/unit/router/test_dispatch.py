@@ -13,6 +13,7 @@ from router.contents import ChatContents, Content
 from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pool_states import PoolDownError
 from router.server_timing import TIMING_PARTS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
@@ -122,6 +123,15 @@ async def test_a_failed_selection_runs_dense(error):
     assert pools.generates[0].prompt.is_dense
     assert ran.outputs[-1].finished
     assert ran.dispatcher.selections.get("r") is None
+
+
+async def test_a_pool_that_is_down_is_named_as_the_reason_also_of_a_speculator_that_never_started():
+    pools = LocalPools()
+    pools.select_error = PoolDownError("down")
+    pools.speculator = None
+    ran = await run(pools, prompt())
+    assert (ran.outcome.mode, ran.outcome.reason) == ("dense", "speculator-down")
+    assert pools.generates[0].prompt.is_dense
 
 
 async def test_a_late_selection_runs_dense_and_is_aborted():
