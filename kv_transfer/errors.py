@@ -26,9 +26,13 @@ class ModelError(SkimError):
 
 
 class EngineUnavailableError(SkimError):
-    """An engine or a whole pool cannot answer now; the same request may work later (HTTP 503)."""
+    """An engine or a whole pool cannot answer now; the same request may work later (HTTP 503).
+
+    retry_after_s: when it may, in whole seconds. It does not cross the wire.
+    """
 
     kind: ClassVar[str] = "unavailable"
+    retry_after_s: int = 1
 
 
 class DeadlineError(SkimError):

@@ -104,7 +104,7 @@ class HttpError:
             param = _encodable(error.param) if isinstance(error, InvalidOptionError) else None
             return cls(400, "BadRequestError", _encodable(str(error)), param)
         if isinstance(error, EngineUnavailableError):
-            return cls(503, "ServiceUnavailableError", _encodable(str(error)))
+            return cls(503, "ServiceUnavailableError", _encodable(str(error)), retry_after_s=error.retry_after_s)
         if isinstance(error, DeadlineError):
             return cls(504, "GatewayTimeoutError", str(error))
         if isinstance(error, RefusedError):

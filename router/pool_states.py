@@ -5,6 +5,7 @@ it at once with what still works. A pool that autoscaling has emptied is not dow
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,10 +18,19 @@ from kv_transfer.errors import EngineUnavailableError
 PERIOD_S = 2.0
 TIMEOUT_S = 10.0
 """How often Serve's controller is asked, and how long for. While it is away, the last state counts."""
+LONGEST_RETRY_S = 60
+"""A client that asks less often would find the pool later than it is back."""
 
 
 class PoolDownError(EngineUnavailableError):
-    """A pool has been without a replica for too long to wait for one."""
+    """A pool has been without a replica for too long to wait for one.
+
+    down_s: for how long. It is also the best guess for how much longer it stays so, up to LONGEST_RETRY_S.
+    """
+
+    def __init__(self, message: str, down_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = min(max(1, math.ceil(down_s)), LONGEST_RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,8 @@ class PoolStates:
     def check(self, pool: str) -> None:
         """Raise PoolDownError if the pool is down."""
         if self.is_down(pool):
-            raise PoolDownError(f"the {pool} pool is down; try again in a moment")
+            down_s = self._clock() - self._empty_since[pool]
+            raise PoolDownError(f"the {pool} pool is down; try again in a moment", down_s)
 
     @asynccontextmanager
     async def while_up(self, pool: str) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from router.context import HttpError
 from router.pool_states import PoolDownError, PoolStates, Replicas, watch_pools
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import until
@@ -104,3 +105,12 @@ async def test_without_the_controller_the_last_state_counts(monkeypatch, clock, 
     watch.cancel()
     tags = [{"pool": "target", "state": state} for state in ("configured", "running")]
     assert meter.recorded["skim_router_pool_replicas"][:2] == [(2, tags[0]), (0, tags[1])]
+
+
+@pytest.mark.parametrize(("down_s", "retry_after_s"), [(30.0, 30), (41.2, 42), (3600.0, 60)])
+async def test_a_client_is_told_to_come_back_after_as_long_as_the_pool_was_down(states, clock, down_s, retry_after_s):
+    states.note({"target": EMPTY})
+    clock.now = down_s
+    with pytest.raises(PoolDownError) as caught:
+        states.check("target")
+    assert HttpError.of(caught.value).headers == {"retry-after": str(retry_after_s)}
