@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint audit unit engine e2e chaos results lock clean
+.PHONY: help demo test lint audit unit engine e2e chaos results lock clean fuzz
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,11 @@ e2e: $(INSTALLED) ## run the tests of Ray, HTTP and real clients
 chaos: $(INSTALLED) ## run the tests in which clients hang up and processes die
 	@printf '\n== chaos: clients that hang up, processes that die\n'
 	$(PYTEST) tests/chaos
+
+# With a new seed each time, which is printed; `make fuzz SEED=N` repeats a run. For every night: it takes about an hour.
+fuzz: $(INSTALLED) ## send random bytes and requests to the decoders and the router, about an hour
+	@printf '\n== fuzz: random bytes and requests\n'
+	$(BIN)/python -m tests.fuzz.nightly $(if $(SEED),--seed $(SEED))
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

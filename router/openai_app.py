@@ -52,8 +52,9 @@ from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
 
-# The function of FastAPI that validates a body (fastapi.dependencies.utils).
-_READS_BODY = "request_body_to_args"
+# The function of FastAPI that validates a body (fastapi.dependencies.utils), and those of vLLM that read the messages
+# of a chat (vllm.entrypoints.chat_utils).
+_READ_BODIES = {"request_body_to_args", "parse_chat_messages", "parse_chat_messages_async"}
 
 # Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
@@ -227,9 +228,9 @@ class PooledEngineClient(EngineClient):
 
 
 async def _refuse_unreadable(request: Request, error: Exception) -> Response:
-    """A 400 if vLLM's validators failed on the body: some do, for example for a tool without its function."""
+    """A 400 if vLLM failed to read the body, for example a tool without its function, or a message without a role."""
     frames = traceback.walk_tb(error.__traceback__)
-    if not any(frame.f_code.co_name == _READS_BODY for frame, _ in frames):
+    if not any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
         return await exception_handler(request, error)
     shown = HttpError(400, "BadRequestError", f"the body has a missing name or a value of the wrong kind: {error}")
     return JSONResponse(shown.body(), shown.status)

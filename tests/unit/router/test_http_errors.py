@@ -228,3 +228,13 @@ async def test_a_client_that_leaves_frees_both_pools(served, use_pools, document
     await asyncio.wait_for(served_call, 30)
     await until(lambda: not engine.running)
     assert engine.aborted == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_message_without_a_role_is_a_400(client, path):
+    """Found by fuzzing: vLLM's schema allows such messages (harmony's `author`), its renderer does not."""
+    body = {"model": MODEL_NAME, "messages": [{"author": {"role": "user", "name": None}}]}
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert "missing name" in response.json()["error"]["message"]
+    assert "'role'" in response.json()["error"]["message"]
