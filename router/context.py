@@ -139,6 +139,7 @@ class RequestContext:
     key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
     share: its weight.
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
+    render_only: the client gets the rendered prompt and no answer.
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
     decode_wished: the request has options of its own for drafts. asked: what its prompts share at the admission.
     """
@@ -154,6 +155,7 @@ class RequestContext:
     beam_search: bool = False
     keeps: PartKeeps | None = None
     sent_salt: str | None = None
+    render_only: bool = False
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
     next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)

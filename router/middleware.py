@@ -110,6 +110,7 @@ class SkimMiddleware:
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
             keeps=keeps,
+            render_only=path.endswith("/render"),
         )
         return context, body
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Int32Array
 from router.contents import ChatContents, MarkedChat, changed, without_marks
@@ -48,7 +50,7 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
         marked = [changed(messages) for messages in conversations]
         conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
         as_text = context is not None and has_control_tokens(conversations, context)
-        if context is not None and (context.options.enabled or as_text):
+        if context is not None and ((context.options.enabled and not context.render_only) or as_text):
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
@@ -70,6 +72,8 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
         text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
         with refusing(context):
             assert control_tokens is not None
+            if isinstance(offsets, np.ndarray):
+                offsets = [(start, end) for start, end in offsets.tolist()]
             found = control_tokens.as_text(text, ids, offsets, context.chats[text])
             prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from router.contents import ChatContents
 from router.context import Outcome, RequestContext
 from router.forecast import Forecast
 from router.guard import Advice
-from router.protection import PromptSpans
+from router.protection import Offsets, PromptSpans
 from router.warm_up import NextTurn
 
 
@@ -31,7 +31,7 @@ class Prompt:
     multimodal: bool = False
     chat: ChatContents | None = None
     text: str | None = None
-    offsets: Sequence[tuple[int, int]] | None = None
+    offsets: Offsets | None = None
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import numpy as np
+
 from router.context import CURRENT
 from router.known_tokens import KnownTokens
 
@@ -21,18 +23,19 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
 
     async def tokenize_prompt(prompt: Any, params: Any) -> Any:
         wanted = params.get_encode_kwargs()
+        context = CURRENT.get()
+        # What is only rendered is shown to the client, which gets vLLM's own types.
+        if context is None or context.render_only:
+            return await plain(prompt, params)
         if wanted["add_special_tokens"] or not renderer._wants_offsets(prompt, params):
             return await plain(prompt, params)
-        context, loop = CURRENT.get(), asyncio.get_running_loop()
-        salt = context.salt(context.sent_salt) if context is not None else None
+        salt = context.salt(context.sent_salt)
+        loop = asyncio.get_running_loop()
         ids, offsets = await loop.run_in_executor(renderer._executor, known.tokenize, prompt["prompt"], salt)
         if wanted["truncation"] and ids.size > wanted["max_length"]:
             return await plain(prompt, params)
-        return {
-            "prompt_token_ids": ids.tolist(),
-            "prompt_token_offsets": list(zip(*offsets.T.tolist(), strict=True)),
-            **prompt,
-        }
+        # A list of pairs would cost as much to make and to read again as all the rest of this.
+        return {"prompt_token_ids": ids.tolist(), "prompt_token_offsets": offsets.astype(np.int64), **prompt}
 
     renderer._tokenize_prompt_async = tokenize_prompt
     return known

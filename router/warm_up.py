@@ -19,6 +19,7 @@ from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, WarmUpRequest
 from router.forecast import Forecaster
 from router.pools import Pools
+from router.protection import Offsets, char_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -123,13 +124,14 @@ def continued(kept: KeptPrompt, prompt: Sequence[int], following: Int32Array) ->
     )
 
 
-def start_of_next_turn(text: str, token_ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Int32Array:
+def start_of_next_turn(text: str, token_ids: Sequence[int], offsets: Offsets) -> Int32Array:
     """The tokens before NEXT_MESSAGE in a rendered prompt, int32 [T]. offsets: each token's character range in `text`.
 
     Raises ValueError if the template dropped the message, or if nothing is before it.
     """
     place = text.rindex(NEXT_MESSAGE)
-    count = next((i for i, (_, end) in enumerate(offsets) if end > place), len(offsets))
+    beyond = np.flatnonzero(char_ranges(offsets)[:, 1] > place)
+    count = int(beyond[0]) if beyond.size else len(offsets)
     if not count:
         raise ValueError("the next message has nothing before it")
     return np.asarray(token_ids[:count], np.int32)

@@ -71,3 +71,14 @@ async def test_a_prompt_that_is_too_long_gets_vllms_own_error(client, pools, doc
     response = await client.post("/v1/chat/completions", json={"model": MODEL_NAME, "messages": long, "max_tokens": 2})
     assert response.status_code == 400
     assert "maximum context length" in response.json()["error"]["message"] or "4096" in response.text
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_client_that_renders_gets_vllms_own_offsets_if_it_asks_for_them(client, document, asked):
+    body = {"model": MODEL_NAME, "messages": document.messages, "return_token_offsets": asked}
+    response = await client.post("/v1/chat/completions/render", json=body)
+    assert response.status_code == 200, response.text
+    shown = response.json()
+    assert (shown["token_offsets"] is not None) == asked
+    if asked:
+        assert len(shown["token_offsets"]) == len(shown["token_ids"])
