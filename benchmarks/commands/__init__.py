@@ -12,6 +12,7 @@ NAMES = (
     "turns",
     "replay",
     "goodput",
+    "overload",
     "decode",
     "acceptance",
     "overhead",
