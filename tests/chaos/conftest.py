@@ -32,7 +32,6 @@ SETTINGS: dict[str, Any] = {
         "engine": "mock",
         "engine_options": {"prefill_ms": 1500.0, "decode_ms": 200.0},
         "replicas": 2,
-        "start_timeout_s": 10.0,
     },
     "router": {
         "speculative_prefill": True,

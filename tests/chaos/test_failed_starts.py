@@ -1,6 +1,5 @@
 """A pool whose starts fail: every request is answered meanwhile, and the pool comes back by itself once it can."""
 
-import os
 import subprocess
 import time
 
@@ -57,29 +56,3 @@ def test_a_pool_comes_back_after_failed_starts_and_a_dead_controller(served: Ser
     await_answers("target", 2, client)
     await_healthy()
     assert replicas("router") == routers, "the new controller replaced a healthy replica"
-
-
-def test_a_start_that_hangs_ends_and_its_pool_comes_back(served: Served, client: httpx.Client) -> None:
-    """Serve waits for a start without a limit. The model's config is a pipe that nobody writes to."""
-    await_answers("target", 2, client)
-    config = target_folder(served.log.parent) / "config.json"
-    text, shown = config.read_bytes(), served.log.read_text()
-    config.unlink()
-    os.mkfifo(config)
-    try:
-        for name in replicas("target"):
-            kill(name)
-        deadline = time.monotonic() + 120
-        while "the target pool is down" not in (answer := client.post("/v1/chat/completions", json=BODY)).text:
-            assert answer.status_code == 503, answer.text
-            assert time.monotonic() < deadline, answer.text
-        while "the start took longer than start_timeout_s (10 s)" not in (told := status()[1]):
-            assert time.monotonic() < deadline, told
-    finally:
-        config.unlink()
-        config.write_bytes(text)
-    await_answers("target", 2, client)
-    await_healthy()
-    while "target is back" not in (said := served.log.read_text().removeprefix(shown)).partition("start_timeout_s")[2]:
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
