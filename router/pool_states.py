@@ -9,7 +9,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from actors.observability.metrics import Meter
@@ -96,11 +96,9 @@ async def watch_pools(ask: Callable[[], Awaitable[Mapping[str, Replicas]]], stat
     """Note and record every PERIOD_S what `ask` reports, for ever. A failure of `ask` changes nothing."""
     known: Mapping[str, Replicas] = {}
     while True:
-        try:
+        with suppress(Exception):
             async with asyncio.timeout(TIMEOUT_S):
                 known = await ask()
-        except Exception:
-            pass
         states.note(known)
         for pool, replicas in known.items():
             meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
