@@ -51,6 +51,8 @@ class FailedStarts:
 
 def last_failed_start(pool: str) -> FailedStart | None:
     """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
+    if not ray.is_initialized():
+        return None
     starts = [_read(key.decode()) for key in _internal_kv_list(f"{PREFIX}{pool}-")]
     return max((start for start in starts if start), key=lambda start: start.at, default=None)
 

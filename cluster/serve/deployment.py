@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
-from actors.failed_starts import forget_failed_starts
+from actors.failed_starts import forget_failed_starts, last_failed_start
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
@@ -211,9 +211,15 @@ def _await_running(name: str, progress: Progress, earlier: Mapping[str, str]) ->
         if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
             return
         if _has_failed(application, earlier):
-            messages = [*_news(application, earlier).values(), application.message]
-            raise SkimError(f"the deployment did not start: {failure_reason(messages)}")
+            raise SkimError(f"the deployment did not start: {_why_it_failed(application, earlier)}")
         time.sleep(_POLL_S)
+
+
+def _why_it_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str]) -> str:
+    """What the replica noted itself; Serve's message does not hold it where a start was ended by its time limit."""
+    news = _news(application, earlier)
+    noted = [failed.reason for part in news if (failed := last_failed_start(part))]
+    return noted[0] if noted else failure_reason([*news.values(), application.message])
 
 
 def _routers_are_ready(name: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
+from actors.failed_starts import FailedStart
 from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
@@ -180,6 +181,15 @@ def test_the_first_failed_start_ends_the_wait(seen):
     failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
     with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
+        deployment._await_running(APP_NAME, print, {})
+
+
+def test_a_start_that_its_limit_ended_says_so(seen, monkeypatch):
+    """Serve knows only that the worker process died."""
+    seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", f"A replica {FAILED_START}. Retrying. Error:\n)")]
+    noted = FailedStart(1, "the engine did not start within 90 s", 0.0)
+    monkeypatch.setattr(deployment, "last_failed_start", {"speculator": noted}.get)
+    with pytest.raises(SkimError, match="the deployment did not start: the engine did not start within 90 s"):
         deployment._await_running(APP_NAME, print, {})
 
 
