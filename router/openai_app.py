@@ -52,9 +52,11 @@ from target_service.limits import reserved_names
 
 logger = logging.getLogger(__name__)
 
-# The function of FastAPI that validates a body (fastapi.dependencies.utils), and those of vLLM that read the messages
-# of a chat (vllm.entrypoints.chat_utils).
-_READ_BODIES = {"request_body_to_args", "parse_chat_messages", "parse_chat_messages_async"}
+# The functions that read a body: FastAPI's (fastapi.dependencies.utils), and vLLM's for the messages of a chat
+# (vllm.entrypoints.chat_utils) and for the items of a response (vllm.entrypoints.openai.responses.utils).
+_READ_BODIES = {
+    "request_body_to_args", "parse_chat_messages", "parse_chat_messages_async", "construct_input_messages",
+}  # fmt: skip
 
 # Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")

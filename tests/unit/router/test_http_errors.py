@@ -238,3 +238,12 @@ async def test_a_message_without_a_role_is_a_400(client, path):
     assert response.status_code == 400
     assert "missing name" in response.json()["error"]["message"]
     assert "'role'" in response.json()["error"]["message"]
+
+
+async def test_items_of_a_response_that_vllm_cannot_read_are_a_400(client):
+    """Found by fuzzing: vLLM takes a tool search that stands before another item for a message."""
+    search = {"type": "tool_search_call", "id": "1", "call_id": None, "arguments": {}, "execution": "server"}
+    items = [{**search, "status": "incomplete", "created_by": "x"}, {"role": "user", "content": "x"}]
+    response = await client.post("/v1/responses", json={"model": MODEL_NAME, "input": items})
+    assert response.status_code == 400
+    assert "ResponseToolSearchCall" in response.json()["error"]["message"]
