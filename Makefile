@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint audit unit engine e2e chaos results lock clean fuzz
+.PHONY: help demo test lint audit unit engine e2e chaos results lock clean fuzz soak
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ chaos: $(INSTALLED) ## run the tests in which clients hang up and processes die
 fuzz: $(INSTALLED) ## send random bytes and requests to the decoders and the router, about an hour
 	@printf '\n== fuzz: random bytes and requests\n'
 	$(BIN)/python -m tests.fuzz.nightly $(if $(SEED),--seed $(SEED))
+
+soak: $(INSTALLED) ## break every part at random under load, for 30 minutes
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30)
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

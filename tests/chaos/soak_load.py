@@ -1,0 +1,162 @@
+"""Clients of the soak run: they ask without a pause and compare each answer with the undisturbed deployment's."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from cluster.commands.demo_document import make_document
+
+HUNG_S = 120
+"""A request without an answer after this time hangs. It is longer than every time limit of the deployment."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose answer is known. known: the texts of the answers to its kept and its whole prompt."""
+
+    path: str
+    body: dict[str, Any]
+    known: frozenset[str] = frozenset()
+
+
+@dataclass
+class Seen:
+    """What the clients saw in one round. kinds: answered, refused, broken, lost, left (by the client), hung, wrong."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, seconds: float, example: str = "") -> None:
+        self.kinds[kind] += 1
+        self.slowest_s = max(self.slowest_s, seconds)
+        if example and len(self.examples) < 5:
+            self.examples.append(f"{kind}: {example[:300]}")
+
+
+def requests(seed: int) -> list[Request]:
+    """One request for each endpoint, streamed and whole, over documents of several lengths."""
+    found = []
+    for at, tokens in enumerate((300, 1200, 2000, 3000)):
+        messages = make_document(tokens, seed + at).messages
+        [text] = [message["content"] for message in messages if message["role"] == "user"]
+        shared = {"model": "skim-demo", "temperature": 0.0}
+        for stream in (False, True):
+            more = {**shared, "stream": stream}
+            chat = {**more, "messages": messages, "max_tokens": 40, "ignore_eos": True}
+            found.append(Request("/v1/chat/completions", chat))
+            found.append(Request("/v1/completions", {**more, "prompt": text, "max_tokens": 24, "ignore_eos": True}))
+            found.append(Request("/v1/messages", {**more, "messages": messages, "max_tokens": 16}))
+            found.append(Request("/v1/responses", {**more, "input": text, "max_output_tokens": 16, "store": False}))
+    return found
+
+
+def text_of(path: str, answer: Any) -> str:
+    """The text of an answer, or of one event of a stream."""
+    if path == "/v1/messages":
+        parts = answer.get("content") or [answer.get("delta") or {}]
+        return "".join(part.get("text") or "" for part in parts)
+    if path == "/v1/responses":
+        if isinstance(answer.get("delta"), str):
+            return str(answer["delta"])
+        return "".join(part["text"] for item in answer.get("output", ()) for part in item.get("content") or ())
+    return "".join(
+        choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
+        for choice in answer.get("choices", ())
+    )
+
+
+async def ask(client: httpx.AsyncClient, request: Request) -> tuple[int, str, str]:
+    """Status, text and error of one request. The error of a stream is its last event."""
+    if not request.body["stream"]:
+        response = await client.post(request.path, json=request.body)
+        whole = response.json() if response.status_code == 200 else {}
+        return response.status_code, text_of(request.path, whole), "" if whole else response.text
+    text, error = "", ""
+    async with client.stream("POST", request.path, json=request.body) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if event.get("error"):
+                error = line
+            elif event.get("type") not in ("response.completed", "response.created", "response.in_progress"):
+                text += text_of(request.path, event)
+        return response.status_code, text, error
+
+
+class Load:
+    """Clients that ask without a pause, each with its own random choice of requests."""
+
+    def __init__(self, url: str, known: list[Request], clients: int, rng: random.Random) -> None:
+        self._url, self._known, self._clients, self._rng = url, known, clients, rng
+
+    async def during(self, act: Callable[[], None]) -> Seen:
+        """What clients see while `act` runs in a thread."""
+        seen, ended = Seen(), asyncio.Event()
+        async with httpx.AsyncClient(base_url=self._url, timeout=HUNG_S) as client:
+            asking = [asyncio.create_task(self._ask(client, seen, ended)) for _ in range(self._clients)]
+            try:
+                await asyncio.to_thread(act)
+            finally:
+                ended.set()
+                await asyncio.gather(*asking)
+        return seen
+
+    async def _ask(self, client: httpx.AsyncClient, seen: Seen, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            request = self._rng.choice(self._known)
+            began = time.monotonic()
+            if self._rng.random() < 0.1:
+                await _leave(client, request, self._rng.random())
+                seen.add("left", 0.0)
+            else:
+                kind, example = await _judge(client, request)
+                seen.add(kind, time.monotonic() - began, example)
+            await asyncio.sleep(0.05 if seen.kinds["lost"] == 0 else 0.2)
+
+
+async def _leave(client: httpx.AsyncClient, request: Request, after_s: float) -> None:
+    """Ask, and hang up before the answer is complete."""
+    asked = asyncio.create_task(ask(client, request))
+    await asyncio.wait({asked}, timeout=after_s)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+async def _judge(client: httpx.AsyncClient, request: Request) -> tuple[str, str]:
+    """The kind of the answer, and what it was if it is none of the known ones."""
+    where = f"{request.path}{' streamed' if request.body['stream'] else ''}"
+    try:
+        status, text, error = await ask(client, request)
+    except httpx.TimeoutException as failure:
+        return "hung", f"{where}: {failure!r}"
+    except httpx.HTTPError as failure:
+        return "lost", f"{where}: {failure!r}"
+    if status in (429, 503):
+        return "refused", f"{where}: {status} {error}"
+    if status != 200 or error:
+        return "broken", f"{where}: {status} {error}"
+    return ("answered", "") if text in request.known else ("wrong", f"{where}: {text!r}")
+
+
+async def learn(url: str, asked: list[Request]) -> list[Request]:
+    """The requests with the answers of the undisturbed deployment: compressed and dense."""
+    known = []
+    async with httpx.AsyncClient(base_url=url, timeout=HUNG_S) as client:
+        for request in asked:
+            texts = set()
+            for enabled in (True, False):
+                body = {**request.body, "stream": False, "speculative_prefill": {"enabled": enabled}}
+                status, text, error = await ask(client, Request(request.path, body))
+                assert text, f"{request.path}: {status} {error}"
+                texts.add(text)
+            known.append(Request(request.path, request.body, frozenset(texts)))
+    return known
