@@ -78,8 +78,8 @@ def evaluate(
         int,
         typer.Option(
             min=0,
-            help="Prompts per task and length whose cases are timed, alone and with cold caches. With it, the result"
-            " shows quality over time for each family of tasks.",
+            help="Number of prompts whose cases are timed, alone and with cold caches; they are spread over the tasks"
+            " and lengths. With it, the result shows quality over time for each family of tasks.",
         ),
     ] = 0,
     resume: Annotated[

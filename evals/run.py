@@ -34,8 +34,9 @@ class EvalSettings:
     keep_rates: 1 is dense, which is always measured. samples: number per task and length. selectors: names of
     `evals.selectors`. concurrency: samples that run at the same time; each sample is a few dozen requests. turns:
     questions about each document, in one conversation; with more than one, the turns take the place of `tasks` and
-    `selectors` (`evals.turns`). about: what those documents are. timed: samples per task and length whose cases are
-    timed, one after the other. resume: the file of `evals.journal`. explain: the folder for `evals.pages`.
+    `selectors` (`evals.turns`). about: what those documents are. timed: number of samples whose cases are timed, one
+    after the other; they are spread over the tasks and lengths. resume: the file of `evals.journal`. explain: the
+    folder for `evals.pages`.
     """
 
     target: str
@@ -198,12 +199,11 @@ async def _ask(asker: Asker, conversation: list[Sample], journal: Journal) -> No
 
 
 async def _time(asker: Engines, count: int, samples: list[Sample], journal: Journal, progress: Progress) -> None:
-    """Time the first `count` samples of each task and length."""
-    timed: dict[tuple[str, int], int] = defaultdict(int)
-    for sample in samples:
-        timed[sample.task, sample.length] += 1
+    """Time `count` samples, spread over all of them: the clock of the results is a line through their times."""
+    for at in sorted({place * len(samples) // count for place in range(count)}):
+        sample = samples[at]
         names = {timing.selector for timing in journal.timings(sample)}
-        if timed[sample.task, sample.length] <= count and not {DENSE, *asker.selectors} <= names:
+        if not {DENSE, *asker.selectors} <= names:
             progress(f"timing {sample.task}, {sample.length} tokens", 1)
             journal.add_timings(sample, await asker.time(sample))
 

@@ -77,6 +77,18 @@ def test_the_advice_turns_with_the_figures(result):
     assert "BM25 is better, with an interval above 0, in: no shared words." in advise(Comparison(result))
 
 
+def test_the_advice_is_about_the_guard_where_it_was_measured(result):
+    """Its selection is worse here than the speculator's; BM25 stands beside the speculator's all the same."""
+    for found in result["samples"]:
+        found["scores"].append(["auto + guard", 0.0, 0.0, 500])
+    result["selectors"]["auto + guard"] = "kept by rule"
+    result["timings"].append(timing("auto + guard", 3.0, 500))
+    advice = advise(Comparison(result))
+    assert "**When to use Skim.** *auto + guard* is 100.0 points lower than dense" in advice
+    assert "keeps 0.50 of the prompt" in advice
+    assert "At keep rate 0.2, *speculator* scores 83 after 0.55 of dense's time, and BM25 alone (bm25) 50" in advice
+
+
 def test_the_table_and_the_description(result, tmp_path):
     columns, rows = family_results.table(result)
     assert columns == ["family", "n", "keep rate", "kept", "dense", "speculator", "bm25"]
@@ -85,6 +97,16 @@ def test_the_table_and_the_description(result, tmp_path):
     assert "| bm25 | - | 50 | 50 | 50 |" in family_results.describe(result)
     family_results.plot(result, tmp_path / "families.png")
     assert plots.source_of(tmp_path / "families.png") == plots.digest(result)
+
+
+def test_the_timed_samples_are_spread_over_all():
+    settings = EvalSettings(
+        str(MODELS / "target"), str(MODELS / "speculator"), keep_rates=(0.2,), tasks=("counting", "multi_key"),
+        lengths=(1024,), samples=4, selectors=("speculator",), engine="mock", max_tokens=6, timed=2,
+    )  # fmt: skip
+    result = run(settings)
+    assert [timing["selector"] for timing in result["timings"]] == ["dense", "speculator"] * 2
+    assert len({timing["prompt"] for timing in result["timings"]}) == 2
 
 
 def test_a_timed_run_that_goes_on_repeats_nothing(tmp_path):
