@@ -24,7 +24,7 @@ def end_with_parent() -> None:
         handle = os.pidfd_open(parent.pid)
     except ProcessLookupError:
         os._exit(1)
-    if os.getppid() != parent.pid:  # the parent ended before, and its id may belong to another process
+    if not parent.is_alive():  # it ended before, and its id may belong to another process
         os._exit(1)
     threading.Thread(target=_end_after, args=(handle,), name="end-with-parent", daemon=True).start()
 

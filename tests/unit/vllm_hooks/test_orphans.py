@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 PARENT = """
 import multiprocessing, sys, time
 import child
 
 if __name__ == "__main__":
-    started = multiprocessing.get_context("spawn").Process(target=child.run)
+    started = multiprocessing.get_context("{method}").Process(target=child.run)
     started.start()
     time.sleep(600)
 """
@@ -39,9 +40,9 @@ def gone(process: psutil.Process, seconds: float) -> bool:
     return True
 
 
-def orphan(folder: Path, watches: bool) -> psutil.Process:
+def orphan(folder: Path, *, watches: bool, method: str = "spawn") -> psutil.Process:
     """A process whose parent was killed."""
-    (folder / "parent.py").write_text(PARENT)
+    (folder / "parent.py").write_text(PARENT.format(method=method))
     (folder / "child.py").write_text(CHILD.format(watches=watches))
     with subprocess.Popen([sys.executable, folder / "parent.py"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -52,8 +53,10 @@ def orphan(folder: Path, watches: bool) -> psutil.Process:
     return child
 
 
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
-    assert gone(orphan(tmp_path, watches=True), 30)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_ends_with_its_parent(tmp_path: Path, method: str) -> None:
+    """The child of a fork server has the server as its parent in the sense of getppid; both live until the kill."""
+    assert gone(orphan(tmp_path, watches=True, method=method), 30)
 
 
 def test_without_the_watch_it_stays(tmp_path: Path) -> None:
