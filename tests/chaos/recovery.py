@@ -43,7 +43,7 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"served_model_name": "skim-demo", "router": {**router, "cpus": 0.1}}
     for pool in ("speculator", "target"):
         found[pool] = {"model": str(folder / pool), "engine": "vllm" if engines else "mock", "cpus_per_replica": 0.1}
-        found[pool] |= {"start_timeout_s": 120 if engines else 20, "drain_timeout_s": 5}
+        found[pool] |= {"start_timeout_s": 120 if engines else 90, "drain_timeout_s": 5}
     if engines:
         demo = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
         for pool in ("speculator", "target"):
