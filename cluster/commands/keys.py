@@ -1,8 +1,6 @@
 """`skim keys`: makes API keys for the file of `router.api_keys_file`."""
 
-import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -53,17 +51,14 @@ def _write(file: Path, entries: list[dict[str, Any]]) -> None:
     import yaml
     from pydantic import ValidationError
 
+    from cluster.json_file import replace_text
     from kv_transfer.errors import SkimError
     from kv_transfer.validation import sentence
     from router.api_keys import KeyFile
 
     try:
         KeyFile.model_validate({"keys": entries})
-        with NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}-", delete=False) as written:
-            yaml.safe_dump({"keys": entries}, written, sort_keys=False)
-        if file.exists():
-            Path(written.name).chmod(file.stat().st_mode & 0o777)
-        os.replace(written.name, file)
+        replace_text(file, yaml.safe_dump({"keys": entries}, sort_keys=False), mode=0o600)
     except ValidationError as error:
         raise SkimError(sentence(error)) from None
     except OSError as error:

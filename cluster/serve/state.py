@@ -42,7 +42,7 @@ def current_parts(name: str = APP_NAME) -> list[Part] | None:
     if application is None:
         return None
     down = [part for part, found in application.deployments.items() if found.status != "HEALTHY"]
-    failed = {part: last_failed_start(part) for part in down}
+    failed = {part: last_failed_start(name, part) for part in down}
     waiting = waiting_groups(placement_group_table(), name) if down else {}
     return [*parts_of(application, Causes(waiting, failed)), *_proxies(status)]
 

@@ -4,7 +4,7 @@ import json
 import logging
 import logging.config
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,3 +105,25 @@ def test_every_package_that_runs_in_a_replica_is_named() -> None:
     logging_ones = {file.relative_to(root).parts[0] for file in files if "getLogger(__name__)" in file.read_text()}
     assert logging_ones - {"benchmarks", "cluster", "evals", "tests"} <= set(PACKAGES)
     assert {"actors", "router", "speculator_service"} <= logging_ones
+
+
+def test_a_full_disk_fails_no_request(replica: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Log lines are lost while the disk is full; logging goes on when it has room again."""
+    file = replica("JSON")
+    [to_file] = {
+        id(handler): handler
+        for buffer in logging.getLogger("ray.serve").handlers
+        if isinstance(handler := getattr(buffer, "target", buffer), logging.FileHandler)
+    }.values()
+    usual = to_file.stream
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        to_file.stream = full
+        reply = reply_to_failure(RuntimeError("out of memory"), "target")
+        logging.getLogger("router.dispatch").warning("lost")
+        to_file.stream = usual
+        with suppress(OSError):
+            full.close()
+    assert reply
+    assert "No space left on device" in capsys.readouterr().err
+    logging.getLogger("router.dispatch").warning("kept")
+    assert '"kept"' in file.read_text()
