@@ -5,7 +5,7 @@ vLLM's app parses the body too. So the router parses it only if the bytes contai
 
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.options import InvalidOptionError, clipped
 from target_service.limits import reserved_names
@@ -98,21 +98,37 @@ def _refuse_unsendable(body: Any) -> None:
 
     msgpack, JSON or UTF-8 lack them.
     """
-    pending = [("", body)]
+    pending: list[tuple[_Path | None, Any]] = [(None, body)]
     while pending:
         path, value = pending.pop()
-        if not _is_text(path) or (isinstance(value, str) and not _is_text(value)):
-            name = clipped(path[1:])
+        if any(isinstance(part, str) and not _is_text(part) for part in (path.name if path else "", value)):
+            name = _shown_path(path)
             raise InvalidOptionError(f"{name} has a lone surrogate, which is no text", name)
         if isinstance(value, dict):
-            pending += [(f"{path}.{name}", item) for name, item in value.items()]
+            pending += [(_Path(path, name), item) for name, item in value.items()]
         elif isinstance(value, list):
-            pending += [(f"{path}.{index}", item) for index, item in enumerate(value)]
+            pending += [(_Path(path, index), item) for index, item in enumerate(value)]
         elif (isinstance(value, int) and not _LOWEST <= value <= _HIGHEST) or (
             isinstance(value, float) and not math.isfinite(value)
         ):
-            name = clipped(path[1:])
+            name = _shown_path(path)
             raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits", name)
+
+
+class _Path(NamedTuple):
+    """The place of a value: its name or index in what is at `outer`. Its text is made only if it is shown: names may be
+    long, and values many."""
+
+    outer: "_Path | None"
+    name: str | int
+
+
+def _shown_path(path: _Path | None) -> str:
+    names: list[str] = []
+    while path is not None:
+        names.append(str(path.name))
+        path = path.outer
+    return clipped(".".join(reversed(names)))
 
 
 def _refuse_wide_token_ids(logit_bias: Any) -> None:

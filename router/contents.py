@@ -94,9 +94,12 @@ class MarkedChat:
             return ChatContents(roles, None)
         totals, seen = Counter(self._numbers), Counter[int]()
         contents = []
+        changed_text: dict[int, bool] = {}  # whether one of the places of a number has another text
         for content, number in zip(self._contents, self._numbers, strict=True):
             found = spans.get(number, [])
-            lost = number in broken or not all(content.is_at(text[start:end]) for start, end in found)
+            if number not in changed_text:
+                changed_text[number] = not all(content.is_at(text[start:end]) for start, end in found)
+            lost = number in broken or changed_text[number]
             if found and not lost and totals[number] > 1:
                 # Of equal contents, each has one place, unless the template leaves out or repeats some of them.
                 lost = totals[number] != len(found)

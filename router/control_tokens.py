@@ -7,7 +7,9 @@ encodes what stands between two control tokens as if it stood alone, which `Cont
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -51,10 +53,15 @@ class ControlTokens:
         """
         if offsets is None or chat.contents is None or any(content.lost for content in chat.contents):
             raise InvalidRequestError(f"a message contains a control token, and this chat is not mapped; {_HINT}")
-        spans = [span for content in chat.contents for span in content.spans]
+        spans = sorted(span for content in chat.contents for span in content.spans)
+        starts, ends = [start for start, _ in spans], [*accumulate((end for _, end in spans), max)]
+
+        def in_content(start: int, end: int) -> bool:
+            before = bisect_left(starts, end)
+            return before > 0 and ends[before - 1] > start
+
         own = [
-            number in self._ids and any(start < span[1] and end > span[0] for span in spans)
-            for number, (start, end) in zip(ids, offsets, strict=True)
+            number in self._ids and in_content(start, end) for number, (start, end) in zip(ids, offsets, strict=True)
         ]
         borders = [at for at, number in enumerate(ids) if number in self._ids and not own[at]]
         new_ids: list[int] = []

@@ -25,6 +25,10 @@ _LAST_EVENTS = (
 )
 """How the last event of a stream begins, by endpoint. vLLM sends each event as one message."""
 
+MAX_VALUE_CHARS = 384
+"""Of one header. Proxies refuse a response with more headers than their buffer holds: nginx's has 4 KiB."""
+_CUT = ", ..."
+
 Report = Callable[[str, Mapping[str, str], str], None]
 """Gets the request's id, the values of its headers and the name of its API key."""
 
@@ -89,7 +93,7 @@ class HeldResponse:
         self._learn()
         self._told = self._values
         headers = MutableHeaders(scope=self._held[0])
-        headers.update(self._values)
+        headers.update({name: bounded(value) for name, value in self._values.items()})
         if self._streams and self._values:
             headers["x-accel-buffering"] = "no"  # nginx would collect the events of a stream
         for message in self._held:
@@ -131,6 +135,14 @@ class HeldResponse:
         late = {name: value for name, value in self._values.items() if name not in self._told}
         self._told = self._values
         return write_late_values(late) if late else b""
+
+
+def bounded(value: str) -> str:
+    """A header value of at most MAX_VALUE_CHARS: of a longer one, the first prompts' values and an ellipsis."""
+    if len(value) <= MAX_VALUE_CHARS:
+        return value
+    whole = value.rfind(", ", 0, MAX_VALUE_CHARS - len(_CUT) + 1)
+    return value[: max(whole, 0)] + _CUT
 
 
 async def respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,10 +39,10 @@ class Tokens(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A tokenized text, and the digests under which its beginnings are found."""
+    """A tokenized text, and the digests under which its beginnings are found; never none."""
 
     tokens: Tokens
-    digests: list[bytes]
+    digests: set[bytes]
 
 
 class KnownTokens:
@@ -138,14 +138,20 @@ class KnownTokens:
             return
         with self._lock:
             self._number += 1
-            self._held[self._number] = _Held(tokens, list(places))
+            for digest in places.keys() & self._found.keys():
+                self._forget(digest)
+            self._held[self._number] = _Held(tokens, set(places))
             self._found.update({digest: (self._number, count) for digest, count in places.items()})
             self._size += tokens.ids.size
             while self._size > self._max_tokens:
-                self._drop(*self._held.popitem(last=False))
+                for digest in list(next(iter(self._held.values())).digests):
+                    self._forget(digest)
 
-    def _drop(self, number: int, held: _Held) -> None:
-        self._size -= held.tokens.ids.size
-        for digest in held.digests:
-            if self._found.get(digest, (0, 0))[0] == number:
-                del self._found[digest]
+    def _forget(self, digest: bytes) -> None:
+        """A text that cannot be found any more is dropped, such as an earlier turn of the conversation, or a repeat."""
+        number, _ = self._found.pop(digest)
+        held = self._held[number]
+        held.digests.remove(digest)
+        if not held.digests:
+            del self._held[number]
+            self._size -= held.tokens.ids.size

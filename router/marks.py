@@ -6,12 +6,15 @@ Marks stand around a part. A template copies them with the part, so they show wh
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain, islice
 from typing import NamedTuple
+
+from kv_transfer.errors import InvalidRequestError
 
 CharSpan = tuple[int, int]
 
-_FIRST, _LAST = 0xF0000, 0xFFFFD
-"""Unicode's private use area A: code points without a meaning of their own."""
+_AREAS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Unicode's private use areas A and B: code points without a meaning of their own."""
 
 
 class Located(NamedTuple):
@@ -26,12 +29,17 @@ class Located(NamedTuple):
 
 
 class Marks:
-    """Two characters that `texts` do not have. A mark is a number between them; in reverse order they end a part."""
+    """Two characters that `texts` do not have. A mark is a number between them; in reverse order they end a part.
+
+    Raises InvalidRequestError if the texts have all characters of the private use areas.
+    """
 
     def __init__(self, *texts: str) -> None:
-        free = (chr(point) for point in range(_FIRST, _LAST + 1))
-        unused = (character for character in free if not any(character in text for text in texts))
-        self.left, self.right = next(unused), next(unused)
+        used = set[str]().union(*texts)
+        unused = [*islice((c for c in map(chr, chain(*_AREAS)) if c not in used), 2)]
+        if len(unused) < 2:
+            raise InvalidRequestError("the request has all characters of Unicode's private use areas; leave out two")
+        self.left, self.right = unused
 
     @cached_property
     def _mark(self) -> re.Pattern[str]:

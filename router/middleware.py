@@ -14,6 +14,7 @@ from kv_transfer.errors import InvalidRequestError
 from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
+from router.body_budget import BodyBudget
 from router.context import CURRENT, HttpError, RequestContext
 from router.held_response import HeldResponse, respond
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
@@ -54,6 +55,7 @@ class SkimMiddleware:
         self.defaults, self.decode_defaults = defaults, decode_defaults
         self._tracer, self._model = tracer, model
         self._deadline_s, self._limits, self._admission = deadline_s, limits, admission
+        self._budget = BodyBudget(limits.memory_bytes)
         self._keep_alive_s, self._reports = keep_alive_s, reports or RequestReports()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +70,7 @@ class SkimMiddleware:
         headers = Headers(scope=scope)
         try:
             check_headers(headers)
-            body = await read_body(headers, receive, self._limits)
+            body = await read_body(headers, receive, self._limits, self._budget)
             deadline = read_deadline(headers, self._deadline_s, arrived)
             caller = caller_of(scope)
             if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
@@ -77,7 +79,7 @@ class SkimMiddleware:
             context.deadline = deadline
             if caller:
                 context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
-                context.isolated = caller.key.isolate_cache
+                context.isolated, context.min_priority = caller.key.isolate_cache, caller.key.min_priority
             request.context = context
         except (InvalidRequestError, RefusedError) as error:
             await respond(HttpError.of(error), scope, receive, send)

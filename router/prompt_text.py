@@ -12,7 +12,7 @@ from kv_transfer.errors import InvalidRequestError, ModelError
 from kv_transfer.messages import Int32Array
 from router.contents import ChatContents
 from router.marks import CharSpan
-from router.protection import Offsets, char_ranges, tokens_touched
+from router.protection import Offsets, char_ranges, tokens_touched_by_each
 from speculator_service.translation.token_text import TokenText
 
 UNKNOWN = b"\xef\xbf\xbd"
@@ -91,5 +91,6 @@ def message_spans(chat: ChatContents | None, offsets: Offsets | None) -> list[Me
         for start, end in content.spans[-1:]:
             first, last = places.get(content.message, (start, end))
             places[content.message] = min(first, start), max(last, end)
-    found = ((chat.roles[number], tokens_touched(place, ranges)) for number, place in places.items())
+    touched = tokens_touched_by_each(list(places.values()), ranges)
+    found = ((chat.roles[number], span) for number, span in zip(places, touched, strict=True))
     return sorted((MessageSpan(role, *span) for role, span in found if span), key=lambda message: message.start)

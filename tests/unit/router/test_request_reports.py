@@ -6,6 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from router.held_response import MAX_VALUE_CHARS, bounded
 from router.request_reports import MAX_REPORTS, RequestReports
 
 
@@ -47,3 +48,28 @@ async def test_another_router_is_asked():
         assert (await client.get("/v1/requests/far")).json() == {"id": "far"}
         missing = await client.get("/v1/requests/nobody")
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "request_id")
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_many_prompts_have_bounded_headers_and_all_their_values_in_the_report(client):
+    body = {"model": "demo", "prompt": ["a b"] * 250, "max_tokens": 1}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200
+    ours = {name: value for name, value in response.headers.items() if name.startswith("x-skim-")}
+    assert len(ours) == 8
+    assert all(len(value) <= MAX_VALUE_CHARS for value in ours.values())
+    assert sum(len(name) + len(value) for name, value in response.headers.items()) < 4000
+    report = (await client.get(f"/v1/requests/{response.json()['id']}")).json()["headers"]
+    for name, value in ours.items():
+        told, whole = value.removesuffix(", ...").split(", "), report[name].split(", ")
+        assert (len(whole), told) == (250, whole[: len(told)]), name
+        assert value.endswith(", ...") == (len(report[name]) > MAX_VALUE_CHARS)
+
+
+@pytest.mark.parametrize("length", [MAX_VALUE_CHARS - 1, MAX_VALUE_CHARS, MAX_VALUE_CHARS + 1])
+def test_a_value_is_cut_only_if_it_is_too_long(length):
+    value = ("1234, " * MAX_VALUE_CHARS)[: length - 1] + "5"
+    cut = bounded(value)
+    assert (cut == value) == (length <= MAX_VALUE_CHARS)
+    assert len(cut) <= MAX_VALUE_CHARS
+    assert cut == value or cut.removesuffix(", ...").split(", ") == ["1234"] * (cut.count("1234"))

