@@ -25,6 +25,9 @@ SETTING = "router.api_keys_file"
 DEFAULT_NAME = "default"
 """The name of a key of `router.vllm_args.api_key` or of the environment variable VLLM_API_KEY."""
 
+FIRST_PRIORITY = -(2**63)
+"""The lowest number that vLLM takes as a priority, which is served first: as a limit, none."""
+
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]{0,62}$")]
 
@@ -43,6 +46,9 @@ class ApiKey(BaseModel):
     prompt_tokens_per_minute: int | None = Field(None, ge=1, description="prompt tokens per minute, on average")
     share: float = Field(
         1.0, gt=0, le=1000, allow_inf_nan=False, description="weight of its share while requests of several keys wait"
+    )
+    min_priority: int = Field(
+        0, ge=FIRST_PRIORITY, lt=2**63, description="lowest `priority` of its requests; lower numbers are served first"
     )
     isolate_cache: bool = Field(False, description="share no cached prefix with other keys")
 
@@ -92,15 +98,17 @@ def read_keys(file: Path) -> tuple[ApiKey, ...]:
 class ApiKeys:
     """The keys that are valid now. Raises SkimError if `file` cannot be read at the start.
 
-    plain: further keys, as text; their name is DEFAULT_NAME.
+    plain: further keys, as text; their name is DEFAULT_NAME, which no key of the file may have beside them. Alone, they
+    may send any priority: nobody else is overtaken.
     """
 
     def __init__(self, file: str | None, plain: Iterable[str] = ()) -> None:
         hashes = tuple(map(hash_of, plain))
-        self._plain = (ApiKey(name=DEFAULT_NAME, sha256=hashes),) if hashes else ()
+        least = 0 if file else FIRST_PRIORITY
+        self._plain = (ApiKey(name=DEFAULT_NAME, sha256=hashes, min_priority=least),) if hashes else ()
         self._file = Path(file) if file else None
         self._seen = self._state()
-        self._from_file = read_keys(self._file) if self._file else ()
+        self._from_file = self._read(self._file) if self._file else ()
 
     @property
     def wanted(self) -> bool:
@@ -117,13 +125,23 @@ class ApiKeys:
                     found = known
         return found
 
+    def _read(self, file: Path) -> tuple[ApiKey, ...]:
+        """As `read_keys`. Limits, cache and explain view go by name, so two kinds of keys must not share one."""
+        keys = read_keys(file)
+        if self._plain and any(key.name == DEFAULT_NAME for key in keys):
+            raise SkimError(
+                f"{SETTING}: the name {DEFAULT_NAME} is that of router.vllm_args.api_key or VLLM_API_KEY; "
+                "rename the key in the file, or leave the other one out"
+            )
+        return keys
+
     def _reload(self) -> None:
         """Read the file if it has changed. A file that cannot be read leaves the keys as they are."""
         if self._file is None or (state := self._state()) == self._seen:
             return
         self._seen = state
         try:
-            self._from_file = read_keys(self._file)
+            self._from_file = self._read(self._file)
             logger.info("%s has changed: %d keys are valid", SETTING, len(self._from_file))
         except SkimError as error:
             logger.error("the keys stay as they were: %s", error)

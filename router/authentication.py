@@ -60,7 +60,7 @@ class KeyMiddleware:
             return
         use = self._uses.of(key)
         try:
-            use.start()
+            started = use.start()
         except LimitReachedError as error:
             await _refuse(HttpError.of(error), scope, receive, send)
             return
@@ -68,7 +68,7 @@ class KeyMiddleware:
             scope[SCOPE_KEY] = Caller(key, use)
             await self.app(scope, receive, send)
         finally:
-            use.end()
+            use.end(started)
 
 
 def _path(scope: Scope) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from actors.observability.metrics import Meter
 from kv_transfer.options import AUTO
 from router.admission import Admission
+from router.api_keys import FIRST_PRIORITY
 from router.decision import Decision
 from router.forecast import Forecaster
 from router.guard import WISHES
@@ -14,9 +15,6 @@ from router.places import Claim, Place, Work
 from router.run import Run
 from router.shedding import least_keep, lighter_decoding
 
-FIRST = -(2**63)
-"""The priority of a beam search's later steps: they go before all others, because their request runs already."""
-
 
 def place_for(
     admission: Admission, forecaster: Forecaster, run: Run, decision: Decision
@@ -24,7 +22,9 @@ def place_for(
     """As `Admission.admitted`, for the prompt of `run` in the mode of `decision`."""
     context, sizes = run.context, (run.spans.protected_tokens, run.prompt.max_tokens)
     step = context.beam_search and context.asked.prompts > 0
-    claim = Claim(context.key, context.share, FIRST if step else run.prompt.priority, context.deadline, context.asked)
+    # A beam search's later steps go before all others, because their request runs already.
+    priority = FIRST_PRIORITY if step else run.prompt.priority
+    claim = Claim(context.key, context.share, priority, context.deadline, context.asked)
     work = forecaster.work(run.forecast, run.advice.options, *sizes, selects=decision.speculative)
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(run)) is not None:

@@ -16,6 +16,7 @@ from kv_transfer.deadline import NO_DEADLINE, Deadline
 from kv_transfer.errors import DeadlineError, EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions
+from router.api_keys import FIRST_PRIORITY
 from router.contents import ChatContents
 from router.cost import Estimate
 from router.key_limits import KeyUse
@@ -34,7 +35,7 @@ class Outcome:
     traced. reused_tokens: as in Selection. estimate: the forecast that chose the mode; None if it was not chosen by
     time. guard: the kind of question for which the guard kept more; empty if it did not. lost_contents: as
     `PromptSpans.lost`. raised: as in Selection. admitted: a pool works on the prompt, and the target takes requests.
-    shed: what the prompt did without because of the load (`router.shedding`).
+    shed: what the prompt did without because of the load (`router.shedding`). spent_tokens: taken from the API key.
     """
 
     mode: str
@@ -52,6 +53,7 @@ class Outcome:
     raised: float = 0.0
     admitted: bool = False
     shed: str = ""
+    spent_tokens: int = 0
 
     @property
     def explained(self) -> str:
@@ -137,7 +139,7 @@ class RequestContext:
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
     span: the request's trace span, the parent of the spans of its prompts. deadline: when the answer must be complete.
     key: the name of the request's API key, never the key; empty if the endpoint asks for none. use: what that key uses.
-    share: its weight.
+    share: its weight. min_priority: the lowest `priority` that it may send.
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
     render_only: the client gets the rendered prompt and no answer.
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
@@ -149,6 +151,7 @@ class RequestContext:
     key: str = ""
     use: KeyUse | None = None
     share: float = 1.0
+    min_priority: int = FIRST_PRIORITY
     isolated: bool = False
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
@@ -178,9 +181,16 @@ class RequestContext:
         if not (self.beam_search and self.outcomes):
             if self.use is not None:
                 self.use.spend(prompt_tokens, first=not self.outcomes)
+                outcome.spent_tokens = prompt_tokens
             self.outcomes.append(outcome)
             self.admission.clear()
         return outcome
+
+    def give_back(self, outcome: Outcome) -> None:
+        """The prompt was refused: its tokens do not count for the request's key."""
+        if self.use is not None:
+            self.use.give_back(outcome.spent_tokens)
+            outcome.spent_tokens = 0
 
     def salt(self, sent: str | None) -> str | None:
         """The cache salt for the engines. sent: the client's own. Under API keys no client can send another key's salt:

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from router.api_keys import ApiKey
 from router.refusals import RefusedError
 
+DECAY = 0.9
+"""Weight of what is known of earlier requests after the next one."""
+MOST_WAIT_S = 60
+
 
 class LimitReachedError(RefusedError):
     """A client sends more than its key allows (HTTP 429)."""
@@ -26,6 +30,7 @@ class KeyUse:
     def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
         self._key, self._clock = key, clock
         self._ongoing = 0
+        self._durations = (0.0, 0.0)  # decaying sums over ended requests: seconds, and their squares
         self._level, self._filled = float(key.prompt_tokens_per_minute or 0), clock()
 
     def limit_by(self, key: ApiKey) -> None:
@@ -40,24 +45,41 @@ class KeyUse:
         self._fill()
         return not self._ongoing and self._level >= (self._key.prompt_tokens_per_minute or 0)
 
-    def start(self) -> None:
-        """Count a request until `end`. Raises LimitReachedError."""
+    def start(self) -> float:
+        """Count a request until `end`, which gets what this returns: the time now. Raises LimitReachedError."""
         limit = self._key.max_ongoing_requests
         if limit is not None and self._ongoing >= limit:
-            raise LimitReachedError(
-                f"this API key may have {limit} requests at a time; wait until one of them has its answer", 1
-            )
+            message = f"this API key may have {limit} requests at a time; wait until one of them has its answer"
+            raise LimitReachedError(message, self._until_an_end_s())
         self._check_tokens()
         self._ongoing += 1
+        return self._clock()
 
-    def end(self) -> None:
+    def end(self, started: float) -> None:
         self._ongoing -= 1
+        took_s, (total, squares) = self._clock() - started, self._durations
+        self._durations = DECAY * total + took_s, DECAY * squares + took_s**2
+
+    def _until_an_end_s(self) -> int:
+        """When one of the ongoing requests will probably have ended, in seconds, from 1 to MOST_WAIT_S.
+
+        A request that is met on its way has E[d^2] / 2E[d] to go, for durations d: short requests are seldom met. Of
+        several that are independent, the first one ends sooner.
+        """
+        total, squares = self._durations
+        left_s = squares / (2 * total) if total else 0.0
+        return min(max(1, math.ceil(left_s / self._ongoing)), MOST_WAIT_S)
 
     def spend(self, prompt_tokens: int, *, first: bool) -> None:
         """Take the tokens of a prompt. first: of its request; only that one is refused, with LimitReachedError."""
         if first:
             self._check_tokens()
         self._level -= prompt_tokens
+
+    def give_back(self, prompt_tokens: int) -> None:
+        """Put back what a prompt took that was refused."""
+        self._fill()
+        self._level = min(self._key.prompt_tokens_per_minute or 0, self._level + prompt_tokens)
 
     def _check_tokens(self) -> None:
         per_minute = self._key.prompt_tokens_per_minute

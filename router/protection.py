@@ -142,6 +142,21 @@ def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> tuple[int, int
     return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
 
 
+def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> list[tuple[int, int] | None]:
+    """As `tokens_touched` for many spans, with one search of the tokens for all. ranges: in the order of the text."""
+    if not spans:
+        return []
+    number = np.flatnonzero(ranges[:, 1] > ranges[:, 0])
+    start, end = ranges[number].T
+    chars = np.array(spans, np.int64)
+    firsts = np.searchsorted(end, chars[:, 0], "right")
+    lasts = np.searchsorted(start, chars[:, 1], "left")
+    return [
+        (int(number[first]), int(number[last - 1]) + 1) if first < last else None
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+    ]
+
+
 def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Mapping[int, int]) -> ChatChars:
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
@@ -152,14 +167,18 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
     before: list[CharSpan] = []
     if turn and not any(content.lost for content in turn):
         before, question = _split_turn(text, [span for content in turn for span in content.spans[-1:]])
+    in_turn = {id(content) for content in turn}
+    # A range before the question lies in one content, and begins with it.
+    by_start = {span[0]: span for span in before}
     ranges = []
     for content in contents:
         keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)
         if keep == "always":
             continue
-        spans = before if content in turn else content.spans
-        # A range before the question lies in one content.
-        ranges += [(span, keep) for span in spans if any(a <= span[0] and span[1] <= b for a, b in content.spans)]
+        if id(content) in in_turn:
+            ranges += [(by_start[start], keep) for start, _ in content.spans[-1:] if start in by_start]
+        else:
+            ranges += [(span, keep) for span in content.spans]
     if any(role not in SYSTEM_ROLES for role in chat.roles[last_user + 1 :]):
         question = None  # the prompt goes on from a tool result or from the beginning of an answer
     return ChatChars(sorted(ranges, key=lambda found: found[0]), question, min(starts, default=0))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kv_transfer.errors import SkimError
-from router.api_keys import DEFAULT_NAME, ApiKeys, hash_of, new_key, read_keys
+from router.api_keys import DEFAULT_NAME, FIRST_PRIORITY, ApiKeys, hash_of, new_key, read_keys
 
 
 def write(file: Path, *entries: dict) -> Path:
@@ -33,6 +33,24 @@ def test_a_key_is_found_by_its_hash(file):
     found = [name_of(keys, key) for key in ("key-a", "key-b", "key-b2", "plain", "key-c", "", hash_of("key-a"))]
     assert found == ["a", "b", "b", DEFAULT_NAME, None, None, None]
     assert keys.find("key-b").isolate_cache
+
+
+def test_a_key_of_the_file_cannot_share_the_name_of_the_plain_keys(file, caplog):
+    """They would share limits, cache and explain view."""
+    keys = ApiKeys(str(file), ["plain"])
+    write(file, entry(DEFAULT_NAME, "key-a"))
+    assert (name_of(keys, "key-a"), name_of(keys, "plain")) == ("a", DEFAULT_NAME)
+    assert "the keys stay as they were: router.api_keys_file: the name default is that of" in caplog.text
+    with pytest.raises(SkimError, match="rename the key in the file"):
+        ApiKeys(str(file), ["plain"])
+    assert name_of(ApiKeys(str(file)), "key-a") == DEFAULT_NAME
+
+
+@pytest.mark.parametrize(("with_file", "least"), [(True, 0), (False, FIRST_PRIORITY)])
+def test_keys_overtake_no_other_key(file, with_file, least):
+    keys = ApiKeys(str(file) if with_file else None, ["plain"])
+    assert keys.find("plain").min_priority == least
+    assert not with_file or keys.find("key-a").min_priority == 0
 
 
 def test_a_change_of_the_file_holds_for_the_next_request(file):

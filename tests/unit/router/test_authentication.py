@@ -7,9 +7,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from router.api_keys import ApiKeys
 from router.authentication import KeyMiddleware
 from router.openai_app import build_openai_app
+from router.places import OverloadedError
 from router.selection_log import ExplainView
 from speculator_service.translation.token_text import TokenText
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
@@ -100,6 +102,75 @@ async def test_a_salt_of_another_key_cannot_be_sent(guarded, pools):
         await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer(key))
     mine, spied = (request.cache_salt for request in pools.generates)
     assert (mine, spied) == ("team:", ":team:")
+
+
+@pytest.mark.parametrize(
+    ("limits", "priority", "expected"),
+    [({}, -1, 400), ({}, 0, 200), ({}, 5, 200), ({"min_priority": -3}, -3, 200), ({"min_priority": 2}, 1, 400)],
+)
+@pytest.mark.parametrize("by_header", [False, True])
+async def test_a_key_cannot_make_itself_more_urgent_than_its_entry_allows(
+    guarded, pools, limits, priority, expected, by_header
+):
+    write(guarded.file, entry("team", "key-1", **limits))
+    sent = ({}, {"x-vllm-priority": str(priority)}) if by_header else ({"priority": priority}, {})
+    response = await guarded.client.post("/v1/completions", json=BODY | sent[0], headers=bearer("key-1") | sent[1])
+    assert (response.status_code, [one.priority for one in pools.generates]) == (
+        expected,
+        [priority] if expected == 200 else [],
+    )
+    if expected == 400:
+        least = limits.get("min_priority", 0)
+        assert response.json()["error"]["message"].startswith(f"priority must be at least {least} with this API key")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (EngineUnavailableError("no free replica"), 503),
+        (OverloadedError("wait", "busy", 3), 429),
+        (InvalidRequestError("too long for this pool"), 400),
+    ],
+)
+async def test_a_refused_prompt_costs_the_key_no_tokens(guarded, pools, refusal, status):
+    name = f"refused-{status}"
+    write(guarded.file, entry(name, "key-1", prompt_tokens_per_minute=1))
+    body = BODY | {"prompt": "a prompt of more than one token"}
+
+    async def answer():
+        response = await guarded.client.post("/v1/completions", json=body, headers=bearer("key-1"))
+        return response.status_code
+
+    pools.generate_error = refusal
+    assert [await answer() for _ in range(3)] == [status] * 3
+    pools.generate_error = None
+    assert [await answer() for _ in range(2)] == [200, 429]
+
+
+async def test_a_prompt_that_does_not_fit_costs_the_key_no_tokens(guarded, pools):
+    write(guarded.file, entry("long", "key-1", prompt_tokens_per_minute=1))
+    tall = BODY | {"prompt": [[5] * 10, [5] * 10], "max_tokens": MAX_MODEL_LEN - 5}
+    for body, status in (tall, 400), (tall, 400), (BODY, 200):
+        response = await guarded.client.post("/v1/completions", json=body, headers=bearer("key-1"))
+        assert response.status_code == status, response.text
+
+
+async def test_an_answer_that_fails_after_its_first_token_costs_its_prompt(guarded, use_pools):
+    write(guarded.file, entry("later", "key-1", prompt_tokens_per_minute=1))
+    pools = use_pools()
+    generate = pools.generate
+
+    async def fails(request, admitted):
+        async for output in generate(request, admitted):
+            yield output
+            raise EngineUnavailableError("the engine is dead")
+
+    pools.generate = fails
+    body = BODY | {"prompt": [5] * 10, "max_tokens": 50, "ignore_eos": True}
+    codes = [
+        (await guarded.client.post("/v1/completions", json=body, headers=bearer("key-1"))).status_code for _ in "12"
+    ]
+    assert codes == [503, 429]
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

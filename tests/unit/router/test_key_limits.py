@@ -19,12 +19,54 @@ def key(**limits):
 
 def test_requests_at_a_time():
     use = KeyUse(key(max_ongoing_requests=2), Clock())
-    use.start()
+    started = use.start()
     use.start()
     with pytest.raises(LimitReachedError, match="2 requests at a time"):
         use.start()
-    use.end()
+    use.end(started)
     use.start()
+
+
+def retry_after(use):
+    with pytest.raises(LimitReachedError) as caught:
+        use.start()
+    return caught.value.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("limit", "durations", "seconds"),
+    [
+        (1, [], 1),
+        (1, [20.0], 10),
+        (4, [40.0], 5),
+        (1, [20.0] * 5 + [0.001] * 5, 10),  # short requests are not those that it waits for
+        (4, [0.5], 1),
+        (1, [10_000.0], 60),
+    ],
+)
+def test_a_key_with_too_many_requests_is_told_when_one_will_probably_end(limit, durations, seconds):
+    clock = Clock()
+    use = KeyUse(key(max_ongoing_requests=limit), clock)
+    for duration in durations:
+        started = use.start()
+        clock.now += duration
+        use.end(started)
+    for _ in range(limit):
+        use.start()
+    assert retry_after(use) == seconds
+
+
+def test_tokens_that_were_given_back_do_not_count():
+    clock = Clock()
+    use = KeyUse(key(prompt_tokens_per_minute=600), clock)
+    use.spend(6000, first=True)
+    use.give_back(6000)
+    use.start()
+    use.spend(600, first=True)
+    assert retry_after(use) == 1
+    use.give_back(10**9)
+    use.spend(600, first=True)
+    assert retry_after(use) == 1, "no more than a minute's worth"
 
 
 def test_tokens_per_minute():
