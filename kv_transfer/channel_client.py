@@ -4,7 +4,9 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
@@ -152,6 +154,14 @@ class DraftClient:
         if self._stream is not self._last_answered:
             self.counters["reconnects"] += self._last_answered is not None
             self._last_answered = self._stream
+
+
+def connecting(channel: Mapping[str, Any]) -> Callable[[str], DraftClient]:
+    """Makes the client for an address. channel: keyword arguments of DraftClient, `tls` as a mapping."""
+    options = dict(channel)
+    if options.get("tls"):
+        options["tls"] = Tls(**options["tls"])
+    return lambda address: DraftClient(address, **options)
 
 
 class _StreamEndedError(Exception):

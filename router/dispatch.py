@@ -1,27 +1,21 @@
 """Runs a prompt through the pools (decide, select, generate) and records the outcome in the request's context."""
 
-import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from actors.observability.metrics import Meter
-from actors.observability.pool_spans import AnswerTally, note_selection
+from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import Span
-from kv_transfer.errors import DeadlineError, InvalidRequestError, SkimError
+from kv_transfer.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
-    Selection,
-    SelectRequest,
-    SessionHandle,
     WarmUpRequest,
 )
 from kv_transfer.options import AUTO
@@ -30,7 +24,7 @@ from router.affinity import PrefixKeys
 from router.answer_record import AnswerRecord
 from router.audit import Audits
 from router.claims import lightened, place_for
-from router.context import RequestContext
+from router.context import Outcome, RequestContext
 from router.decision import Decision, RequestTraits, decide
 from router.explain import DecisionMade, Explained
 from router.forecast import Forecaster
@@ -40,23 +34,20 @@ from router.metrics import record_decision, record_first_token, record_forecast,
 from router.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.options import PrefillOptions, SpeculationOptions
 from router.places import Place
-from router.pool_states import PoolDownError
 from router.pools import Pools
 from router.prompt_text import message_spans
 from router.protection import prompt_spans
 from router.question import question_text
+from router.refusals import RefusedError
 from router.run import Prompt, Run
+from router.selecting import Selecting
 from router.selection_log import Entry, HeldPrompt, SelectionLog
 from router.server_timing import add_prefill
+from router.session_ends import SessionEnds
 from router.shedding import AUDIT
-from router.tracing import GENERATE, SELECT, note_prompt, note_tokenized
+from router.tracing import GENERATE, note_prompt, note_tokenized
 from router.warm_up import WarmUps
-from speculator_service.limits import check_readable
 from target_service.limits import check_length as check_target_length
-
-logger = logging.getLogger(__name__)
-
-_OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
 
 class Dispatcher:
@@ -94,13 +85,16 @@ class Dispatcher:
         self.selections = SelectionLog(holds_text=explain_text)
         self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
-        self._select_timeout_s, self._migration = select_timeout_s, migration
+        self._migration = migration
         self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
         self._guard = Guard(meter, enabled=guard, entropy=guard_entropy)
         self.admission = admission or Admission(meter)
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
-        self._fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ends = SessionEnds()
+        fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
+        self._selecting = Selecting(
+            select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._ends
+        )
 
     async def run(
         self, request_id: str, prompt: Prompt, context: RequestContext
@@ -119,15 +113,22 @@ class Dispatcher:
     async def _run(
         self, request_id: str, prompt: Prompt, context: RequestContext
     ) -> AsyncGenerator[GenerateOutput, None]:
-        run = self._prepare(request_id, prompt, context)
-        decision = self._decide(run)
-        async with place_for(self.admission, self.forecaster, run, decision) as place:
-            if place.load >= AUDIT:
-                self.audits.drop()
-            run = lightened(run, place, self.meter)
-            async with aclosing(self._answer(run, decision, place)) as outputs:
-                async for output in outputs:
-                    yield output
+        self.selections.check(context.options)
+        outcome, place = context.begin(len(prompt.token_ids)), None
+        try:
+            run = self._prepare(request_id, prompt, context, outcome)
+            decision = self._decide(run)
+            async with place_for(self.admission, self.forecaster, run, decision) as place:
+                if place.load >= AUDIT:
+                    self.audits.drop()
+                run = lightened(run, place, self.meter)
+                async with aclosing(self._answer(run, decision, place)) as outputs:
+                    async for output in outputs:
+                        yield output
+        except (RefusedError, InvalidRequestError, EngineUnavailableError):
+            if place is None or not place.began_at:
+                context.give_back(outcome)
+            raise
 
     async def _answer(self, run: Run, decision: Decision, place: Place) -> AsyncGenerator[GenerateOutput, None]:
         request_id, prompt, context, outcome = run.request_id, run.prompt, run.context, run.outcome
@@ -173,7 +174,7 @@ class Dispatcher:
                 self.forecaster.ended(run.forecast, kept, answer.first_token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
-                    self._end(kept.session)
+                    self._ends.end(self.pools, kept.session)
         self.admission.answered(place, int(answer.first_token_ids.size))
         self._warm_up(run, kept, answer.whole_text)
         if context.options.enabled == AUTO:
@@ -194,9 +195,7 @@ class Dispatcher:
             speculative=run.outcome.mode == "speculative",
         )
 
-    def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext) -> Run:
-        self.selections.check(context.options)
-        outcome = context.begin(len(prompt.token_ids))
+    def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> Run:
         context.request_id = context.request_id or request_id
         note_tokenized(context.span, outcome)
         ids = np.asarray(prompt.token_ids, np.int32)
@@ -221,15 +220,6 @@ class Dispatcher:
         self.forecaster.began(run.forecast, kept, output.cached_tokens, prefill, queue)
         record_forecast(self.meter, run.outcome, 1e3 * (sent - run.started) - queued_ms + queue + prefill)
         run.context.answering = True
-
-    def _end(self, session: SessionHandle) -> None:
-        """End the session in the background, so that the client does not wait.
-
-        The task has its own context: Serve cancels calls that belong to a cancelled request, and finds them by context.
-        """
-        task = asyncio.create_task(self.pools.end_session(session), context=Context())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
 
     def _decide(self, run: Run) -> Decision:
         """Whether the prompt runs dense or speculative."""
@@ -258,7 +248,7 @@ class Dispatcher:
     async def _read(self, run: Run, decision: Decision, place: Place) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         prompt, outcome, options = run.prompt, run.outcome, run.advice.options
-        if decision.speculative and (selection := await self._selection_or_dense(run, place)):
+        if decision.speculative and (selection := await self._selecting.select(self.pools, run, place)):
             made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
             explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made, run.spans.regions)
             held = None
@@ -270,72 +260,6 @@ class Dispatcher:
             work = self.forecaster.work(run.forecast, options, run.spans.protected_tokens, 0, selects=False)
             self.admission.runs_dense(place, work)
         return KeptPrompt.dense(prompt.token_ids)
-
-    async def _selection_or_dense(self, run: Run, place: Place) -> Selection | None:
-        """As `_select`. Under `auto`, a prompt runs dense if the speculator cannot read it or its scores are flat."""
-        options = run.advice.options
-        try:
-            if (speculator := self.pools.speculator) is not None:
-                check_readable(len(run.prompt.token_ids), options, speculator, _OR_DENSE)
-            selection = await self._select(run, place)
-        except InvalidRequestError:
-            if options.enabled != AUTO:
-                raise
-            run.outcome.reason = "speculator-limit"
-            return None
-        # Lexical scores in the place of the speculator's are not judged by its limit.
-        if selection is None or run.outcome.options.selector != options.selector:
-            return selection
-        reason = self._guard.distrusts(run.advice, selection, run.spans.protected)
-        if reason is None:
-            return selection
-        run.outcome.distrusted(reason)
-        if selection.kept.session is not None:
-            self._end(selection.kept.session)
-        return None
-
-    async def _select(self, run: Run, place: Place) -> Selection | None:
-        """The prompt's selection. None if it failed or was late and the prompt runs dense, see outcome.reason."""
-        prompt, context, outcome, request_id = run.prompt, run.context, run.outcome, run.request_id
-        session = run.decode if run.decode.method == "remote" else None
-        request = SelectRequest(
-            run.wire_id,
-            run.forecast.ids,
-            run.advice.options.selection,
-            run.spans.protected,
-            cache_salt=prompt.cache_salt,
-            decode=session,
-            question=run.spans.question,
-            affinity=run.affinity,
-            rate_spans=run.spans.rate_spans,
-            rates=run.spans.rates,
-            timeout_ms=context.deadline.left_ms,
-        )
-        admitted = partial(context.admit, outcome)
-        sent = time.perf_counter()
-        try:
-            with context.span.child(SELECT, "client") as span:
-                async with asyncio.timeout(self._select_timeout_s):
-                    selection = await self.pools.select(replace(request, trace=span.headers), admitted)
-                note_selection(span, run.wire_id, selection)
-            computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
-            self.admission.selected(place, 1e3 * (time.perf_counter() - sent) - computing_ms)
-        except (InvalidRequestError, DeadlineError):
-            raise
-        except (TimeoutError, SkimError) as error:
-            late, down = isinstance(error, TimeoutError), isinstance(error, PoolDownError)
-            outcome.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"
-            problem = f"no selection in {self._select_timeout_s:g} s" if late else error
-            fallback = await self._fallback.select(request)
-            if fallback is None:
-                logger.warning("request %s runs dense: %s", request_id, problem)
-                return None
-            logger.warning("request %s is selected lexically: %s", request_id, problem)
-            selection = fallback
-            outcome.options = outcome.options.model_copy(update={"selector": "lexical"})
-        outcome.selected(selection, 1e3 * (time.perf_counter() - sent))
-        self.forecaster.selected(run.forecast, selection, outcome.options)
-        return selection
 
 
 def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:

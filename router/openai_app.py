@@ -37,7 +37,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from actors.observability.tracing import NO_TRACER, Tracer
 from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, TokenLogprob
-from router.api_keys import ApiKeys
+from router.api_keys import FIRST_PRIORITY, ApiKeys
 from router.authentication import KeyMiddleware
 from router.context import CURRENT, HttpError, RequestContext
 from router.control_tokens import ControlTokens, Handling
@@ -261,8 +261,10 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
     priority = kwargs.get("priority") or 0
-    if not -(2**63) <= priority < 2**63:
+    if not FIRST_PRIORITY <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
+    if priority < context.min_priority:
+        raise InvalidRequestError(f"priority must be at least {context.min_priority} with this API key")
     if context.keeps is not None:
         context.keeps.check(prompt.get("prompt") if prompt.get("prompt") in context.chats else None)
     if max(prompt["prompt_token_ids"]) >= 2**31:

@@ -54,8 +54,7 @@ class PoolStates:
         """Take in what Serve reports. Ends the waits for pools that are down now."""
         for pool, replicas in pools.items():
             if replicas.running:
-                self._asleep.discard(pool)
-                self._empty_since.pop(pool, None)
+                self.answered(pool)
             elif not replicas.configured:
                 self._asleep.add(pool)
                 self._empty_since.pop(pool, None)
@@ -64,6 +63,11 @@ class PoolStates:
         for pool in filter(self.is_down, self._empty_since):
             for wait in self._waiting[pool]:
                 wait.reschedule(asyncio.get_running_loop().time())
+
+    def answered(self, pool: str) -> None:
+        """The pool answered, so it is up, at once. Serve's next report may say otherwise: the time then begins anew."""
+        self._asleep.discard(pool)
+        self._empty_since.pop(pool, None)
 
     def is_down(self, pool: str) -> bool:
         since = self._empty_since.get(pool)

@@ -9,9 +9,8 @@ cancels it in the replica. If a target replica is lost, `router.migration` sends
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -38,6 +37,7 @@ from router.answer_record import AnswerRecord
 from router.migration import ReplicaLostError, migrate
 from router.pool_states import PoolDownError, PoolStates
 from router.replica_choice import by_prefix, where
+from router.waking import Admitted, Waking
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,6 @@ _DIRECT = {"_by_reference": False}
 
 # The prefill leg must produce one token; the decode leg samples the first token of the answer itself.
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-
-
-Admitted = Callable[[], None]
-"""Is called when a pool works on a request and the target takes requests; perhaps more than once, or too late."""
 
 
 def unwatched() -> None:
@@ -116,13 +112,11 @@ class ServePools:
         states: PoolStates,
         prefill: DeploymentHandle | None = None,
     ) -> None:
-        self._speculator = speculator.options(stream=True, **_DIRECT)
-        self._target = target.options(stream=True, **_DIRECT)
-        self._prefill = prefill.options(stream=True, **_DIRECT) if prefill is not None else None
         self._admission_timeout_s, self._states = admission_timeout_s, states
         self._unary = (speculator, target)  # for calls that answer once
         self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
-        self._waking: dict[tuple[str, ...], asyncio.Task[bool]] = {}
+        self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
+        self._waking = Waking(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
         self._running = 0  # calls of `generate`
         self.speculator: ModelInfo | None = None
@@ -144,9 +138,12 @@ class ServePools:
 
     async def _info(self, pool: str) -> ModelInfo:
         try:
-            return decode(await self._handles[pool].info.remote(), ModelInfo)
+            info = decode(await self._handles[pool].info.remote(), ModelInfo)
         except (RayError, RayServeException, grpc.RpcError) as error:
             raise EngineUnavailableError("a replica died while the router connected to its pool") from error
+        # Otherwise a slow start would count as down until Serve's next report, and the first prompts would run dense.
+        self._states.answered(pool)
+        return info
 
     async def _info_while_up(self, pool: str) -> ModelInfo | None:
         """None if the pool is down."""
@@ -180,7 +177,7 @@ class ServePools:
         self._check("speculator")
         if self.problem[0] is not None:
             raise PoolDownError("the speculator pool is not connected yet")
-        response = _preferring(self._speculator, "select", request).remote(encode(request))
+        response = _preferring(self._streaming["speculator"], "select", request).remote(encode(request))
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted)
         try:
             async with self._states.while_up("speculator"):
@@ -195,32 +192,14 @@ class ServePools:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
         finally:
             alarm.cancel()
-        return decode(reply, Selection)
+            self._waking.forget(admitted)
+        selection = decode(reply, Selection)
+        self._states.answered("speculator")
+        return selection
 
     def _wake_target(self, admitted: Admitted) -> None:
         """Make Serve start an empty target pool now, not after the selection."""
-        self._wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
-
-    def _wake(self, *pools: str, admitted: Admitted = unwatched) -> None:
-        """Let a call wait for each pool: Serve starts a pool that autoscaling emptied when a call waits.
-
-        A pool that answers takes requests. Only one such call runs at a time, so that it does not count as load. It
-        serves all waiting requests, so it has its own context: Serve cancels calls that belong to a cancelled request,
-        and finds them by context.
-        """
-
-        async def ask() -> bool:
-            calls = (self._handles[pool].info.remote() for pool in pools)
-            replies = await asyncio.gather(*calls, return_exceptions=True)
-            return not any(isinstance(reply, BaseException) for reply in replies)
-
-        def note(asked: asyncio.Task[bool]) -> None:
-            if not asked.cancelled() and asked.result():
-                admitted()
-
-        if pools not in self._waking or self._waking[pools].done():
-            self._waking[pools] = asyncio.create_task(ask(), context=Context())
-        self._waking[pools].add_done_callback(note)
+        self._waking.wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
 
     async def end_session(self, session: SessionHandle) -> None:
         replica = self._unary[0].options(method_name="end_session", session_id=where(session.id))
@@ -231,7 +210,7 @@ class ServePools:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
 
     async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
-        if pool == "target" and self._prefill is not None:
+        if pool == "target" and "prefill" in self._handles:
             # The halves share no prefix cache: the blocks would have to cross now and again with the next turn.
             return False
         handle = self._unary[("speculator", "target").index(pool)]
@@ -248,21 +227,19 @@ class ServePools:
         self._check("target")
         first: GenerateOutput | None = None
         # vLLM computes prompt log probabilities during prefill, so such a request is not split.
-        if self._prefill is not None and request.sampling.get("prompt_logprobs") is None:
-            first = await self._prefilled(self._prefill, request, admitted)
+        if "prefill" in self._handles and request.sampling.get("prompt_logprobs") is None:
+            first = await self._prefilled(request, admitted)
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
-        async with aclosing(self._stream(self._target, request, admitted)) as outputs:
+        async with aclosing(self._stream("target", request, admitted)) as outputs:
             async for output in outputs:
                 yield output if first is None else _with_prefill(output, first)
                 first = None
 
-    async def _prefilled(
-        self, handle: DeploymentHandle, request: GenerateRequest, admitted: Admitted
-    ) -> GenerateOutput | None:
+    async def _prefilled(self, request: GenerateRequest, admitted: Admitted) -> GenerateOutput | None:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
-        attempt = partial(self._stream, handle, admitted=admitted)
+        attempt = partial(self._stream, "prefill", admitted=admitted)
         try:
             self._check("prefill")
             async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
@@ -279,20 +256,22 @@ class ServePools:
         try:
             self._states.check(pool)
         except PoolDownError:
-            self._wake(pool)
+            self._waking.wake(pool)
             raise
 
     async def _stream(
-        self, handle: DeploymentHandle, request: GenerateRequest, admitted: Admitted
+        self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
         # So all answers together send about one message in MESSAGE_MS, which is what one event loop can take.
         request = replace(request, interval_ms=min(MESSAGE_MS * self._running, MAX_INTERVAL_MS))
         self._running += 1
-        response = _preferring(handle, "generate", request).remote(encode(request))
+        response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
         accepted = False
         try:
             await self._admitted(response)
             accepted = True
+            # Serve's next report may be seconds away, and requests would be refused until then.
+            self._states.answered(pool)
             admitted()
             async for reply in response:
                 yield decode(reply, GenerateOutput)

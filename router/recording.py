@@ -79,7 +79,8 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
 
     async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
         """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
-        chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
+        with refusing(context):
+            chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
         # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
         if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
             return chat.contents(None)

@@ -1,5 +1,7 @@
 """Makes a selection: checks the request, scores the prompt, chooses what to keep, returns the kept prompt."""
 
+import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,8 @@ from speculator_service.records import MAX_TOKENS, Found, Record, Records
 from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import coverage, select
+
+logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 256
 """A prefix cache finds whole blocks of at most so many tokens."""
@@ -61,6 +65,7 @@ class SpeculatorService:
         self.records = Records(engine.cache_tokens or MAX_TOKENS) if records is None else records
         self._acceptances = acceptances or Acceptances()
         self._counts = RecordCounts()
+        self._freeing: set[asyncio.Task[None]] = set()
 
     @property
     def info(self) -> ModelInfo:
@@ -81,11 +86,31 @@ class SpeculatorService:
     async def select(self, request: SelectRequest) -> Selection:
         """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine.
 
-        Raises InvalidRequestError for an invalid request, EngineUnavailableError if the engine is dead, SkimError if
-        the engine returns invalid scores.
+        A call that does not return leaves no session. Raises InvalidRequestError for an invalid request,
+        EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
         check_request(request, self.info)
         context = request.decode.draft_context if self.address and request.decode else None
+        try:
+            return await self._select(request, context)
+        except BaseException:
+            if context:
+                self._free(request.request_id)
+            raise
+
+    def _free(self, session: str) -> None:
+        """Close the engine's session, if it has one, in the background: the caller may be cancelled."""
+        task = asyncio.create_task(self.engine.close_session(session))
+        self._freeing.add(task)
+        task.add_done_callback(self._freed)
+
+    def _freed(self, task: asyncio.Task[None]) -> None:
+        self._freeing.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.warning("a session without a selection was not closed: %s", error)
+
+    async def _select(self, request: SelectRequest, context: str | None) -> Selection:
+        """context: what the engine keeps for drafts, as `DecodeOptions.draft_context`; None: nothing."""
         if request.options.selector == "lexical":
             context = "kept" if context == "kept" else None  # the engine does not read the whole prompt
             scores = score_lexically(request)

@@ -2,19 +2,21 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from kv_transfer.channel_client import connecting
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.mock_compute import MockCompute, Prefill
 from kv_transfer.model_info import inspect_model
 from kv_transfer.model_source import local_folder
 from target_service.answer import Answers, NewToken
+from target_service.drafting.session_ends import SessionEnds
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_leg, check_request
 from target_service.sampling import Sampling, read_sampling
@@ -29,6 +31,7 @@ class MockTarget(TargetEngine):
     fail_before_first: the number of requests that fail with EngineUnavailableError before their first token. Sampling
     fields that choose tokens have no effect.
     kv_role, kv_host: as in VllmTarget; a request that brings KV blocks needs no prefill.
+    draft_channel: as in VllmTarget. The mock asks for no drafts. It ends the session of each answer that it has begun.
     started, running, aborted: counts of requests.
     """
 
@@ -46,12 +49,14 @@ class MockTarget(TargetEngine):
         max_model_len: int | None = None,
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
+        draft_channel: Mapping[str, Any] | None = None,
     ) -> None:
         self._kv_role, self._kv_host = kv_role, kv_host
         self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.compute = MockCompute(prefill_ms, prefill_ms_per_token, cache_tokens, block_size, one_at_a_time)
         self._decode_ms = decode_ms
         self._failures_left = fail_before_first
+        self._session_ends = None if draft_channel is None else SessionEnds(connecting(draft_channel))
         self.started = self.running = self.aborted = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
@@ -63,18 +68,20 @@ class MockTarget(TargetEngine):
             raise InvalidRequestError("the mock engine has no sampling parameter 'logprob_token_ids'")
         self.started += 1
         self.running += 1
-        finished = False
+        begun = finished = False
         try:
             if self._failures_left > 0:
                 self._failures_left -= 1
                 finished = True
                 raise EngineUnavailableError("the mock target was told to fail")
             async for output in self._answer(request, sampling, max_tokens):
-                finished = output.finished
+                begun, finished = True, output.finished
                 yield replace(output, kv_blocks={"host": self._kv_host}) if request.prefill_only else output
         finally:
             self.running -= 1
             self.aborted += not finished
+            if begun and self._session_ends is not None:
+                self._session_ends.ended(request.prompt)
 
     async def _answer(
         self, request: GenerateRequest, sampling: Sampling, max_tokens: int
@@ -126,7 +133,9 @@ class MockTarget(TargetEngine):
         """A mock is always healthy."""
 
     def close(self) -> None:
-        """A mock holds nothing."""
+        """Disconnect from the drafters."""
+        if self._session_ends is not None:
+            self._session_ends.close()
 
 
 def mock_tokens(

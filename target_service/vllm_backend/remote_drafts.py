@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kv_transfer.channel import Tls
-from kv_transfer.channel_client import DraftClient
+from kv_transfer.channel_client import connecting
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.positions import decode_positions
@@ -21,7 +20,7 @@ from target_service.drafting.settings import draft_settings
 from target_service.drafting.target_session import Proposal
 
 CHANNEL = "skim_draft_channel"
-"""Key in VllmConfig.additional_config: keyword arguments of DraftClient; `tls` is a mapping of Tls's fields."""
+"""Key in VllmConfig.additional_config: the argument of `connecting`."""
 
 
 class Verified(NamedTuple):
@@ -58,11 +57,8 @@ class RemoteDrafts:
     def __init__(self, vllm_config: Any, *, ahead: bool = False) -> None:
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._max_model_len = vllm_config.model_config.max_model_len
-        channel = dict((vllm_config.additional_config or {}).get(CHANNEL) or {})
-        if channel.get("tls"):
-            channel["tls"] = Tls(**channel["tls"])
-        vocab_size = vllm_config.model_config.get_vocab_size()
-        self._exchange = DraftExchange(lambda address: DraftClient(address, **channel), vocab_size)
+        channel = (vllm_config.additional_config or {}).get(CHANNEL) or {}
+        self._exchange = DraftExchange(connecting(channel), vllm_config.model_config.get_vocab_size())
         self._requests = DraftedRequests(self._most, ahead=ahead)
         self._limits: dict[str, _Limits] = {}
         self._step: _Step | None = None

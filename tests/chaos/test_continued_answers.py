@@ -41,7 +41,9 @@ def settings(served: Served) -> dict[str, Any]:
     before = settings_in(served.log.parent)
     latencies = {"prefill_ms": 20.0, "decode_ms": 25.0}
     target = {**before["target"], "engine_options": latencies, "drain_timeout_s": DRAIN_TIMEOUT_S}
-    router = {**before["router"], "port": served.port, "admission_timeout_s": 60.0}
+    # Both replicas may be dead at a time: a stream that begins then must wait, too.
+    patient = {"admission_timeout_s": 60.0, "pool_down_after_s": 60.0}
+    router = {**before["router"], "port": served.port, **patient}
     speculator = {**before["speculator"], "engine_options": {}}
     return {**before, "speculator": speculator, "target": target, "router": router}
 

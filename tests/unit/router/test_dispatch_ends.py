@@ -10,6 +10,7 @@ from kv_transfer.options import DecodeOptions
 from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pools import unwatched
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 from tests.unit.router.dispatching import prompt, run
@@ -50,6 +51,52 @@ async def test_a_session_that_no_answer_will_use_is_ended():
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: not pools.speculator_engine.sessions)
+
+
+class SlowReplies(LocalPools):
+    """The speculator has selected, and its reply never arrives. ended: the sessions that the router ended."""
+
+    selected, ended = False, 0
+
+    async def select(self, request, admitted=unwatched):
+        await super().select(request, admitted)
+        self.selected = True
+        await asyncio.Event().wait()
+
+    async def end_session(self, session):
+        self.ended += 1
+        await super().end_session(session)
+
+
+async def test_a_selection_whose_client_leaves_before_the_reply_keeps_no_session():
+    pools = SlowReplies()
+    task = asyncio.create_task(run(pools, prompt()))
+    await until(lambda: pools.selected)
+    assert set(pools.speculator_engine.sessions) == {pools.selects[0].request_id}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.01)
+    assert (pools.ended, pools.speculator_engine.sessions) == (1, {})
+
+
+async def test_a_selection_that_is_made_but_late_keeps_no_session():
+    pools = SlowReplies()
+    ran = await run(pools, prompt(), timeout_s=0.05)
+    assert (ran.outcome.mode, ran.outcome.reason, pools.selected) == ("dense", "speculator-timeout", True)
+    await asyncio.sleep(0.01)
+    assert (pools.ended, pools.speculator_engine.sessions) == (1, {})
+
+
+async def test_a_selection_without_drafts_has_no_session_to_end():
+    pools = SlowReplies()
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 0.05, LocalMeter())
+    options = PrefillOptions(enabled=True, min_prompt_tokens=256)
+    context = RequestContext(options, DecodeOptions(method="none"))
+    async for _ in dispatcher.run("r", prompt(), context):
+        pass
+    await asyncio.sleep(0.01)
+    assert (pools.selected, pools.ended) == (True, 0)
 
 
 async def test_a_session_of_a_request_that_no_target_took_is_ended():

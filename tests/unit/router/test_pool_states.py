@@ -59,6 +59,19 @@ async def test_a_replica_ends_it_and_the_time_begins_anew(states, clock):
     assert states.is_down("target")
 
 
+async def test_an_answer_counts_at_once_and_the_next_report_begins_the_time_anew(states, clock):
+    for now in (0.0, 30.0):
+        clock.now = now
+        states.note({"target": EMPTY})
+    assert states.is_down("target")
+    states.answered("target")
+    states.check("target")
+    states.note({"target": EMPTY})
+    states.check("target")
+    clock.now = 60.0
+    assert states.is_down("target")
+
+
 async def test_a_wait_ends_when_its_pool_goes_down_and_no_other(states, clock):
     async def wait(pool):
         async with states.while_up(pool):

@@ -60,6 +60,71 @@ async def test_without_the_target_nothing_is_selected_or_generated():
     await until(lambda: target.replies[0].waiting)
 
 
+async def test_a_pool_that_has_answered_is_used_before_serve_reports_it():
+    states = down("speculator")
+    pools, _, _ = serve_pools(speculator=[Reply(encode(SMALL)), Reply(SELECTION)], states=states)
+    with pytest.raises(PoolDownError):
+        await pools.select(SELECT)
+    await asyncio.sleep(0.01)
+    assert not states.is_down("speculator")
+    assert (await pools.select(SELECT)).kept.token_ids.tolist() == [1, 2, 3]
+
+
+class Late(Reply):
+    """Comes from a pool that went down while a request waited for it."""
+
+    def __init__(self, states, pool, *steps):
+        super().__init__(*steps)
+        self._gone = lambda: states.note({pool: Replicas(1, 0)})
+
+    async def _play(self):
+        self._gone()
+        self._gone = lambda: None
+        return await super()._play()
+
+
+async def test_a_request_that_waited_tells_that_its_pool_is_back():
+    """In the seconds until Serve reports it, the next requests would be refused."""
+    states = PoolStates(0.0)
+    pools, _, _ = serve_pools(target=[Late(states, "target", *GOOD), Reply(*GOOD)], states=states)
+    assert await texts(pools) == ["a", "b"]
+    assert await texts(pools) == ["a", "b"]
+
+
+async def test_a_selection_tells_that_its_pool_is_there():
+    now = [0.0]
+    states = PoolStates(5.0, lambda: now[0])
+    pools, _, _ = serve_pools(speculator=[Late(states, "speculator", SELECTION)], states=states)
+    await pools.select(SELECT)
+    now[0] = 10.0
+    assert not states.is_down("speculator")
+
+
+async def test_a_pool_that_does_not_answer_stays_down():
+    replies = [Reply(died()), Reply(died()), Reply(FOREVER)]
+    pools, speculator, _ = serve_pools(speculator=replies, states=down("speculator"))
+    for reply in replies:
+        with pytest.raises(PoolDownError):
+            await pools.select(SELECT)
+        await until(lambda reply=reply: reply.waiting)
+    assert speculator.payloads == []
+
+
+@pytest.mark.parametrize("pool", ["target", "speculator"])
+async def test_requests_that_are_refused_leave_nothing_with_the_call_that_waits(pool):
+    """It may wait for minutes."""
+    waking = Reply(FOREVER)
+    pools, _, _ = serve_pools(**{pool: [waking]}, states=down(pool))
+    before = asyncio.all_tasks()
+    for _ in range(20):
+        with pytest.raises(PoolDownError):
+            await pools.select(SELECT)
+        await until(lambda: waking.waiting)
+    waiting = asyncio.all_tasks() - before
+    assert waiting
+    assert sum(len(task._callbacks or ()) for task in waiting) < 3
+
+
 async def test_without_the_prefill_half_the_decoding_half_prefills_at_once():
     pools, _target, prefill = split_pools(target=[Reply(*GOOD)], prefill=[Reply(FOREVER)], states=down("prefill"))
     assert await texts(pools) == ["a", "b"]
@@ -77,9 +142,18 @@ async def test_the_router_starts_without_a_speculator_that_is_down_and_meets_it_
     states.note({"speculator": Replicas(1, 1)})
     with pytest.raises(PoolDownError, match="is not connected yet"):
         await pools.select(SELECT)
+    states.note({"speculator": Replicas(1, 0)})
     await until(lambda: pools.speculator)
     assert pools.problem == (None, False)
     assert (await pools.select(SELECT)).kept.token_ids.tolist() == [1, 2, 3]
+
+
+async def test_a_pool_that_answers_the_router_at_its_start_is_up_before_serve_reports_it():
+    """A start that takes longer than the time after which an empty pool is down."""
+    replies, states = [Reply(encode(BIG)), Reply(encode(SMALL))], down("target")
+    pools, _, _ = serve_pools(target=replies[:1], speculator=replies[1:], states=states)
+    await pools.connect()
+    assert not states.is_down("target")
 
 
 async def test_a_speculator_that_comes_later_and_does_not_fit_is_never_used(monkeypatch):

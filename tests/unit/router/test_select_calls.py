@@ -1,6 +1,8 @@
 """Calls to the speculator pool through Serve handles, and what happens to the target pool meanwhile."""
 
 import asyncio
+import gc
+import weakref
 from contextvars import ContextVar
 from types import SimpleNamespace
 
@@ -87,6 +89,22 @@ async def test_a_selection_is_admitted_if_the_target_answers_meanwhile(monkeypat
     for task in selecting:
         task.cancel()
     await asyncio.wait(selecting)
+
+
+async def test_a_selection_that_ends_is_not_told_of_a_target_that_wakes_later(monkeypatch):
+    """Starting a pool takes minutes: until then requests that have ended would fill the memory."""
+    monkeypatch.setattr("router.pools.WAKE_AFTER_S", 0.0)
+    pools, _, target = serve_pools(speculator=[Reply(FOREVER)], target=[Reply(FOREVER)])
+    wish = asyncio.Event()
+    gone, before = weakref.ref(wish), asyncio.all_tasks()
+    selecting = asyncio.create_task(pools.select(SELECT, wish.set))
+    await until(lambda: target.replies[0].waiting)
+    selecting.cancel()
+    await asyncio.wait([selecting])
+    assert asyncio.all_tasks() - before, "the call that wakes still waits"
+    del wish, selecting
+    gc.collect()
+    assert gone() is None
 
 
 async def test_a_selection_that_is_quick_wakes_nobody(monkeypatch):

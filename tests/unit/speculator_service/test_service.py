@@ -218,3 +218,63 @@ async def test_a_record_knows_the_rules_of_its_request(make_request):
         assert (again.kept.positions < 500).sum() >= 500 * rate, rate
     protected = await service.select(replace(request, protected_spans=half))
     assert set(range(500)) <= set(protected.kept.positions.tolist())
+
+
+class LateEngine(MockSpeculator):
+    """The session is made, and the caller waits on: its cancellation comes between."""
+
+    async def score(self, *args, **options):
+        scores = await super().score(*args, **options)
+        await asyncio.Event().wait()
+        return scores
+
+
+@pytest.mark.parametrize("context", ["full", "kept"])
+async def test_a_selection_that_is_cancelled_after_its_session_was_made_frees_it(
+    make_request, demo_speculator, context
+):
+    engine = LateEngine(demo_speculator)
+    if context == "kept":
+        engine.score, engine.open_session = super(LateEngine, engine).score, opens_and_waits(engine)
+    request = replace(make_request(range(10)), decode=DecodeOptions(draft_context=context))
+    task = asyncio.create_task(SpeculatorService(engine, "here:1").select(request))
+    while not engine.sessions:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.01)
+    assert not engine.sessions
+
+
+def opens_and_waits(engine):
+    opened = engine.open_session
+
+    async def open_session(*args, **options):
+        await opened(*args, **options)
+        await asyncio.Event().wait()
+
+    return open_session
+
+
+async def test_a_selection_with_invalid_scores_keeps_no_session(make_request, demo_speculator):
+    engine = MockSpeculator(demo_speculator)
+    score = engine.score
+
+    async def short(*args, **options):
+        scores = await score(*args, **options)
+        return replace(scores, importance=scores.importance[1:])
+
+    engine.score = short
+    request = replace(make_request(range(10)), decode=DecodeOptions())
+    with pytest.raises(SkimError, match="do not fit"):
+        await SpeculatorService(engine, "here:1").select(request)
+    await asyncio.sleep(0.01)
+    assert not engine.sessions
+
+
+async def test_a_selection_that_returns_keeps_its_session(make_request, demo_speculator):
+    engine = MockSpeculator(demo_speculator)
+    await SpeculatorService(engine, "here:1").select(replace(make_request(range(10)), decode=DecodeOptions()))
+    await asyncio.sleep(0.01)
+    assert engine.sessions

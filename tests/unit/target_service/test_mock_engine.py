@@ -1,6 +1,7 @@
 """The mock fulfils the engine's interface: streams, stops, output kinds, failures, counts."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
 from target_service.factory import create_engine
 from target_service.mock_engine import MockTarget, mock_tokens
+from tests.unit.kv_transfer.channel_peer import serving
 
 MODEL = str(Path(__file__).parents[3] / "demo_models" / "target")
 PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
@@ -172,3 +175,26 @@ async def test_the_next_turn_finds_prompt_and_answer_at_their_positions() -> Non
         target, {"max_tokens": 1}, KeptPrompt(ids, np.append(PROMPT.positions, following + 1).astype(np.int32), 18)
     )
     assert moved.cached_tokens == 3, "the same tokens at other positions are other KV"
+
+
+async def test_an_answer_that_began_ends_its_session_once() -> None:
+    """Whether it is complete or aborted. The router ends the session of an answer that did not begin."""
+    ended: list[str] = []
+
+    async def drafter(request: DraftRequest) -> DraftReply:
+        ended.extend(request.closed)
+        return DraftReply(request.sequence)
+
+    def asked(address: str, name: str) -> GenerateRequest:
+        return GenerateRequest(name, replace(PROMPT, session=SessionHandle(address, name)), {"max_tokens": 3})
+
+    with serving(drafter) as address:
+        target = MockTarget(MODEL, fail_before_first=1, draft_channel={"deadline_s": 60})
+        with pytest.raises(EngineUnavailableError):
+            await anext(target.generate(asked(address, "failed")))
+        assert [output.finished async for output in target.generate(asked(address, "complete"))][-1]
+        aborted = target.generate(asked(address, "aborted"))
+        await anext(aborted)
+        await aborted.aclose()
+        await asyncio.to_thread(target.close)
+    assert ended == ["complete", "aborted"]
