@@ -1,12 +1,14 @@
 """The failed starts of a pool, in Ray's key-value store: neither a replica nor Serve's controller lives as long.
 
-Ray keeps it as long as its head lives; on KubeRay in Redis, beyond that. Outside Ray nothing is noted.
+Ray keeps it as long as its head lives; on KubeRay with Redis, beyond that. Outside Ray nothing is noted. Applications
+in one Ray have rows of their own.
 """
 
 import json
 import time
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from urllib.parse import quote
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
@@ -26,11 +28,11 @@ class FailedStart:
 
 
 class FailedStarts:
-    """The failed starts in a row of a pool with these settings; other settings begin a new row."""
+    """The failed starts in a row of an application's pool with these settings; other settings begin a new row."""
 
-    def __init__(self, pool: str, settings: object) -> None:
-        self._pool = pool
-        self._key = f"{PREFIX}{pool}-{sha256(repr(settings).encode()).hexdigest()[:16]}"
+    def __init__(self, app: str, pool: str, settings: object) -> None:
+        self._prefix = _prefix(app, pool)
+        self._key = f"{self._prefix}{sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def in_a_row(self) -> int:
         found = _read(self._key) if ray.is_initialized() else None
@@ -46,20 +48,25 @@ class FailedStarts:
     def succeeded(self) -> None:
         """End the row, and those of other settings: they are settings of the past."""
         if ray.is_initialized():
-            _forget(f"{PREFIX}{self._pool}-")
+            _forget(self._prefix)
 
 
-def last_failed_start(pool: str) -> FailedStart | None:
+def last_failed_start(app: str, pool: str) -> FailedStart | None:
     """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
     if not ray.is_initialized():
         return None
-    starts = [_read(key.decode()) for key in _internal_kv_list(f"{PREFIX}{pool}-")]
+    starts = [_read(key.decode()) for key in _internal_kv_list(_prefix(app, pool))]
     return max((start for start in starts if start), key=lambda start: start.at, default=None)
 
 
-def forget_failed_starts() -> None:
-    """Begin new rows in all pools: a changed deployment starts without a pause."""
-    _forget(PREFIX)
+def forget_failed_starts(app: str) -> None:
+    """Begin new rows in all pools of the application: a changed deployment starts without a pause."""
+    _forget(_prefix(app))
+
+
+def _prefix(app: str, pool: str = "") -> str:
+    """The start of the keys of an application, or of one of its pools. An application's name may have any character."""
+    return f"{PREFIX}{quote(app, safe='')}/" + (f"{pool}-" if pool else "")
 
 
 def _forget(prefix: str) -> None:

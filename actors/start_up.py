@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 import ray
+from ray.serve.context import _get_internal_replica_context
 from ray.util.placement_group import PlacementGroup
 
 from actors.failed_starts import FailedStarts
@@ -51,21 +52,21 @@ def uncollected() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def retried_start(pool: str, *settings: object, limit_s: float) -> AsyncIterator[None]:
+async def retried_start(pool: str, *settings: object, limit_s: float | None) -> AsyncIterator[None]:
     """The start of a replica's engine: paused after failed starts of this pool with these settings.
 
     Serve 2.60 starts a replica again at once, for ever, and waits for one that hangs, for ever. A start that takes
-    longer than `limit_s` ends the process, so that Serve starts another one. Outside Ray there is no limit.
+    longer than `limit_s` ends the process, so that Serve starts another one. None, and outside Ray: no limit.
     """
-    starts = FailedStarts(pool, settings)
+    starts = FailedStarts(_application(), pool, settings)
     if failures := starts.in_a_row():
         pause = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
         logger.warning("the %s pool failed to start %d times in a row; it starts again in %g s", pool, failures, pause)
         await asyncio.sleep(pause)
     # A thread, because a starting engine blocks the event loop.
-    limit = threading.Timer(limit_s, _end_late_start, (starts, pool, limit_s))
+    limit = threading.Timer(limit_s or 0.0, _end_late_start, (starts, pool, limit_s))
     limit.daemon = True
-    if ray.is_initialized():
+    if limit_s is not None and ray.is_initialized():
         limit.start()
     try:
         yield
@@ -75,6 +76,12 @@ async def retried_start(pool: str, *settings: object, limit_s: float) -> AsyncIt
     finally:
         limit.cancel()
     starts.succeeded()
+
+
+def _application() -> str:
+    """The name of the application whose replica this process is; empty outside Serve."""
+    context = _get_internal_replica_context()
+    return "" if context is None else str(context.app_name)
 
 
 def _end_late_start(starts: FailedStarts, pool: str, limit_s: float) -> None:

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
-from actors.start_up import uncollected
+from actors.start_up import retried_start, uncollected
 from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
 from router.control_tokens import Handling
@@ -34,7 +34,10 @@ from router.start_up import StartingApp
 logger = logging.getLogger(__name__)
 
 OTHERS_TIMEOUT_S = 5.0
-"""How long a router waits for the other routers' entries of the explain view."""
+"""How long a router waits for the replies of the other routers, and before it asks them again."""
+
+OTHERS_ATTEMPTS = 12
+"""How often a router that starts asks routers that do not reply whether they serve."""
 
 
 class RouterDeployment:
@@ -45,7 +48,7 @@ class RouterDeployment:
     Dispatcher. deadline_s: as in SkimMiddleware. max_ongoing_requests, max_wait_s: `most` and `max_wait_s` of
     Admission. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see PoolStates. vllm_args: options of vLLM's HTTP
     server. traces: the argument of `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes,
-    body_timeout_s: as in BodyLimits.
+    body_timeout_s, body_memory_bytes: as in BodyLimits.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class RouterDeployment:
         control_tokens: Handling = "text",
         max_body_bytes: int = BodyLimits.max_bytes,
         body_timeout_s: float = BodyLimits.timeout_s,
+        body_memory_bytes: int = BodyLimits.memory_bytes,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -107,13 +111,40 @@ class RouterDeployment:
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
         self._keep_alive_s, self._reports = keep_alive_s, RequestReports()
-        self._limits, self._control_tokens = BodyLimits(max_body_bytes, body_timeout_s), control_tokens
+        self._limits = BodyLimits(max_body_bytes, body_timeout_s, body_memory_bytes)
+        self._control_tokens = control_tokens
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> StartingApp:
-        self._watch = asyncio.create_task(watch_pools(ServeState(), self._states, self._meter))
-        self._app = StartingApp(self._build_app, self._patience_s)
+        self._serve_state = ServeState()
+        self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
+        self._app = StartingApp(self._build_app, self._patience_s, self._others_serve)
+        async with retried_start("router", self._model, self._vllm_args, limit_s=None):
+            await self._app.start()
         return self._app
+
+    async def serves(self) -> bool:
+        """Whether this router has its app; routers that start ask for it."""
+        return self._app.problem is None
+
+    async def _others_serve(self) -> bool:
+        """Whether another router has its app. Routers that do not reply are asked again; in the end they count as
+        routers without an app, so that a start cannot wait for ever for one that hangs."""
+        for _ in range(OTHERS_ATTEMPTS):
+            try:
+                here = serve.get_replica_context()
+                if not (await self._serve_state())[here.deployment].running:
+                    return False
+                replies = await self._broadcast("serves")
+            except (RayError, RayServeException, TimeoutError, KeyError, ValueError) as error:
+                logger.info("the other routers did not answer: %s", type(error).__name__)
+                replies = [error]
+            if any(reply is True for reply in replies):
+                return True
+            if all(reply is False for reply in replies):
+                return False
+            await asyncio.sleep(OTHERS_TIMEOUT_S)
+        return False
 
     async def problem(self) -> tuple[str | None, bool]:
         """Why this replica does not serve yet, and whether a person must repair it; (None, False) once it serves."""
@@ -160,17 +191,21 @@ class RouterDeployment:
 
         A router that dies or does not answer in time has no entry.
         """
-        here = serve.get_replica_context()
-        # In a thread: the first call waits for Serve's controller.
-        routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
         try:
-            replies = await routers.broadcast(method, request_id, key).results_async(
-                timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True
-            )
+            replies = await self._broadcast(method, request_id, key)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("the other routers did not answer: %s", type(error).__name__)
             return None
         return next((reply for reply in replies if isinstance(reply, str)), None)
+
+    async def _broadcast(self, method: str, *args: str) -> list[Any]:
+        """What all routers that run reply, or the errors in place of replies. Raises RayError, TimeoutError and
+        RayServeException."""
+        here = serve.get_replica_context()
+        # In a thread: the first call waits for Serve's controller.
+        routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
+        replies = routers.broadcast(method, *args)
+        return await replies.results_async(timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True)
 
     def __del__(self) -> None:
         if tracer := getattr(self, "_tracer", None):

@@ -4,6 +4,10 @@ A pool can be down for a long time: it starts, restarts after a crash, or fails 
 waited for the pools without a limit, Serve would have no router replica, and its proxy would hold every request without
 an answer. The router waits for a limited time, because Serve calls an application running when all replicas have
 started, and KubeRay then moves the traffic to it.
+
+In an update, and when the number of routers grows, other routers answer already. Serve stops an old replica and sends
+requests to a new one as soon as the new one has started, so a router without an app would only take requests away from
+those that have one. It then waits without a limit, and its start fails if its app cannot be built.
 """
 
 import asyncio
@@ -31,18 +35,37 @@ class StartingApp:
     """An ASGI app that builds the real app in the background and then forwards everything to it.
 
     build: builds the app; it is called again, with growing pauses, until it succeeds. patience_s: how long the start
-    waits for the app before it completes without one. `problem`: why there is no app yet, in one sentence; None once
-    there is one. `failed`: the last attempt failed for a reason that a person must fix, not because a pool is down.
+    waits for the app before it completes without one. others_serve: whether another router has its app.
+    `problem`: why there is no app yet, in one sentence; None once there is one. `failed`: the last attempt failed for a
+    reason that a person must fix, not because a pool is down.
     """
 
-    def __init__(self, build: Callable[[], Awaitable[ASGIApp]], patience_s: float) -> None:
-        self._build, self._patience_s = build, patience_s
+    def __init__(
+        self, build: Callable[[], Awaitable[ASGIApp]], patience_s: float, others_serve: Callable[[], Awaitable[bool]]
+    ) -> None:
+        self._build, self._patience_s, self._others_serve = build, patience_s, others_serve
         self._decided = asyncio.Event()
         self._app: ASGIApp | None = None
         self._task: asyncio.Task[None] | None = None
         self._lifespan = AsyncExitStack()
         self.problem: str | None = WAITING
         self.failed = False
+
+    async def start(self) -> None:
+        """Begin to build the app; returns when Serve may count this router as started.
+
+        Raises SkimError if the app cannot be built while other routers serve.
+        """
+        self._task = asyncio.create_task(self._start())
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), self._patience_s)
+            self._decided.clear()
+            if self._app is not None or not await self._others_serve():
+                return
+            if self.failed:
+                await self._end()
+                raise SkimError(self.problem or NOT_BUILT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -57,15 +80,16 @@ class StartingApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Handle the ASGI lifespan messages of Serve. The real app's lifespan lies inside this one."""
         await receive()
-        self._task = asyncio.create_task(self._start())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._decided.wait(), self._patience_s)
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._lifespan.aclose()
+        await self._end()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._lifespan.aclose()
 
     async def _start(self) -> None:
         pause, longest = RETRY_S

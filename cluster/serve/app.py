@@ -83,7 +83,7 @@ def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = config.channel.model_dump(include={"port", "max_branches"})
-    channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
+    channel = {**_channel(config.channel), **own} if _drafts_remotely(config) else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = _traces(config.observability)
@@ -137,6 +137,7 @@ def build_app(config: DeploymentConfig) -> Application:
         control_tokens=config.router.control_tokens,
         max_body_bytes=config.router.max_body_bytes,
         body_timeout_s=config.router.body_timeout_s,
+        body_memory_bytes=config.router.body_memory_bytes,
         **traces,
     )
 
@@ -217,13 +218,16 @@ def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, 
 
 
 def _decoding(config: DeploymentConfig) -> dict[str, Any]:
-    """The target's engine options for speculative decoding; empty if its engine is not vLLM."""
-    if config.target.engine != "vllm":
-        return {}
-    decoding: dict[str, Any] = {"decode": config.decode.model_dump()}
-    if config.decode.method == "remote":
+    """The target's engine options for speculative decoding. A mock gets the draft channel only, to end sessions."""
+    decoding: dict[str, Any] = {"decode": config.decode.model_dump()} if config.target.engine == "vllm" else {}
+    if _drafts_remotely(config):
         decoding["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
     return decoding
+
+
+def _drafts_remotely(config: DeploymentConfig) -> bool:
+    """Whether the speculator keeps drafting sessions. The transformers engine would neither use nor end one."""
+    return config.decode.method == "remote" and config.target.engine != "transformers"
 
 
 def _channel(channel: ChannelConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ray
 import torch
 from ray import serve
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _disconnect
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from actors.failed_starts import forget_failed_starts, last_failed_start
@@ -103,7 +104,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
     _check_resources(config)
     earlier = _messages(name)
-    forget_failed_starts()
+    forget_failed_starts(name)
     serve.start(
         http_options=HTTPOptions(**http_options(config.router)),
         logging_config=LoggingConfig(log_level="WARNING"),
@@ -137,6 +138,7 @@ def join_ray(address: str) -> None:
 
 
 def _init_ray(what: str, **options: Any) -> None:
+    _forget_earlier_serve()
     # Serve sets this logger's level itself, so a filter is needed; the terminal shows our own progress lines.
     logging.getLogger("ray.serve").addFilter(_is_for_the_user)
     try:
@@ -144,6 +146,15 @@ def _init_ray(what: str, **options: Any) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SkimError(f"cannot {what}: {first_line}") from error
+
+
+def _forget_earlier_serve() -> None:
+    """Drop what Serve keeps in this process of the Serve of an earlier Ray (ray.serve.context, Ray 2.60.0).
+
+    Serve keeps its client by the id of Ray's job, and the first job of each Ray has the same id. A second deployment in
+    one process would wait for the dead controller of the first one, for ever.
+    """
+    _disconnect()
 
 
 def _prepare_cluster(config: DeploymentConfig, name: str) -> None:
@@ -211,14 +222,14 @@ def _await_running(name: str, progress: Progress, earlier: Mapping[str, str]) ->
         if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
             return
         if _has_failed(application, earlier):
-            raise SkimError(f"the deployment did not start: {_why_it_failed(application, earlier)}")
+            raise SkimError(f"the deployment did not start: {_why_it_failed(application, earlier, name)}")
         time.sleep(_POLL_S)
 
 
-def _why_it_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str]) -> str:
+def _why_it_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str], name: str) -> str:
     """What the replica noted itself; Serve's message does not hold it where a start was ended by its time limit."""
     news = _news(application, earlier)
-    noted = [failed.reason for part in news if (failed := last_failed_start(part))]
+    noted = [failed.reason for part in news if (failed := last_failed_start(name, part))]
     return noted[0] if noted else failure_reason([*news.values(), application.message])
 
 

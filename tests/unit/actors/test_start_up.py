@@ -5,6 +5,7 @@ import gc
 import threading
 from contextlib import suppress
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,14 @@ async def test_other_settings_start_without_a_pause(in_ray):
     assert in_ray == []
 
 
+async def test_a_failure_is_noted_for_the_replicas_own_application(in_ray, monkeypatch):
+    monkeypatch.setattr(start_up, "_get_internal_replica_context", lambda: SimpleNamespace(app_name="second"))
+    with pytest.raises(RuntimeError):
+        await start("wrong", fails=True)
+    assert last_failed_start("second", "target").failures == 1
+    assert last_failed_start("skim", "target") is None
+
+
 async def test_a_start_that_hangs_ends_its_process_and_counts_as_failed(kv_store, monkeypatch):
     """It blocks the event loop, as a starting engine does. Without a limit it would end at no time."""
     ended, exited = threading.Event(), []
@@ -83,8 +92,15 @@ async def test_a_start_that_hangs_ends_its_process_and_counts_as_failed(kv_store
         async with retried_start("target", "hangs", limit_s=0.01):
             assert ended.wait(timeout=60)
             raise KeyboardInterrupt
-    found = last_failed_start("target")
+    found = last_failed_start("", "target")
     assert (found.failures, found.reason) == (1, "the start took longer than start_timeout_s (0.01 s)")
+
+
+async def test_a_start_without_a_limit_may_take_long(kv_store, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(start_up, "end_process", ended.set)
+    async with retried_start("router", "waits", limit_s=None):
+        assert not ended.wait(timeout=0.2)
 
 
 async def test_a_start_in_time_ends_nothing(kv_store, monkeypatch):
@@ -94,7 +110,7 @@ async def test_a_start_in_time_ends_nothing(kv_store, monkeypatch):
     with pytest.raises(RuntimeError):
         await start("model", fails=True)
     assert [timer.finished.is_set() for timer in timers] == [True, True], "cancelled"
-    assert last_failed_start("target").failures == 1
+    assert last_failed_start("", "target").failures == 1
 
 
 class Mortal:

@@ -1,4 +1,4 @@
-"""How a router asks the other routers of its deployment for an entry of the explain view."""
+"""How a router asks the other routers of its deployment: for an entry of the explain view, and whether they serve."""
 
 from types import SimpleNamespace
 
@@ -7,8 +7,11 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from kv_transfer.errors import ModelError, SkimError
 from router import deployment
 from router.deployment import RouterDeployment
+from router.pool_states import Replicas
+from router.start_up import StartingApp
 
 
 @pytest.fixture
@@ -55,3 +58,91 @@ async def test_a_router_that_starts_holds_nothing():
     starting = object.__new__(RouterDeployment)
     starting._view = None
     assert await starting.held_selection("r1") is None
+
+
+@pytest.fixture
+def others_serve(monkeypatch):
+    """Ask a starting router whether others serve. Each attempt takes the next of `attempts`, the last one for ever: how
+    many routers run, or what asking Serve raises, and what a broadcast to them gives or raises.
+    """
+
+    async def ask(*attempts):
+        starting, left = object.__new__(RouterDeployment), list(attempts)
+
+        async def state():
+            running = left[0][0]
+            if isinstance(running, Exception):
+                left.pop(0)
+                raise running
+            return {"router": Replicas(configured=2, running=running), "target": Replicas(configured=1, running=1)}
+
+        async def broadcast(method):
+            assert method == "serves"
+            replies = (left.pop(0) if len(left) > 1 else left[0])[1]
+            if isinstance(replies, Exception):
+                raise replies
+            return replies
+
+        starting._serve_state, starting._broadcast = state, broadcast
+        return await starting._others_serve()
+
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
+    monkeypatch.setattr(deployment, "OTHERS_TIMEOUT_S", 0.0)
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("attempts", "serve_now"),
+    [
+        ([(0, None)], False),
+        ([(1, [True])], True),
+        ([(2, [False, True])], True),
+        ([(2, [False, False])], False),
+        ([(2, [ActorDiedError(), True])], True),
+        ([(1, [ActorDiedError()]), (1, [True])], True),
+        ([(1, [ActorDiedError()]), (0, None)], False),
+        ([(2, TimeoutError()), (2, DeploymentUnavailableError(None)), (2, [True, True])], True),
+        ([(ActorDiedError(), None), (1, [True])], True),
+        ([(1, TimeoutError())], False),
+    ],
+)
+async def test_others_serve_if_one_of_them_has_its_app(others_serve, attempts, serve_now):
+    """Who does not reply is asked again, and in the end counts as a router without an app."""
+    assert await others_serve(*attempts) is serve_now
+
+
+async def test_a_router_serves_once_it_has_its_app():
+    async def build():
+        return SimpleNamespace()
+
+    router = object.__new__(RouterDeployment)
+    router._app = StartingApp(build, 3600.0, router.serves)
+    assert not await router.serves()
+    await router._app.start()
+    assert await router.serves()
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_app(monkeypatch, there):
+    async def build():
+        raise ModelError("two tokenizers")
+
+    async def others_serve():
+        return there
+
+    async def nothing(*_):
+        pass
+
+    monkeypatch.setattr(deployment, "ServeState", lambda: None)
+    monkeypatch.setattr(deployment, "watch_pools", nothing)
+    router = object.__new__(RouterDeployment)
+    router._model, router._vllm_args, router._patience_s = "model", {}, 3600.0
+    router._states = router._meter = None
+    router._build_app, router._others_serve = build, others_serve
+    if there:
+        with pytest.raises(SkimError, match=r"^two tokenizers$"):
+            await router.__serve_build_asgi_app__()
+        return
+    app = await router.__serve_build_asgi_app__()
+    assert (app.problem, app.failed) == ("two tokenizers", True)
+    await app._end()

@@ -38,7 +38,7 @@ def served(monkeypatch):
     reported = SimpleNamespace(applications={}, proxies={})
     monkeypatch.setattr(status, "join_ray", lambda address: None)
     monkeypatch.setattr(state, "placement_group_table", dict)
-    monkeypatch.setattr(state, "last_failed_start", lambda pool: None)
+    monkeypatch.setattr(state, "last_failed_start", lambda app, pool: None)
     monkeypatch.setattr(state.serve, "status", lambda: reported)
     return reported
 
@@ -107,7 +107,7 @@ def test_a_message_of_serve_is_said_in_one_plain_line(skim, served, message, rea
 def test_a_failed_start_that_serve_has_forgotten_is_the_reason(skim, served, monkeypatch, failures, times):
     """After the controller has died, only Ray's key-value store knows it."""
     found = {"target": FailedStart(failures, "no such model", 0.0)}
-    monkeypatch.setattr(state, "last_failed_start", found.get)
+    monkeypatch.setattr(state, "last_failed_start", lambda app, pool: found.get(pool))
     put(served, target=part("UNHEALTHY", {"STARTING": 1}, "A replica's health check failed."))
     assert skim("status").out == (
         f"target: unhealthy (0 running, 1 starting): a replica failed to start{times}: no such model\n"

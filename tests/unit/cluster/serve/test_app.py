@@ -88,6 +88,13 @@ def test_the_token_comes_from_the_environment(monkeypatch):
     assert deployments(serve_app(settings))[1].init_args[-1]["token"] is None
 
 
+@pytest.mark.parametrize(("engine", "ends_sessions"), [("vllm", True), ("mock", True), ("transformers", False)])
+def test_sessions_are_kept_for_a_target_that_ends_them(engine, ends_sessions):
+    settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", "engine": engine}}
+    _, speculator, target = deployments(build_app(config_from_settings(settings)))
+    assert (speculator.init_args[-1] is not None) == ("draft_channel" in target.init_args[-1]) == ends_sessions
+
+
 def test_wrong_settings_are_one_sentence():
     with pytest.raises(SkimError, match=r"^deployment settings: target\.replicas: should be greater"):
         serve_app({"speculator": {"model": "/small"}, "target": {"model": "/big", "replicas": 0}})

@@ -188,7 +188,7 @@ def test_a_start_that_its_limit_ended_says_so(seen, monkeypatch):
     """Serve knows only that the worker process died."""
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", f"A replica {FAILED_START}. Retrying. Error:\n)")]
     noted = FailedStart(1, "the engine did not start within 90 s", 0.0)
-    monkeypatch.setattr(deployment, "last_failed_start", {"speculator": noted}.get)
+    monkeypatch.setattr(deployment, "last_failed_start", lambda app, pool: {"speculator": noted}.get(pool))
     with pytest.raises(SkimError, match="the deployment did not start: the engine did not start within 90 s"):
         deployment._await_running(APP_NAME, print, {})
 
@@ -324,3 +324,17 @@ def test_what_keeps_haproxy_out_is_told_as_progress(dry_run, monkeypatch):
 def test_what_serve_logs_while_a_deployment_starts(level, message, shown):
     record = logging.LogRecord("ray.serve", getattr(logging, level), "", 0, message, None, None)
     assert deployment._is_for_the_user(record) is shown
+
+
+def test_a_second_deployment_of_a_process_asks_its_own_serve(monkeypatch):
+    """Serve keeps its client by the id of Ray's job, which is the same in every new Ray."""
+    context = pytest.importorskip("ray.serve.context")
+    monkeypatch.setattr(context, "_global_client", "of a Ray that has ended")
+    monkeypatch.setattr(context, "_global_client_job_id", "01000000")
+    monkeypatch.setattr(deployment.ray, "init", lambda **options: None)
+    monkeypatch.setattr(context.ray, "is_initialized", lambda: True)
+    same_job = SimpleNamespace(get_job_id=lambda: "01000000")
+    monkeypatch.setattr(context.ray, "get_runtime_context", lambda: same_job)
+    assert context._cached_client_from_current_session(), "the control: Serve would ask the dead controller"
+    deployment._init_ray("start Ray")
+    assert not context._cached_client_from_current_session()

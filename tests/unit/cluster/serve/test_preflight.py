@@ -100,6 +100,8 @@ def test_ports():
             check_port("127.0.0.1", free)
     with pytest.raises(SkimError, match=r"cannot listen on 203\.0\.113\.1"):
         check_port("203.0.113.1", free)
+    with pytest.raises(SkimError, match="cannot listen on ::1: a Ray that Skim starts has IPv4 alone"):
+        check_port("::1", free)
 
 
 def test_no_outgoing_connection_gets_a_port_that_was_chosen():
