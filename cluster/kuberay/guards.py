@@ -69,7 +69,8 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
 
 def _own_redis(config: DeploymentConfig) -> list[Object]:
     """Egress to an existing Redis. A Redis that we write carries our labels and needs no rule of its own."""
-    address = config.kubernetes.redis.address
+    wanted = config.kubernetes.redis
+    address = wanted.address if wanted else None
     return [{"ports": _tcp(int(address.rpartition(":")[2]))}] if address else []
 
 

@@ -23,6 +23,7 @@ from cluster.kuberay.pods import (
     resources,
 )
 from cluster.kuberay.settings import PodConfig
+from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
 from kv_transfer.errors import SkimError
@@ -53,7 +54,7 @@ def ray_service(config: DeploymentConfig) -> Object:
             "rayClusterConfig": {
                 **ray_cluster(config, "head"),
                 **_autoscaler(),
-                "gcsFaultToleranceOptions": _fault_tolerance(config),
+                **_fault_tolerance(config),
                 "workerGroupSpecs": _groups(config),
             },
         },
@@ -147,12 +148,17 @@ def _whole_cores(name: str, pod: PodConfig, cpus: float) -> str:
 
 
 def _fault_tolerance(config: DeploymentConfig) -> Object:
+    """Ray's cluster state in Redis, beyond the head's life. Empty without Redis."""
     settings = config.kubernetes
-    reference = {"name": settings.secret, "key": "redis-password"}
-    return {
-        "redisAddress": settings.redis.address or f"{settings.name}-redis:6379",
-        "redisPassword": {"valueFrom": {"secretKeyRef": reference}},
+    if settings.redis is None:
+        return {}
+    options = {
+        "redisAddress": settings.redis.address or f"{settings.name}-redis:{REDIS_PORT}",
+        "redisPassword": {"valueFrom": {"secretKeyRef": redis_password(settings, settings.redis)}},
     }
+    if settings.redis.username:
+        options["redisUsername"] = {"value": settings.redis.username}
+    return {"gcsFaultToleranceOptions": options}
 
 
 def serve_config(config: DeploymentConfig) -> Object:

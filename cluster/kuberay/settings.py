@@ -92,9 +92,26 @@ class RedisConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    address: str | None = Field(None, description="host:port of an existing Redis; null: write one")
-    image: str = "redis:7.4"
+    address: str | None = Field(
+        None,
+        pattern=r"^(rediss?://)?[^\s/:]+:[0-9]{1,5}$",
+        description="host:port of an existing Redis, with TLS rediss://host:port; null: write one",
+    )
+    username: str | None = Field(None, description="user of an existing Redis; null: its default user")
+    password_secret: Name | None = Field(
+        None, description="Secret with the password of an existing Redis; null: kubernetes.secret"
+    )
+    password_key: str = Field(
+        "redis-password", pattern=r"^[-._a-zA-Z0-9]+$", description="key of the password in its Secret"
+    )
+    image: str = Field("redis:7.4", description="of the Redis to write")
     size: Quantity = Field("1Gi", description="size of its volume")
+
+    @model_validator(mode="after")
+    def _user_of_an_existing_one(self) -> Self:
+        if self.username and not self.address:
+            raise ValueError("username is for an existing Redis: set address, or remove it")
+        return self
 
 
 class BatchConfig(BaseModel):
@@ -157,7 +174,10 @@ class KubernetesConfig(BaseModel):
     )
     models: ModelVolumeConfig = Field(default_factory=lambda: ModelVolumeConfig())
     hub: HubConfig = Field(default_factory=lambda: HubConfig())
-    redis: RedisConfig = Field(default_factory=lambda: RedisConfig())
+    redis: RedisConfig | None = Field(
+        default_factory=lambda: RedisConfig(),
+        description="null: no Redis; then the whole cluster starts again when the head ends (docs/kubernetes.md)",
+    )
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
     head: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))

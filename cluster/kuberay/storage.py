@@ -3,16 +3,24 @@
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.hub import downloads
 from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
-from cluster.kuberay.settings import HubConfig, KubernetesConfig, ModelVolumeConfig
+from cluster.kuberay.settings import HubConfig, KubernetesConfig, ModelVolumeConfig, RedisConfig
 
 REDIS_PORT = 6379
 # The password comes from an environment variable, so that no manifest contains it.
 START_REDIS = 'exec redis-server --dir /data --appendonly yes --requirepass "$REDIS_PASSWORD"'
 
 
+def redis_password(settings: KubernetesConfig, wanted: RedisConfig) -> Object:
+    """A secretKeyRef."""
+    return {"name": wanted.password_secret or settings.secret, "key": wanted.password_key}
+
+
 def redis(config: DeploymentConfig) -> list[Object]:
-    """A Redis of one pod with a volume, and its Service."""
+    """A Redis of one pod with a volume, and its Service; none without `redis`, or for one that exists."""
     settings = config.kubernetes
+    wanted = settings.redis
+    if wanted is None or wanted.address:
+        return []
     selector = labels(settings, "redis")
     return [
         {
@@ -32,13 +40,13 @@ def redis(config: DeploymentConfig) -> list[Object]:
                 "serviceName": f"{settings.name}-redis",
                 "replicas": 1,
                 "selector": {"matchLabels": selector},
-                "template": {"metadata": {"labels": selector}, "spec": _redis_pod(config)},
+                "template": {"metadata": {"labels": selector}, "spec": _redis_pod(settings, wanted)},
                 "volumeClaimTemplates": [
                     {
                         "metadata": {"name": "data"},
                         "spec": {
                             "accessModes": ["ReadWriteOnce"],
-                            "resources": {"requests": {"storage": settings.redis.size}},
+                            "resources": {"requests": {"storage": wanted.size}},
                         },
                     }
                 ],
@@ -47,9 +55,8 @@ def redis(config: DeploymentConfig) -> list[Object]:
     ]
 
 
-def _redis_pod(config: DeploymentConfig) -> Object:
-    settings = config.kubernetes
-    password = {"secretKeyRef": {"name": settings.secret, "key": "redis-password"}}
+def _redis_pod(settings: KubernetesConfig, wanted: RedisConfig) -> Object:
+    password = {"secretKeyRef": redis_password(settings, wanted)}
     answers = {"exec": {"command": ["sh", "-c", 'REDISCLI_AUTH="$REDIS_PASSWORD" redis-cli ping']}}
     return {
         "automountServiceAccountToken": False,
@@ -57,7 +64,7 @@ def _redis_pod(config: DeploymentConfig) -> Object:
         "containers": [
             {
                 "name": "redis",
-                "image": settings.redis.image,
+                "image": wanted.image,
                 "command": ["sh", "-c", START_REDIS],
                 "env": [{"name": "REDIS_PASSWORD", "valueFrom": password}],
                 "ports": [{"name": "redis", "containerPort": REDIS_PORT}],

@@ -35,7 +35,7 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
     batch = config.kubernetes.batch
     files = {
         "models.yaml": model_claims(config),
-        "redis.yaml": [] if config.kubernetes.redis.address else redis(config),
+        "redis.yaml": redis(config),
         "network-policies.yaml": network_policies(config),
         "disruption-budgets.yaml": disruption_budgets(config),
         "pod-monitors.yaml": pod_monitors(config),

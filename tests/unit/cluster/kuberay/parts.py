@@ -1,5 +1,8 @@
 """Finds parts of the objects and of the Serve config in them."""
 
+import yaml
+
+from cluster.config.load import config_from_settings
 from cluster.kuberay.service import ray_service
 from tests.unit.cluster.kuberay.conftest import ROOT
 
@@ -26,3 +29,10 @@ def pools_of(router):
     """The pools to which the router's deployment is bound."""
     bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
     return [pool._bound_deployment for pool in bound]
+
+
+def with_redis(redis):
+    """The demo with another section `kubernetes.redis`."""
+    settings = yaml.safe_load(DEMO.read_text())
+    settings["kubernetes"]["redis"] = redis
+    return config_from_settings(settings)

@@ -12,7 +12,7 @@ from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
-from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of
+from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
 
 TOKEN, KEY = "the-token-of-the-channel", "the-key-of-the-api"
 
@@ -109,6 +109,39 @@ def test_the_head_does_no_work_and_comes_back(objects):
             assert cluster["autoscalerOptions"]["version"] == "v2"
             password = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
             assert password["key"] == "redis-password"
+
+
+def test_an_existing_redis():
+    """The head reaches it, with its own user and Secret, and no other one is written."""
+    redis = {"address": "rediss://redis.example:7777", "username": "ray", "password_secret": "r", "password_key": "k"}
+    config = config_from_flags(DEMO, {"kubernetes.redis": redis})
+    assert service_of(config)["rayClusterConfig"]["gcsFaultToleranceOptions"] == {
+        "redisAddress": "rediss://redis.example:7777",
+        "redisUsername": {"value": "ray"},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "r", "key": "k"}}},
+    }
+    files = manifests(config)
+    assert "redis.yaml" not in files
+    assert "7777" in as_yaml(files["network-policies.yaml"])
+    with pytest.raises(SkimError, match=r"username is for an existing Redis"):
+        config_from_flags(DEMO, {"kubernetes.redis": {"username": "ray"}})
+    with pytest.raises(SkimError, match=r"kubernetes\.redis\.address"):
+        config_from_flags(DEMO, {"kubernetes.redis": {"address": "redis.example"}})
+
+
+def test_the_redis_that_is_written_has_the_password_of_the_head():
+    secret = {"kubernetes.redis": {"password_secret": "r", "password_key": "k"}}
+    files = manifests(config_from_flags(DEMO, secret))
+    [pod] = [thing["spec"]["template"]["spec"] for thing in files["redis.yaml"] if thing["kind"] == "StatefulSet"]
+    [variable] = pod["containers"][0]["env"]
+    cluster = files["rayservice.yaml"][0]["spec"]["rayClusterConfig"]
+    assert variable["valueFrom"] == cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]
+
+
+def test_without_redis():
+    files = manifests(with_redis(None))
+    assert "redis.yaml" not in files
+    assert "gcsFaultToleranceOptions" not in files["rayservice.yaml"][0]["spec"]["rayClusterConfig"]
 
 
 def test_every_node_serves_alike(objects):

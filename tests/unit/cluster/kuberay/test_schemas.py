@@ -5,8 +5,10 @@ import json
 import kubernetes_validate
 import pytest
 
+from cluster.kuberay.write import manifests
 from tests.unit.cluster.kuberay.crd_schema import crd_errors
 from tests.unit.cluster.kuberay.operator_rules import broken_rules
+from tests.unit.cluster.kuberay.parts import with_redis
 
 KUBERNETES = "1.33"
 RAY = ("RayService", "RayJob")
@@ -31,6 +33,13 @@ def test_ray_objects_are_what_kuberay_takes(objects, crds):
     ray = [thing for thing in objects if thing["kind"] in RAY]
     assert len(ray) == 2
     assert [error for thing in ray for error in crd_errors(crds, thing)] == []
+
+
+@pytest.mark.parametrize("redis", [None, {"address": "rediss://redis.example:6379", "username": "ray"}])
+def test_other_redis_settings_are_what_kuberay_takes(crds, redis):
+    [service] = manifests(with_redis(redis))["rayservice.yaml"]
+    assert crd_errors(crds, service) == []
+    assert list(broken_rules(service)) == []
 
 
 CLUSTER = ("spec", "rayClusterConfig")
