@@ -21,18 +21,16 @@ import psutil
 from benchmarks import plots
 from benchmarks.chat_client import Timed, ask
 from benchmarks.machine import machine
+from benchmarks.mock_deployment import NAME, mock_deployment
 from benchmarks.progress import Progress, silent
 from cluster.commands.demo_document import make_document
-from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import deployed
-from cluster.serve.preflight import free_port
 from kv_transfer.model_source import public_name
 
 PARTS = ("router", "speculator", "target", "front proxy", "rest of Ray")
 """The processes that are told apart. The rest of Ray works in the background too, however few requests there are."""
 
-_NAME = "bench"
 _WARM_UPS = 32
 
 
@@ -68,12 +66,8 @@ def run(settings: CpuSettings, progress: Progress = silent) -> dict[str, Any]:
 
 
 def _deployment(settings: CpuSettings, routers: int) -> DeploymentConfig:
-    flags: dict[str, Any] = {"router.port": free_port(), "router.replicas": routers, "router.cpus": 0.1}
-    for pool in ("target", "speculator"):
-        flags |= {f"{pool}.model": Path(getattr(settings, pool)), f"{pool}.engine": "mock"}
-        flags |= {f"{pool}.cpus_per_replica": 0.1}
-        flags |= {f"{pool}.engine_options": {"max_model_len": 2 * settings.prompt_tokens}}
-    return config_from_flags(None, {**flags, "served_model_name": _NAME, "decode.method": "none"})
+    options = {pool: {"max_model_len": 2 * settings.prompt_tokens} for pool in ("target", "speculator")}
+    return mock_deployment(settings.target, settings.speculator, options, replicas=routers)
 
 
 async def _measure(settings: CpuSettings, url: str, progress: Progress) -> list[dict[str, Any]]:
@@ -115,7 +109,7 @@ def _conversations(settings: CpuSettings) -> Iterator[list[dict[str, Any]]]:
 def _body(settings: CpuSettings, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     answer = {"max_tokens": settings.answer_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     options = {"enabled": True, "keep_rate": settings.keep_rate}
-    return {"model": _NAME, "messages": messages, "speculative_prefill": options, **answer}
+    return {"model": NAME, "messages": messages, "speculative_prefill": options, **answer}
 
 
 def cpu_seconds() -> dict[int, tuple[str, float]]:

@@ -240,10 +240,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
         points = result["curve"]
         curve.plot([p["kept"] for p in points], [p["agreement"] for p in points])
         for point in points:
-            curve.annotate(f"{point['coverage']:g}", (point["kept"], point["agreement"]))
+            where = point["kept"], point["agreement"]
+            curve.annotate(f"{point['coverage']:g}", where, xytext=(4, -14), textcoords="offset points")
         curve.axhline(result["settings"]["agreement"], linestyle="--", marker="", color="grey")
         curve.set(xlabel="kept share (labels: coverage)", ylabel="agreement with the dense answer", ylim=(0, 1.02))
-        for name, rates in result["recall"].items():
-            recall.plot([float(rate) for rate in rates], list(rates.values()), label=name)
+        for number, (name, rates) in enumerate(result["recall"].items()):
+            # There are more ways of scoring than colours.
+            style = "-" if number < len(plots.COLOURS) else "--"
+            recall.plot([float(rate) for rate in rates], list(rates.values()), label=name, linestyle=style)
         recall.set(xlabel="keep rate", ylabel="chunk recall", ylim=(0, 1.02))
-        recall.legend()
+        recall.legend(fontsize=9, handlelength=4, loc="upper left", bbox_to_anchor=(1, 1))

@@ -13,6 +13,8 @@ NAMES = (
     "replay",
     "goodput",
     "overload",
+    "refusals",
+    "hostile",
     "decode",
     "acceptance",
     "overhead",
@@ -21,6 +23,7 @@ NAMES = (
     "channel",
     "scale",
     "explain",
+    "evidence",
     "recall",
 )
 
