@@ -26,10 +26,16 @@ from cluster.serve.app import APP_NAME
 from tests.chaos.conftest import kill
 from tests.e2e.conftest import ROOT, skim_serve
 
+LATE_HEADERS = ": skim "
+"""Begins the comment that holds them, see `router.held_response`."""
+
 
 @dataclass
 class Stream:
-    """What a client got. text, reasons, usage: of the whole stream. tokens: of the log probabilities, if asked for."""
+    """What a client got. text, reasons, usage: of the whole stream. tokens: of the log probabilities, if asked for.
+
+    mode: the header x-skim-mode, which comes as a comment at the end of a stream that was silent for long.
+    """
 
     text: str = ""
     tokens: list[str] = field(default_factory=list)
@@ -37,6 +43,7 @@ class Stream:
     usage: dict[str, Any] | None = None
     errors: list[str] = field(default_factory=list)
     request_id: str = ""
+    mode: str = ""
 
 
 def greedy_bodies(count: int, *, prompt_tokens: int, answer_tokens: int) -> list[dict[str, Any]]:
@@ -60,7 +67,12 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any], seen: Callable
     """One streamed chat. seen: called with each token."""
     got = Stream()
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        got.mode = response.headers.get("x-skim-mode", "")
         async for line in response.aiter_lines():
+            if line.startswith(":"):
+                if line.startswith(LATE_HEADERS):
+                    got.mode = json.loads(line.removeprefix(LATE_HEADERS)).get("x-skim-mode", got.mode)
+                continue
             if not line.startswith("data: ") or line == "data: [DONE]":
                 if line and not line.startswith("data: "):
                     got.errors.append(line)
@@ -165,8 +177,7 @@ def differing(quiet: Sequence[Stream], moved: Sequence[Stream]) -> list[int]:
 
 
 def _settings(kind: str, replicas: int) -> dict[str, Any]:
-    """A prompt is always kept alike: by a fresh selection, whatever was read before and however long it takes."""
-    patient = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": True}
+    """A prompt is always kept alike: by a fresh selection, whatever was read before."""
     if kind == "mock":
         pool = {"engine": "mock", "model": str(ROOT / "demo_models" / "target")}
         return {
@@ -174,8 +185,17 @@ def _settings(kind: str, replicas: int) -> dict[str, Any]:
             "selection": {"reuse": "off"},
             "speculator": {"engine": "mock", "model": str(ROOT / "demo_models" / "speculator")},
             "target": {**pool, "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}, "replicas": replicas},
-            "router": patient,
+            "router": PATIENT,
         }
+    return demo_settings(replicas)
+
+
+PATIENT = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": True}
+"""Of the router. A prompt is always kept alike, however long its selection takes."""
+
+
+def demo_settings(replicas: int) -> dict[str, Any]:
+    """The demo pair on vLLM in float32. replicas: of the target."""
     settings: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
     for pool in ("speculator", "target"):
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
@@ -183,7 +203,7 @@ def _settings(kind: str, replicas: int) -> dict[str, Any]:
     settings["target"]["replicas"] = replicas
     settings["target"]["cpus_per_replica"] = settings["speculator"]["cpus_per_replica"] = 0.1
     settings["selection"]["reuse"] = "off"
-    settings["router"] |= {**patient, "cpus": 0.1}
+    settings["router"] |= {**PATIENT, "cpus": 0.1}
     return settings
 
 

@@ -6,7 +6,6 @@ without a pause. Mock engines by default; with `--engines`, the demo pair on vLL
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -15,22 +14,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import ray
 import yaml
-from ray import serve
 
+from benchmarks.machine import machine
 from cluster.commands.demo_document import make_document
-from cluster.serve.app import APP_NAME
-from tests.e2e.conftest import ROOT, Served, skim_serve
+from cluster.json_file import write_json
+from tests.chaos.killed import BACK_S, Killed
+from tests.e2e.conftest import ROOT, skim_serve
 
-BACK_S = 300
 CLIENTS = 2
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
 
@@ -54,10 +52,14 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
 
 @dataclass
 class Clients:
-    """Clients that ask in a loop. answers: (sent, received, status or error, mode), times of time.monotonic."""
+    """Clients that ask in a loop. answers: (sent, received, status or error, mode), times of time.monotonic.
+
+    refusals: by status, the body of the first answer that was none.
+    """
 
     url: str
     answers: list[tuple[float, float, str, str]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -78,6 +80,8 @@ class Clients:
             try:
                 answer = httpx.post(f"{self.url}/v1/chat/completions", json=BODY, timeout=120)
                 got = str(answer.status_code), answer.headers.get("x-skim-mode", "")
+                if answer.status_code != 200:
+                    self.refusals.setdefault(got[0], answer.text[:300])
             except httpx.HTTPError as error:
                 got = type(error).__name__, ""
             self.answers.append((sent, time.monotonic(), *got))
@@ -86,82 +90,6 @@ class Clients:
         """When the first speculative answer came of those that were sent after `moment`."""
         good = [done for sent, done, status, mode in self.answers if sent > moment and mode == "speculative"]
         return min(good, default=None)
-
-
-class Killed:
-    """A `skim serve` and its parts as processes."""
-
-    def __init__(self, served: Served, folder: Path) -> None:
-        self.served, self.folder = served, folder
-
-    def find(self, part: str) -> list[psutil.Process]:
-        """The processes of a part: a word of their command line. Replicas: `replica:NAME`."""
-        word = part.replace("replica:", "ServeReplica:skim:")
-        found = []
-        for process in psutil.Process(self.served.process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if word in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-    def below(self, part: str, word: str) -> list[psutil.Process]:
-        """The processes of an engine: below the replica of a part."""
-        [replica] = self.find(part)
-        return [p for p in replica.children(recursive=True) if word in " ".join(p.cmdline()) or word in p.name()]
-
-    def kill(self, part: str) -> None:
-        processes = self.find(part)
-        assert processes, f"no process of {part}"
-        for process in processes:
-            process.kill()
-
-    def kill_next(self, part: str) -> None:
-        """Kill the successor while it starts."""
-        before = {process.pid for process in self.find(part)}
-        self.kill(part)
-        deadline = time.monotonic() + BACK_S
-        while not (new := [p for p in self.find(part) if p.pid not in before]):
-            assert time.monotonic() < deadline, f"no successor of {part}"
-            time.sleep(0.05)
-        for process in new:
-            process.kill()
-
-    def without_model(self, pool: str, act: Callable[[], None]) -> None:
-        """`act`, and the next start fails, because the model's folder is away."""
-        away = (self.folder / pool).rename(self.folder / "away")
-        act()
-        self.await_message(pool, "does not exist")
-        away.rename(self.folder / pool)
-
-    def with_hanging_start(self, pool: str) -> None:
-        """Kill the pool; its successor reads a file that never ends. The next one after it can read it."""
-        config = self.folder / pool / "config.json"
-        text = config.read_bytes()
-        config.unlink()
-        os.mkfifo(config)
-        before = {process.pid for process in self.find(f"replica:{pool}")}
-        self.kill(f"replica:{pool}")
-        while not [p for p in self.find(f"replica:{pool}") if p.pid not in before]:
-            time.sleep(0.1)
-        time.sleep(5)
-        config.unlink()
-        config.write_bytes(text)
-
-    def await_message(self, pool: str, text: str) -> None:
-        deadline = time.monotonic() + BACK_S
-        while text not in self.parts()[pool].message:
-            assert time.monotonic() < deadline, self.parts()
-            time.sleep(0.2)
-
-    def parts(self) -> dict[str, Any]:
-        """Serve's state of each deployment; empty while its controller is away."""
-        with suppress(Exception):
-            return dict(serve.status().applications[APP_NAME].deployments)
-        return {}
-
-    def is_whole(self) -> bool:
-        parts = self.parts()
-        return bool(parts) and all(part.status == "HEALTHY" for part in parts.values())
 
 
 def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
@@ -176,19 +104,25 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
     def signal_to(part: str, number: signal.Signals) -> Callable[[], None]:
         return lambda: [process.send_signal(number) for process in killed.find(part)] and None
 
+    target = "replica:target"
     if engines:
 
         def engine(pool: str, word: str) -> Callable[[], None]:
-            return lambda: [process.kill() for process in killed.below(f"replica:{pool}", word)[:1]] and None
+            return lambda: killed.kill_below(f"replica:{pool}", word)
 
         return {
             "engine process of the speculator": engine("speculator", "EngineCore"),
             "engine process of the target": engine("target", "EngineCore"),
             "one rank of the target": engine("target", "Worker"),
-            "target replica, its engine left behind": kill("replica:target"),
-            "target replica, twice in a row": twice("replica:target"),
+            "speculator replica, its engine left behind": kill("replica:speculator"),
+            "target replica, its engine left behind": kill(target),
+            "controller": kill("ServeController"),
+            "target replica, and again while it starts": twice(target),
+            "target replica, whose first restart fails": lambda: killed.without_model("target", kill(target)),
+            "controller and target, whose first restart fails": lambda: killed.without_model(
+                "target", kill("ServeController", target)
+            ),
         }
-    target = "replica:target"
     return {
         "target replica": kill(target),
         "speculator replica": kill("replica:speculator"),
@@ -232,6 +166,7 @@ def measure(killed: Killed, act: Callable[[], None]) -> dict[str, Any]:
         "longest_request_s": round(max(done - sent for sent, done, *_ in clients.answers), 1),
         "act_s": round(zero - began, 1),
         "answers": dict(during),
+        "refusals": clients.refusals,
         "left": sorted(
             f"{name}: {part.status}: {part.message[-300:]}" for name, part in killed.parts().items() if not whole
         ),
@@ -242,9 +177,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", action="store_true", help="the demo pair on vLLM")
     parser.add_argument("--only", default="", help="only the cases whose name has this part")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="a file for the result, in JSON")
     asked = parser.parse_args()
-    results = {}
+    at_start, results = machine(), {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = folder / "serve.yaml"
@@ -266,8 +201,9 @@ def main() -> int:
             served.process.wait(timeout=120)
     for line in table(results):
         print(line)
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+    if asked.out:
+        command = "python -m tests.chaos.recovery" + (" --engines" if asked.engines else "")
+        write_json(asked.out, {"command": command, "machine": at_start, "cases": results})
     return int(any(found["whole_s"] is None for found in results.values()))
 
 

@@ -113,14 +113,15 @@ class Load:
     async def _ask(self, client: httpx.AsyncClient, seen: Seen, ended: asyncio.Event) -> None:
         while not ended.is_set():
             request = self._rng.choice(self._known)
-            began = time.monotonic()
+            began, failed = time.monotonic(), False
             if self._rng.random() < 0.1:
                 await _leave(client, request, self._rng.random())
                 seen.add("left", 0.0)
             else:
                 kind, example = await _judge(client, request)
                 seen.add(kind, time.monotonic() - began, example)
-            await asyncio.sleep(0.05 if seen.kinds["lost"] == 0 else 0.2)
+                failed = kind in ("lost", "refused")
+            await asyncio.sleep(0.5 if failed else 0.05)
 
 
 async def _leave(client: httpx.AsyncClient, request: Request, after_s: float) -> None:
