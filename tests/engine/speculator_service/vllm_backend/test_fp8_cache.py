@@ -5,7 +5,6 @@ import torch
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
-from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference import scoring_oracle
 from tests.reference.fp8_cache import Fp8Cache
 from tests.reference.models import random_prompt
@@ -14,6 +13,16 @@ pytestmark = pytest.mark.slow
 
 K_SCALE, V_SCALE = 0.3, 0.7
 """As from a checkpoint. Without them vLLM uses 1."""
+
+CLOSE = 0.015
+"""Largest distance from the oracle. The order of additions differs between CPUs by 1e-7, and a key that lies that close to
+an FP8 number can round to its neighbour: over 75 random prompts the distance was at most .006, and .03 or more without
+rounding or without scale."""
+
+
+def distance(importance: torch.Tensor, expected: torch.Tensor) -> float:
+    """The length of the difference, relative to that of `expected`."""
+    return ((importance - expected).norm() / expected.norm()).item()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,7 @@ async def test_scores(rig):
         cache = Fp8Cache(torch.float8_e4m3fn, K_SCALE, V_SCALE)
         expected = scoring_oracle.score(rig.oracle, prompt, options, cache)
         assert answer.look_ahead_tokens == expected.look_ahead_tokens
-        assert (answer.importance - expected.importance).abs().max() <= TOLERANCE
+        assert distance(answer.importance, expected.importance) <= CLOSE
         assert torch.equal(select(answer.importance, options)[0], select(expected.importance, options)[0])
 
 
@@ -65,5 +74,5 @@ async def test_control_the_scale_and_the_rounding_matter(rig):
         answer = await rig.score(prompt, options)
     finally:
         await rig.call(as_before)
-    assert (answer.importance - expected.importance).abs().max() > 10 * TOLERANCE
-    assert (exact.importance - expected.importance).abs().max() > 10 * TOLERANCE
+    assert distance(answer.importance, expected.importance) > 2 * CLOSE
+    assert distance(exact.importance, expected.importance) > 2 * CLOSE
