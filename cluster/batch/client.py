@@ -20,6 +20,8 @@ from kv_transfer.errors import EngineUnavailableError, SkimError
 CONNECT_TIMEOUT_S = 10.0
 UNAVAILABLE = frozenset({429, 502, 503, 504})
 """Status codes of an endpoint, or of a gateway before it, that may be temporary."""
+EFFECTIVE = "x-skim-"
+"""How the names of headers begin that tell how Skim ran a request. They are kept with the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class BatchClient:
                 await self._check_alive()
         body = _body(response.content)
         request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
-        return Response(response.status_code, str(request_id or ""), body)
+        effective = {name: value for name, value in response.headers.items() if name.startswith(EFFECTIVE)}
+        return Response(response.status_code, str(request_id or ""), body, effective)
 
     async def _check_alive(self) -> None:
         try:

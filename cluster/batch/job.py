@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -68,18 +68,20 @@ def run_batch(options: BatchOptions, say: Say) -> Totals | None:
     before = plan.rows - sum(part.rows for part in left)
     say(f"Writing {output}" + (f": {before} rows are already done" if before else ""))
     progress = Progress(plan.rows, before, say)
-    try:
-        if left:
-            _answer(options, plan, output, left, progress, say)
-    except (SystemExit, KeyboardInterrupt):
-        say(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
-        raise
-    except SkimError as error:
-        raise SkimError(
-            f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
-        ) from error
-    totals = journal.finish(plan.parts)
-    say(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
+    with ExitStack() as stack:
+        try:
+            if left:
+                _answer(options, plan, output, left, progress, stack, say)
+        except (SystemExit, KeyboardInterrupt):
+            say(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
+            raise
+        except SkimError as error:
+            raise SkimError(
+                f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
+            ) from error
+        # Before the pools stop, which takes seconds.
+        totals = journal.finish(plan.parts)
+        say(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
     return totals
 
 
@@ -96,25 +98,28 @@ def _answer(
     output: str,
     parts: list[Part],
     progress: Progress,
+    stack: ExitStack,
     say: Say,
 ) -> None:
+    """Answer all rows of `parts`. The endpoint and the connection to Ray stay until `stack` closes."""
     source = absolute(options.input, Path.cwd())
     batch_id = plan.fingerprint[:12]
     local_files = is_local(source) or is_local(output)
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
-    with _endpoint(options, batch_id, say) as url:
-        import ray
+    url = stack.enter_context(_endpoint(options, batch_id, say))
+    import ray
 
-        endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
-        asyncio.run(check_endpoint(endpoint))
-        work = Work(source, output, endpoint, options.concurrency, batch_id)
-        here = local_files or urlsplit(url).hostname in LOOPBACK
-        node = ray.get_runtime_context().get_node_id() if here else None
-        progress.start()
-        for report in answer_parts(work, parts, node):
-            if report.failure:
-                raise SkimError(report.failure)
-            progress.add(report)
+    endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
+    asyncio.run(check_endpoint(endpoint))
+    work = Work(source, output, endpoint, options.concurrency, batch_id)
+    here = local_files or urlsplit(url).hostname in LOOPBACK
+    node = ray.get_runtime_context().get_node_id() if here else None
+    say(f"Sending {sum(part.rows for part in parts)} rows to {url}")
+    progress.start()
+    for report in answer_parts(work, parts, node):
+        if report.failure:
+            raise SkimError(report.failure)
+        progress.add(report)
 
 
 @contextmanager

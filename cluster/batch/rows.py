@@ -1,7 +1,7 @@
 """A row of the input and a row of the output, in the file format of OpenAI's Batch API.
 
 Input: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`.
-Output: `{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`.
+Output: `{"id", "custom_id", "response": {"status_code", "request_id", "body", "headers"}, "error"}`.
 
 If the endpoint answered, also with an HTTP error, `error` is null. Otherwise `response` is null and `error` is
 `{"code", "message"}`. OpenAI writes answers and errors to two files; here all rows are in one file, in input order.
@@ -26,12 +26,13 @@ class BatchRequest(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
 
-class Response(msgspec.Struct, frozen=True):
-    """The endpoint's answer. body: decoded JSON, or the text if it is not JSON."""
+class Response(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The endpoint's answer. body: decoded JSON, or the text if it is not JSON. headers: Skim's own, `x-skim-*`."""
 
     status_code: int
     request_id: str
     body: Any
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class RowFault(msgspec.Struct, frozen=True):

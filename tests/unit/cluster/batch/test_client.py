@@ -55,6 +55,13 @@ async def test_the_row_arrives_as_it_is(serve: Any) -> None:
     assert b'"speculative_prefill":{"keep_rate":0.1}' in seen[0].content
 
 
+async def test_how_skim_ran_the_row_stays_with_the_answer(serve: Any) -> None:
+    headers = {"X-Skim-Mode": "speculative", "x-skim-kept-tokens": "400", "x-request-id": "abc", "date": "today"}
+    serve(lambda request: httpx2.Response(200, json=OK, headers=headers))
+    told = {"x-skim-mode": "speculative", "x-skim-kept-tokens": "400"}
+    assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(200, "abc", OK, told)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_endpoint_is_waited_for(serve: Any, status: int) -> None:
     busy = httpx2.Response(status, headers={"retry-after": "7"}, json={})

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +80,24 @@ def test_rows_come_back_in_order_with_their_errors(asked: list[int], run: Any, t
     assert said[0] == "in.jsonl: 30 rows (29 x /v1/chat/completions)"
     assert said[-1] == f"Wrote {tmp_path}/out.jsonl: 30 rows, 4 of them errors"
     assert "30/30 rows, 4 errors" in said[-2]
+
+
+def test_the_output_is_complete_before_the_pools_stop(
+    asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pools that were started for the batch take seconds to stop."""
+    at_the_stop: list[int] = []
+
+    @contextmanager
+    def pools(options: BatchOptions, *_: Any) -> Iterator[str | None]:
+        yield options.endpoint
+        at_the_stop.append(len(output_rows(tmp_path / "out.jsonl")))
+
+    monkeypatch.setattr(job, "_endpoint", pools)
+    write_rows(tmp_path / "in.jsonl", 20)
+    said = run()
+    assert at_the_stop == [20]
+    assert "Sending 20 rows to http://endpoint" in said
 
 
 def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,8 @@ def test_answers_have_openais_form() -> None:
         "response": {"status_code": 200, "request_id": "chatcmpl-1", "body": {"choices": []}},
         "error": None,
     }
+    told = msgspec.json.encode(Response(200, "chatcmpl-1", {}, {"x-skim-mode": "dense"}))
+    assert json.loads(told)["headers"] == {"x-skim-mode": "dense"}
     unsaid = BatchAnswer("batch_req_2", None, None, RowFault("invalid_json_line", "line 2: ..."))
     assert json.loads(msgspec.json.encode(unsaid))["error"] == {"code": "invalid_json_line", "message": "line 2: ..."}
     refused = BatchAnswer("batch_req_3", "c", Response(400, "", {}), None)
