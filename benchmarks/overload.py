@@ -193,7 +193,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     with plots.figure(path, result, panels=1, height=3.8) as [axes]:
         for system in SYSTEMS:
             points = result["points"][system]
-            axes.plot([point["load"] for point in points], [point["goodput"] for point in points], label=system)
+            label = "with admission" if system == "admission" else "without"
+            axes.plot([point["load"] for point in points], [point["goodput"] for point in points], label=label)
         axes.set(xlabel="load, multiples of the sustainable rate", ylabel="goodput, requests/s", ylim=(0, None))
         axes.legend()
 
