@@ -15,9 +15,9 @@ K_SCALE, V_SCALE = 0.3, 0.7
 """As from a checkpoint. Without them vLLM uses 1."""
 
 CLOSE = 0.015
-"""Largest distance from the oracle. The order of additions differs between CPUs by 1e-7, and a key that lies that close to
-an FP8 number can round to its neighbour: over 75 random prompts the distance was at most .006, and .03 or more without
-rounding or without scale."""
+"""Largest distance from the oracle. The order of additions differs between CPUs by 1e-7, and a key that lies that close
+to an FP8 number can round to its neighbour: over 75 random prompts the distance was at most .006, and .03 or more
+without rounding or without scale."""
 
 
 def distance(importance: torch.Tensor, expected: torch.Tensor) -> float:
