@@ -28,9 +28,7 @@ def dense_server(model: Path, name: str, options: Mapping[str, Any], environment
     """
     port = free_port()
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
-    words += ["--host", "127.0.0.1", "--served-model-name", name]
-    for option, value in options.items():
-        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words += ["--host", "127.0.0.1", "--served-model-name", name, *option_words(options)]
     with tempfile.TemporaryFile("w+") as log:
         # In its own process group, so that the engine's processes can be ended with it.
         process = subprocess.Popen(
@@ -41,6 +39,14 @@ def dense_server(model: Path, name: str, options: Mapping[str, Any], environment
             yield f"http://127.0.0.1:{port}"
         finally:
             _stop(process)
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """The options of a command of vLLM, named with underscores; the value true makes a flag."""
+    words = []
+    for option, value in options.items():
+        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 def _await_health(process: subprocess.Popen[bytes], url: str, log: Any) -> None:

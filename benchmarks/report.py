@@ -46,6 +46,7 @@ SECTIONS = (
     Section("turns", "Turns of a conversation", "benchmarks.turns_results"),
     Section("replay", "Replay of a trace", "benchmarks.replay_results"),
     Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.goodput"),
+    Section("batch", "A batch of requests, compared with vllm run-batch", "benchmarks.batch"),
     Section("overload", "Overload in virtual time: goodput with admission and without", "benchmarks.overload"),
     Section("refusals", "Overload over HTTP: served and refused", "benchmarks.refusals"),
     Section("hostile", "Time to first token beside hostile clients", "benchmarks.hostile"),

@@ -61,14 +61,18 @@ def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
     return {CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
 
 
+def stock_environment() -> dict[str, str]:
+    """Environment variables of a stock vLLM: without plug-ins, so that nothing of Skim is loaded."""
+    return {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""}
+
+
 def stock_server(
     model: Path, max_model_len: int, kv_tokens: int, *, dtype: str = "float32"
 ) -> AbstractContextManager[str]:
     """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
     options = {**engine_options(max_model_len, kv_tokens, dtype=dtype), **TELL_CACHED}
     options["disable_uvicorn_access_log"] = True
-    # Without plug-ins, so that nothing of Skim is loaded.
-    return dense_server(model, MODEL, options, {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""})
+    return dense_server(model, MODEL, options, stock_environment())
 
 
 def skim_config(

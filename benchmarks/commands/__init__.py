@@ -13,6 +13,7 @@ NAMES = (
     "replay",
     "goodput",
     "overload",
+    "batch",
     "refusals",
     "hostile",
     "decode",
