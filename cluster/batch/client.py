@@ -35,11 +35,15 @@ class Endpoint:
 
 
 class BatchClient:
-    """Sends requests to one endpoint, at most `concurrency` at a time. Must be used in one event loop."""
+    """Sends requests to one endpoint, at most `concurrency` at a time. Must be used in one event loop.
+
+    It begins with one at a time, and each outcome allows one more. A router that has just started knows no costs: it
+    would give the speculator all of a burst, which is more than it can select in time.
+    """
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
-        self._turn = asyncio.Semaphore(concurrency)
+        self._turn, self._more = asyncio.Semaphore(1), concurrency - 1
 
     async def ask(self, request: BatchRequest) -> Response | RowFault:
         """The endpoint's answer (also an HTTP error), or the reason why there is none.
@@ -47,15 +51,22 @@ class BatchClient:
         Raises EngineUnavailableError if the endpoint no longer answers any request: then the row is not at fault.
         """
         async with self._turn:
-            try:
-                return await self._post(request)
-            except APITimeoutError:
-                fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
-            except APIConnectionError as error:
-                reason = str(error.__cause__ or error)
-                fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
-            await self._check_alive()
-            return fault
+            outcome = await self._outcome(request)
+        if self._more:
+            self._more -= 1
+            self._turn.release()
+        return outcome
+
+    async def _outcome(self, request: BatchRequest) -> Response | RowFault:
+        try:
+            return await self._post(request)
+        except APITimeoutError:
+            fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
+        except APIConnectionError as error:
+            reason = str(error.__cause__ or error)
+            fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
+        await self._check_alive()
+        return fault
 
     async def _post(self, request: BatchRequest) -> Response:
         try:
