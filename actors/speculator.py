@@ -35,7 +35,7 @@ class SpeculatorActor:
     channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
     the DraftService; with None the replica drafts nothing. reads_for: the target, whose
     tokens the messages are in; None: the speculator's own. batch: see WorkMeter. start_timeout_s: see
-    `retried_start`. traces: see `create_tracer`.
+    `retried_start`. hung_after_s: see EngineWatch. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -49,6 +49,7 @@ class SpeculatorActor:
         reads_for: str | None = None,
         batch: int = 1,
         start_timeout_s: float = math.inf,
+        hung_after_s: float = math.inf,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -60,7 +61,7 @@ class SpeculatorActor:
                 self._engine = translated(
                     create_engine(engine, model, tensor_parallel=tensor_parallel, options=options), translation
                 )
-        self._watch = EngineWatch(self._engine, "speculator")
+        self._watch = EngineWatch(self._engine, "speculator", hung_after_s=hung_after_s)
         self._drafts, self._acceptances = None, Acceptances()
         if channel is not None:
             branches = channel.get("max_branches", 64)

@@ -1,20 +1,23 @@
-"""How a replica starts, starts again after failures, and ends when its engine dies."""
+"""How a replica starts, starts again after failures, and ends when its engine dies or hangs."""
 
 import asyncio
 import gc
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Protocol
 
+import psutil
 import ray
 from ray.serve.context import _get_internal_replica_context
 from ray.util.placement_group import PlacementGroup
 
 from actors.failed_starts import FailedStarts
+from actors.heartbeat import Heartbeat
 from actors.placement import nodes_of
 from kv_transfer.errors import EngineUnavailableError
 
@@ -33,6 +36,10 @@ class Engine(Protocol):
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine cannot serve."""
+        ...
+
+    async def sign_of_life(self) -> None:
+        """Return once all processes of the engine have answered."""
         ...
 
 
@@ -94,18 +101,22 @@ def _end_late_start(starts: FailedStarts, pool: str, limit_s: float) -> None:
 
 
 class EngineWatch:
-    """Ends the replica's process when its engine dies, so that Serve starts another one at once.
+    """Ends the replica's process when its engine dies or hangs, so that Serve starts another one at once.
 
     Callers then see a dead replica, which they leave at once, and not one that refuses each request until Serve's
     health checks have failed often enough. Outside Ray nothing is watched.
 
+    hung_after_s: an engine that gives no sign of life for so long hangs.
     group: the replica's placement group, if its ranks are on several nodes. The replica then also ends when it loses
     one of these nodes. Serve removes the group with the replica, which ends the ranks on the other nodes, and makes a
     new group for the next replica.
     """
 
-    def __init__(self, engine: Engine, pool: str, group: PlacementGroup | None = None) -> None:
-        self._engine, self._pool = engine, pool
+    def __init__(
+        self, engine: Engine, pool: str, group: PlacementGroup | None = None, *, hung_after_s: float = math.inf
+    ) -> None:
+        self._engine, self._pool, self._hung_after_s = engine, pool, hung_after_s
+        self._heartbeat = Heartbeat(engine.sign_of_life, hung_after_s)
         watches = [self._watch()] if ray.is_initialized() else []
         if watches and group is not None:
             watches.append(self._watch_nodes(group, nodes_of(group)))
@@ -125,7 +136,7 @@ class EngineWatch:
                 end_process()
 
     async def check(self) -> None:
-        """End the process if the engine is dead; does nothing otherwise."""
+        """End the process if the engine is dead or hangs; does nothing otherwise."""
         if not self._tasks:
             return
         try:
@@ -133,18 +144,40 @@ class EngineWatch:
         except EngineUnavailableError as error:
             logger.error("this %s replica ends, because its engine is gone: %s", self._pool, error)
             end_process()
+            return
+        if self._heartbeat.hangs():
+            logger.error(
+                "this %s replica ends, because its engine hangs: no sign of life for %g s (hung_after_s)",
+                self._pool,
+                self._hung_after_s,
+            )
+            end_process()
 
     def stop(self) -> None:
         """Watch no longer: the engine is about to be closed on purpose."""
         for task in self._tasks:
             task.cancel()
         self._tasks = []
+        self._heartbeat.stop()
 
 
 def end_process() -> None:
-    """End this replica at once. The interpreter's own end would wait for an engine that does not answer."""
+    """End this replica and its engine at once. The interpreter's own end would wait for an engine that hangs."""
     logging.shutdown()
+    kill_below(psutil.Process())
     # Ray reports an actor that is killed by this call as ended on purpose, and prints nothing on the user's terminal.
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
     time.sleep(KILL_TIMEOUT_S)
     os._exit(1)
+
+
+def kill_below(process: psutil.Process) -> None:
+    """SIGKILL to all processes that `process` and its children have started.
+
+    They end with their parent by themselves (vllm_hooks.orphans), but not while they are stopped.
+    """
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            # It removes the shared memory that the others leave behind, and then ends.
+            if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+                child.kill()

@@ -34,7 +34,7 @@ class TargetActor:
     """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group.
 
     A half of a split target (option `kv_role`) offers its KV blocks at this node's address. batch: see WorkMeter.
-    start_timeout_s: see `retried_start`. traces: see `create_tracer`.
+    start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -46,6 +46,7 @@ class TargetActor:
         *,
         batch: int = 1,
         start_timeout_s: float = math.inf,
+        hung_after_s: float = math.inf,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
@@ -59,7 +60,7 @@ class TargetActor:
                 await fetch_on_nodes(group, filter(None, (model, options.get("draft_model"))))
             with uncollected(), kept_log_file(), ray_for_ranks(group):
                 self._engine = create_engine(engine, model, tensor_parallel=tensor_parallel, options=options)
-        self._watch = EngineWatch(self._engine, "target", group)
+        self._watch = EngineWatch(self._engine, "target", group, hung_after_s=hung_after_s)
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)

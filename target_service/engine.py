@@ -31,6 +31,13 @@ class TargetEngine(Protocol):
         """Raise EngineUnavailableError if the engine cannot serve."""
         ...
 
+    async def sign_of_life(self) -> None:
+        """Return once each process of the engine has answered: between two of its steps, so it may take long.
+
+        An engine within this process has nothing to say: it is as alive as its caller.
+        """
+        return
+
     def close(self) -> None:
         """Stop the engine's processes and free its memory; idempotent."""
         ...

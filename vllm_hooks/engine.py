@@ -26,11 +26,15 @@ KV_CONNECTORS = ("NixlConnector", "OffloadingConnector")
 CUDA_BATCHED_TOKENS = 8192
 """Default tokens of a step on CUDA, as in vLLM's server on an H100. Without a usage context vLLM takes 2048."""
 
+SIGN_OF_LIFE = "check_health"
+"""A method of vLLM's workers that does nothing. Each rank answers after the step that it computes."""
+
 HOOKED = (
+    ("vllm.v1.worker.worker_base", "WorkerBase.check_health", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
 )
-"""The methods that `worker.RestoringWorker` overrides. For `symbols.check_symbols`."""
+"""The methods that `worker.RestoringWorker` overrides, and SIGN_OF_LIFE. For `symbols.check_symbols`."""
 
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:

@@ -122,6 +122,13 @@ class PoolConfig(BaseModel):
     start_timeout_s: float = Field(
         1800.0, gt=0, allow_inf_nan=False, description="a start that takes longer is ended, and another one begins"
     )
+    hung_after_s: float = Field(
+        300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="a replica whose engine gives no sign of life for so long ends, and another one starts; "
+        "longer than the engine's longest step",
+    )
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine unchanged")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
 

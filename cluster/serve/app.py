@@ -192,9 +192,10 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
 
 
 def _replica(pool: PoolConfig) -> dict[str, Any]:
-    """The actor's arguments for its WorkMeter and its start. A batch of 1 is left out: it changes nothing."""
+    """The actor's arguments for its WorkMeter, start and watch. A batch of 1 is left out: it changes nothing."""
     batch = pool.autoscaling.batch if pool.autoscaling else 1
-    return {"start_timeout_s": pool.start_timeout_s} | ({"batch": batch} if batch > 1 else {})
+    limits = {"start_timeout_s": pool.start_timeout_s, "hung_after_s": pool.hung_after_s}
+    return limits | ({"batch": batch} if batch > 1 else {})
 
 
 def _traces(observability: ObservabilityConfig) -> dict[str, Any]:

@@ -174,6 +174,10 @@ class TranslatingSpeculator(SpeculatorEngine):
         """See `SpeculatorEngine.check_health`."""
         await self._engine.check_health()
 
+    async def sign_of_life(self) -> None:
+        """See `SpeculatorEngine.sign_of_life`."""
+        await self._engine.sign_of_life()
+
     def close(self) -> None:
         """See `SpeculatorEngine.close`."""
         self._engine.close()

@@ -34,6 +34,7 @@ from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
+from vllm_hooks.engine import SIGN_OF_LIFE
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,10 @@ class VllmSpeculator(BranchingEngine):
             raise EngineUnavailableError("the speculator engine was closed")
         if self._engine.errored:
             raise EngineUnavailableError("the speculator engine is dead; restart it")
+
+    async def sign_of_life(self) -> None:
+        """See `SpeculatorEngine.sign_of_life`: a call to every rank, through the engine core."""
+        await self._engine.collective_rpc(SIGN_OF_LIFE)
 
     def close(self) -> None:
         """Stop the engine's processes and free its memory; idempotent."""

@@ -29,6 +29,7 @@ from target_service.vllm_backend.kv_connector import TransferCounts, connector_o
 from target_service.vllm_backend.outputs import generate_output
 from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
+from vllm_hooks.engine import SIGN_OF_LIFE
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +184,10 @@ class VllmTarget(TargetEngine):
         except EngineDeadError as e:
             logger.error("the engine of %s is dead: %s", self.info.path, e)
             raise EngineUnavailableError("the target engine is dead; restart it") from e
+
+    async def sign_of_life(self) -> None:
+        """As TargetEngine.sign_of_life: a call to every rank, through the engine core."""
+        await self._engine.collective_rpc(SIGN_OF_LIFE)
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -18,10 +18,11 @@ BACK_S = 300
 
 
 class Killed:
-    """A `skim serve` and its parts as processes."""
+    """A `skim serve` and its parts as processes. stopped: those that were stopped."""
 
     def __init__(self, served: Served, folder: Path) -> None:
         self.served, self.folder = served, folder
+        self.stopped: list[psutil.Process] = []
 
     def find(self, part: str) -> list[psutil.Process]:
         """The processes of a part: a word of their command line. Replicas: `replica:NAME`."""
@@ -50,9 +51,26 @@ class Killed:
 
     def kill_below(self, part: str, word: str) -> None:
         """Kill one process of an engine."""
+        self._one_below(part, word).kill()
+
+    def stop_below(self, part: str, word: str) -> None:
+        """Stop one process of an engine (SIGSTOP). It does not go on by itself."""
+        process = self._one_below(part, word)
+        process.suspend()
+        self.stopped.append(process)
+
+    def stopped_left(self) -> int:
+        """The number of stopped processes that still hold their memory."""
+        left = 0
+        for process in self.stopped:
+            with suppress(psutil.NoSuchProcess):
+                left += process.status() != psutil.STATUS_ZOMBIE
+        return left
+
+    def _one_below(self, part: str, word: str) -> psutil.Process:
         processes = self.below(part, word)
         assert processes, f"no process {word} below {part}"
-        processes[0].kill()
+        return processes[0]
 
     def kill_next(self, part: str) -> None:
         """Kill the successor while it starts."""

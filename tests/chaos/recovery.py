@@ -30,6 +30,7 @@ from tests.chaos.killed import BACK_S, Killed
 from tests.e2e.conftest import ROOT, skim_serve
 
 CLIENTS = 2
+HUNG_AFTER_S = 20
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
 
 
@@ -41,7 +42,7 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"served_model_name": "skim-demo", "router": {**router, "cpus": 0.1}}
     for pool in ("speculator", "target"):
         found[pool] = {"model": str(folder / pool), "engine": "vllm" if engines else "mock", "cpus_per_replica": 0.1}
-        found[pool] |= {"start_timeout_s": 120 if engines else 90, "drain_timeout_s": 5}
+        found[pool] |= {"start_timeout_s": 120 if engines else 90, "drain_timeout_s": 5, "hung_after_s": HUNG_AFTER_S}
     if engines:
         demo = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
         for pool in ("speculator", "target"):
@@ -116,6 +117,11 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
             "one rank of the target": engine("target", "Worker"),
             "speculator replica, its engine left behind": kill("replica:speculator"),
             "target replica, its engine left behind": kill(target),
+            "engine process of the speculator, stopped (SIGSTOP)": lambda: killed.stop_below(
+                "replica:speculator", "EngineCore"
+            ),
+            "engine process of the target, stopped (SIGSTOP)": lambda: killed.stop_below(target, "EngineCore"),
+            "one rank of the target, stopped (SIGSTOP)": lambda: killed.stop_below(target, "Worker"),
             "controller": kill("ServeController"),
             "target replica, and again while it starts": twice(target),
             "target replica, whose first restart fails": lambda: killed.without_model("target", kill(target)),
@@ -167,6 +173,7 @@ def measure(killed: Killed, act: Callable[[], None]) -> dict[str, Any]:
         "act_s": round(zero - began, 1),
         "answers": dict(during),
         "refusals": clients.refusals,
+        "stopped_left": killed.stopped_left(),
         "left": sorted(
             f"{name}: {part.status}: {part.message[-300:]}" for name, part in killed.parts().items() if not whole
         ),
@@ -204,7 +211,7 @@ def main() -> int:
     if asked.out:
         command = "python -m tests.chaos.recovery" + (" --engines" if asked.engines else "")
         write_json(asked.out, {"command": command, "machine": at_start, "cases": results})
-    return int(any(found["whole_s"] is None for found in results.values()))
+    return int(any(found["whole_s"] is None or found["stopped_left"] for found in results.values()))
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import psutil
 import pytest
 
 from kv_transfer.options import SelectionOptions
@@ -33,6 +34,21 @@ async def test_two_ranks_score_as_one(rig):
         cases.append((random_prompt(300, seed=7), SelectionOptions(score_queries=queries, look_ahead=2), question))
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert [stats["scored"] for stats in await rig.engine.worker_stats()] == [len(cases)] * 2
+
+
+async def test_one_stopped_rank_keeps_the_sign_of_life_back(rig):
+    await rig.engine.sign_of_life()
+    [core] = rig.engine._engine.engine_core.resources.engine_manager.processes
+    rank = next(
+        child for child in psutil.Process(core.pid).children() if "Worker" in f"{child.name()} {child.cmdline()}"
+    )
+    rank.suspend()
+    try:
+        sign = asyncio.create_task(rig.engine.sign_of_life())
+        assert await asyncio.wait({sign}, timeout=1.0) == (set(), {sign})
+    finally:
+        rank.resume()
+    await sign
 
 
 async def test_two_ranks_draft_as_one(rig):

@@ -1,6 +1,8 @@
 """The vLLM target against transformers, on one engine: positions, prefix cache, sampling, aborts, refusals, death."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 
@@ -258,6 +260,25 @@ async def test_bad_requests_are_refused(
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
     await engine.check_health()
+
+
+async def test_a_busy_engine_gives_a_sign_of_life_and_a_stopped_one_none(engine: VllmTarget) -> None:
+    """Stopped, it is not dead: only the missing sign tells. It goes on where it was."""
+    prompt = GenerateRequest("busy", kept_prompt(900, 300, seed=18), {"max_tokens": 300, "ignore_eos": True})
+    async with aclosing(engine.generate(prompt)) as outputs:
+        await anext(outputs)
+        await engine.sign_of_life()
+        [core] = engine._engine.engine_core.resources.engine_manager.processes
+        os.kill(core.pid, signal.SIGSTOP)
+        try:
+            sign = asyncio.create_task(engine.sign_of_life())
+            assert await asyncio.wait({sign}, timeout=1.0) == (set(), {sign})
+            await engine.check_health()
+        finally:
+            os.kill(core.pid, signal.SIGCONT)
+        await sign
+        last = [output async for output in outputs][-1]
+    assert last.finished
 
 
 async def test_a_dead_engine_core_is_told(engine: VllmTarget) -> None:

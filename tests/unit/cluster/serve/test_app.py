@@ -54,7 +54,7 @@ def test_pools_that_scale_by_work():
     told = speculator._deployment_config
     policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
-    started = {"start_timeout_s": 1800.0}
+    started = {"start_timeout_s": 1800.0, "hung_after_s": 300.0}
     kwargs = {"reads_for": "/big", **started}, {"batch": 16, **started}
     assert (speculator.init_kwargs, target.init_kwargs) == kwargs
 
