@@ -160,6 +160,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
         rates.set(xlabel="rows per second")
         times.set(xlabel="seconds")
         times.set_yticks(times.get_yticks(), labels=[""] * len(modes))
-        times.legend(loc="lower right")
+        times.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         for axes in (rates, times):
             axes.grid(axis="y", visible=False)
