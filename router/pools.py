@@ -126,6 +126,8 @@ class ServePools:
     async def connect(self) -> None:
         """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later.
 
+        A prefill half joins as soon as it answers: until then its decode half does its work.
+
         Raises EngineUnavailableError if a replica dies meanwhile, and SkimError if the models do not fit together.
         """
         self.target, speculator = await asyncio.gather(self._info("target"), self._info_while_up("speculator"))
@@ -135,6 +137,9 @@ class ServePools:
             logger.warning("the router starts without the speculator, whose pool is down")
             self.problem = "waiting for a replica of the speculator pool; `skim status` says what keeps it", False
             self._meeting = asyncio.create_task(self._meet_later())
+        if "prefill" in self._handles:
+            # After a slow start it would count as down until Serve's next report.
+            self._waking.wake("prefill")
 
     async def _info(self, pool: str) -> ModelInfo:
         try:

@@ -40,7 +40,21 @@ def url(collector: Receiver, every_core: None) -> Iterator[str]:
     }
     config = config_from_flags(ROOT / "examples" / "demo.yaml", settings)
     with deployed(config, progress=lambda line: None) as url:
+        wait_for_both_halves(url)
         yield url
+
+
+def wait_for_both_halves(url: str) -> None:
+    """The router uses the prefill half as soon as that answers it, perhaps after it answers requests itself."""
+    body = {"model": "skim-demo", "max_tokens": 1, "speculative_prefill": False}
+    deadline = time.monotonic() + 60
+    seed = 100
+    while counts("target")["transfers"] == 0:
+        assert time.monotonic() < deadline, "the prefill half was not used"
+        seed += 1
+        messages = make_document(500, seed).messages
+        httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": messages}, timeout=60).raise_for_status()
+        time.sleep(1.0)
 
 
 def counts(pool: str) -> dict[str, Any]:

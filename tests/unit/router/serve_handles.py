@@ -97,10 +97,10 @@ def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0, states=No
     return ServePools(*handles, admission_timeout_s, states or PoolStates(math.inf)), *handles
 
 
-def split_pools(*, prefill=(), target=(), states=None):
+def split_pools(*, prefill=(), target=(), speculator=(), states=None):
     """ServePools with a split target, and the handles of its two pools."""
     halves = Handle(*target), Handle(*prefill)
-    return ServePools(Handle(), halves[0], 60.0, states or PoolStates(math.inf), halves[1]), *halves
+    return ServePools(Handle(*speculator), halves[0], 60.0, states or PoolStates(math.inf), halves[1]), *halves
 
 
 async def texts(pools):

@@ -156,6 +156,25 @@ async def test_a_pool_that_answers_the_router_at_its_start_is_up_before_serve_re
     assert not states.is_down("target")
 
 
+async def test_a_prefill_half_that_answers_after_the_start_is_used_before_serve_reports_it():
+    states = down("prefill")
+    pools, _target, _prefill = split_pools(
+        speculator=[Reply(encode(SMALL))], target=[Reply(encode(BIG))], prefill=[Reply(encode(BIG))], states=states
+    )
+    await pools.connect()
+    await until(lambda: not states.is_down("prefill"))
+
+
+async def test_the_router_starts_without_a_prefill_half_that_is_down():
+    waiting, states = Reply(FOREVER), down("prefill")
+    pools, _target, _prefill = split_pools(
+        speculator=[Reply(encode(SMALL))], target=[Reply(encode(BIG))], prefill=[waiting], states=states
+    )
+    await pools.connect()
+    await until(lambda: waiting.waiting)
+    assert states.is_down("prefill")
+
+
 async def test_a_speculator_that_comes_later_and_does_not_fit_is_never_used(monkeypatch):
     def check_pair(speculator, target):
         raise ModelError("they do not fit")
