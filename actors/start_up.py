@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 import psutil
@@ -16,6 +16,7 @@ import ray
 from ray.serve.context import _get_internal_replica_context
 from ray.util.placement_group import PlacementGroup
 
+from actors.engine_processes import ask_for_stacks, kill_below, states
 from actors.failed_starts import FailedStarts
 from actors.heartbeat import Heartbeat
 from actors.placement import nodes_of
@@ -146,11 +147,15 @@ class EngineWatch:
             end_process()
             return
         if self._heartbeat.hangs():
+            replica = psutil.Process()
             logger.error(
-                "this %s replica ends, because its engine hangs: no sign of life for %g s (hung_after_s)",
+                "this %s replica ends, because its engine hangs: no sign of life for %g s (hung_after_s); processes: "
+                "%s; the stacks of those that run follow",
                 self._pool,
                 self._hung_after_s,
+                states(replica),
             )
+            await asyncio.to_thread(ask_for_stacks, replica)
             end_process()
 
     def stop(self) -> None:
@@ -169,15 +174,3 @@ def end_process() -> None:
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
     time.sleep(KILL_TIMEOUT_S)
     os._exit(1)
-
-
-def kill_below(process: psutil.Process) -> None:
-    """SIGKILL to all processes that `process` and its children have started.
-
-    They end with their parent by themselves (vllm_hooks.orphans), but not while they are stopped.
-    """
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            # It removes the shared memory that the others leave behind, and then ends.
-            if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
-                child.kill()

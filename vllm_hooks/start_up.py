@@ -2,8 +2,8 @@
 
 vLLM runs an engine in processes of its own. It reports their failure as "see root cause above", and the cause is only
 in their log. vLLM calls `register` (a `vllm.general_plugins` entry point) in each of these processes. It adds a log
-handler that writes exceptions to a file, and lets the process end with its parent. It does nothing unless Skim is
-starting an engine.
+handler that writes exceptions to a file, lets the process end with its parent, and lets it show its stacks when it is
+asked. It does nothing unless Skim is starting an engine.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 from kv_transfer.environment import CORES, KEPT_HEAP, unless_set, with_environment
 from kv_transfer.errors import SkimError
 from vllm_hooks.orphans import end_with_parent
+from vllm_hooks.stacks import show_stacks_when_asked
 
 NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """vLLM samples with FlashInfer by default, which compiles its kernels at the first start and needs nvcc for it."""
@@ -108,7 +109,11 @@ class _NoteExceptions(logging.Handler):
 
 
 def register() -> None:
-    """Write this process's exceptions to START_UP_FILE and end it with its parent, if Skim is starting an engine."""
+    """Write this process's exceptions to START_UP_FILE, end it with its parent, and let it show its stacks.
+
+    Does nothing unless Skim is starting an engine.
+    """
     if path := os.environ.get(START_UP_FILE):
         end_with_parent()
+        show_stacks_when_asked()
         logging.getLogger("vllm").addHandler(_NoteExceptions(path))

@@ -19,6 +19,9 @@ KINDS = {
     "haproxy": "haproxy",
     "gcs_server": "Ray head",
     "raylet/raylet": "raylet",
+    "log_monitor.py": "log monitor",
+    "DashboardAgent": "dashboard agent",
+    "RuntimeEnvAgent": "runtime environment agent",
     "ray::": "other Ray workers",
     "skim": "skim serve",
 }

@@ -2,21 +2,17 @@
 
 import asyncio
 import gc
-import os
-import subprocess
 import threading
-import time
 from contextlib import suppress
 from threading import Timer
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from actors import start_up
 from actors.failed_starts import last_failed_start
 from actors.heartbeat import Heartbeat
-from actors.start_up import LONGEST_PAUSE_S, EngineWatch, kill_below, retried_start, uncollected
+from actors.start_up import LONGEST_PAUSE_S, EngineWatch, retried_start, uncollected
 from kv_transfer.errors import EngineUnavailableError
 from tests.unit.router.conftest import until
 
@@ -173,6 +169,9 @@ async def test_a_replica_ends_when_its_engine_hangs(monkeypatch, ends, caplog):
     monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
     engine = Mortal()
     monkeypatch.setattr(start_up, "Heartbeat", lambda ask, limit_s: Heartbeat(ask, limit_s, lambda: now[0]))
+    asked = []
+    monkeypatch.setattr(start_up, "states", lambda replica: "VLLM::EngineCore 7 (stopped)")
+    monkeypatch.setattr(start_up, "ask_for_stacks", lambda replica: asked.append(list(ends)))
     watch = EngineWatch(engine, "target", hung_after_s=60.0)
 
     async def pass_by(seconds):
@@ -187,45 +186,11 @@ async def test_a_replica_ends_when_its_engine_hangs(monkeypatch, ends, caplog):
     await pass_by(50)
     assert ends == []
     await pass_by(20)
-    assert ends
+    await until(lambda: ends)
+    assert asked[0] == [], "the stacks are shown before the processes are killed"
+    assert "VLLM::EngineCore 7 (stopped)" in caplog.text
     assert "this target replica ends, because its engine hangs: no sign of life for 60 s" in caplog.text
     watch.stop()
-
-
-def test_stopped_processes_of_an_engine_end():
-    """The process that removes their shared memory stays."""
-    core = '(exec -a rank sleep 60) & (exec -a "$TRACKER" sleep 60) & wait'
-    tracker = "multiprocessing.resource_tracker"
-    with subprocess.Popen(
-        ["bash", "-c", f"bash -c '{core}' & wait"], env={**os.environ, "TRACKER": tracker}
-    ) as replica:
-        process = psutil.Process(replica.pid)
-        await_that(lambda: by_command(process).keys() == {"bash", "rank", tracker})
-        found = by_command(process)
-        found["rank"].suspend()
-        found["bash"].suspend()
-        kill_below(process)
-        await_that(lambda: not runs(found["rank"]) and not runs(found["bash"]))
-        assert runs(found[tracker])
-        found[tracker].kill()
-
-
-def await_that(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def by_command(process: psutil.Process) -> dict[str, psutil.Process]:
-    """The processes below, by the first word of their command; one that just starts may not have any."""
-    return {(child.cmdline() or [""])[0]: child for child in process.children(recursive=True)}
-
-
-def runs(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 async def test_outside_ray_nothing_ends(ends):

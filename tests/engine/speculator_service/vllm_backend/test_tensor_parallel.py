@@ -9,6 +9,7 @@ import pytest
 from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of
 from tests.reference.models import random_prompt
+from vllm_hooks.stacks import SIGNAL
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,15 @@ async def test_one_stopped_rank_keeps_the_sign_of_life_back(rig):
     finally:
         rank.resume()
     await sign
+
+
+async def test_every_process_shows_its_stacks_and_goes_on(rig):
+    """Without a handler the signal ends a process. What a handler writes is tested in tests/unit/actors."""
+    [core] = rig.engine._engine.engine_core.resources.engine_manager.processes
+    for process in [psutil.Process(core.pid), *psutil.Process(core.pid).children()]:
+        if "Worker" in f"{process.name()} {process.cmdline()}" or process.pid == core.pid:
+            process.send_signal(SIGNAL)
+    await rig.engine.sign_of_life()
 
 
 async def test_two_ranks_draft_as_one(rig):
