@@ -15,8 +15,8 @@ from actors.observability.pool_spans import SELECT, note_select_parts, note_sele
 from actors.observability.tracing import create_tracer
 from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
-from kv_transfer.channel import Tls
 from kv_transfer.channel_server import DraftServer
+from kv_transfer.channel_tls import CertificateFiles, Tls
 from kv_transfer.codec import decode, encode
 from kv_transfer.deadline import Deadline
 from kv_transfer.drafts import DraftRequest
@@ -76,7 +76,7 @@ class SpeculatorActor:
         """Start the draft server on this node's address. Returns host:port."""
         assert self._drafts is not None
         host = ray.util.get_node_ip_address()
-        tls = Tls(**channel["tls"]) if channel.get("tls") else None
+        tls = CertificateFiles(Tls(**channel["tls"])) if channel.get("tls") else None
         self._server = DraftServer(
             self._drafts.handle, host, channel.get("port", 0), token=channel.get("token"), tls=tls
         )

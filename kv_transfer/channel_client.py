@@ -10,9 +10,10 @@ from typing import Any
 
 import grpc
 
-from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, Tls, client_credentials, token_metadata
+from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, token_metadata
 from kv_transfer.channel_breaker import CircuitBreaker
 from kv_transfer.channel_deadline import ExchangeDeadline
+from kv_transfer.channel_tls import CertificateFiles, Tls, client_credentials
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest, check_answers
 from kv_transfer.errors import SkimError, WireError
@@ -45,19 +46,15 @@ class DraftClient:
         *,
         deadline_s: float = 0.25,
         token: str | None = None,
-        tls: Tls | None = None,
+        tls: CertificateFiles | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """address: host:port. The first exchange connects. deadline_s: the longest deadline, see ExchangeDeadline.
-
-        Raises SkimError if a file of `tls` cannot be read.
-        """
+        """address: host:port. The first exchange connects. deadline_s: the longest deadline, see ExchangeDeadline."""
         self._address = address
         self._longest_s = deadline_s
         self._deadline = ExchangeDeadline(deadline_s)
         self._token = token
-        self._credentials = client_credentials(tls) if tls else None
-        self._server_name = tls.server_name if tls else None
+        self._tls = tls
         self._breaker = breaker or CircuitBreaker()
         self._stream: _Stream | None = None
         self._last_answered: _Stream | None = None
@@ -125,10 +122,11 @@ class DraftClient:
         return self._stream
 
     def _open_channel(self) -> grpc.Channel:
-        if not self._credentials:
+        if self._tls is None:
             return grpc.insecure_channel(self._address, _OPTIONS)
-        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
-        return grpc.secure_channel(self._address, self._credentials, [*_OPTIONS, *name])
+        server_name = self._tls.server_name
+        name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+        return grpc.secure_channel(self._address, client_credentials(self._tls), [*_OPTIONS, *name])
 
     def _count_unanswered(self) -> None:
         if self._stream:
@@ -157,10 +155,13 @@ class DraftClient:
 
 
 def connecting(channel: Mapping[str, Any]) -> Callable[[str], DraftClient]:
-    """Makes the client for an address. channel: keyword arguments of DraftClient, `tls` as a mapping."""
+    """Makes the client for an address. channel: keyword arguments of DraftClient, `tls` as a mapping.
+
+    Raises SkimError if the files of `tls` are not certificates.
+    """
     options = dict(channel)
     if options.get("tls"):
-        options["tls"] = Tls(**options["tls"])
+        options["tls"] = CertificateFiles(Tls(**options["tls"]))
     return lambda address: DraftClient(address, **options)
 
 

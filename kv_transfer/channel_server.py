@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, Tls, server_credentials, token_is_right
+from kv_transfer.channel import MESSAGE_LIMITS, METHOD, SERVICE, token_is_right
+from kv_transfer.channel_tls import CertificateFiles, server_credentials
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.errors import EngineUnavailableError, SkimError
@@ -21,7 +22,13 @@ class DraftServer:
     """
 
     def __init__(
-        self, handler: Handler, host: str, port: int = 0, *, token: str | None = None, tls: Tls | None = None
+        self,
+        handler: Handler,
+        host: str,
+        port: int = 0,
+        *,
+        token: str | None = None,
+        tls: CertificateFiles | None = None,
     ) -> None:
         self._handler = handler
         self._address = f"{host}:{port}"
@@ -32,7 +39,7 @@ class DraftServer:
     async def start(self) -> int:
         """Start to listen and return the port.
 
-        Raises EngineUnavailableError if the port is in use or the `tls` files are not certificates.
+        Raises EngineUnavailableError if the port is in use.
         """
         # Without SO_REUSEPORT a second server on the port fails here instead of taking half of the clients.
         server = grpc.aio.server(options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)])
@@ -44,9 +51,8 @@ class DraftServer:
             else:
                 port = server.add_insecure_port(self._address)
         except RuntimeError:
-            hint = "and check that its tls files are certificates" if self._credentials else "or 0 for any"
             raise EngineUnavailableError(
-                f"the draft channel cannot listen on {self._address}: choose a free port, {hint}"
+                f"the draft channel cannot listen on {self._address}: choose a free port, or 0 for any"
             ) from None
         await server.start()
         self._server = server

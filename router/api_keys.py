@@ -6,8 +6,6 @@ enough: nobody can try all keys.
 
 import hashlib
 import hmac
-import logging
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kv_transfer.errors import SkimError
 from kv_transfer.validation import problems
-
-logger = logging.getLogger(__name__)
+from kv_transfer.watched_files import WatchedFiles
 
 SETTING = "router.api_keys_file"
 DEFAULT_NAME = "default"
@@ -106,9 +103,7 @@ class ApiKeys:
         hashes = tuple(map(hash_of, plain))
         least = 0 if file else FIRST_PRIORITY
         self._plain = (ApiKey(name=DEFAULT_NAME, sha256=hashes, min_priority=least),) if hashes else ()
-        self._file = Path(file) if file else None
-        self._seen = self._state()
-        self._from_file = self._read(self._file) if self._file else ()
+        self._file = WatchedFiles([file], lambda: self._read(Path(file)), "the keys") if file else None
 
     @property
     def wanted(self) -> bool:
@@ -117,9 +112,9 @@ class ApiKeys:
 
     def find(self, key: str) -> ApiKey | None:
         """Whose key it is. Each hash is compared, in constant time, so the time does not tell which one is close."""
-        self._reload()
+        from_file = self._file.current() if self._file else ()
         sent, found = hash_of(key), None
-        for known in (*self._plain, *self._from_file):
+        for known in (*self._plain, *from_file):
             for one in known.sha256:
                 if hmac.compare_digest(sent, one):
                     found = known
@@ -134,22 +129,3 @@ class ApiKeys:
                 "rename the key in the file, or leave the other one out"
             )
         return keys
-
-    def _reload(self) -> None:
-        """Read the file if it has changed. A file that cannot be read leaves the keys as they are."""
-        if self._file is None or (state := self._state()) == self._seen:
-            return
-        self._seen = state
-        try:
-            self._from_file = self._read(self._file)
-            logger.info("%s has changed: %d keys are valid", SETTING, len(self._from_file))
-        except SkimError as error:
-            logger.error("the keys stay as they were: %s", error)
-
-    def _state(self) -> tuple[int, ...] | None:
-        """What changes when the file does; Kubernetes replaces the folder behind a link."""
-        try:
-            found = os.stat(self._file) if self._file else None
-        except OSError:
-            return None
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None

@@ -13,6 +13,7 @@ import numpy as np
 from kv_transfer.channel_breaker import CircuitBreaker
 from kv_transfer.channel_client import DraftClient
 from kv_transfer.channel_server import DraftServer, Handler
+from kv_transfer.channel_tls import CertificateFiles, Tls
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 
 HOST = "127.0.0.1"
@@ -37,7 +38,7 @@ async def honest(request: DraftRequest) -> DraftReply:
 
 
 @contextlib.contextmanager
-def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
+def serving(handler: Handler, port: int = 0, *, tls: Tls | None = None, **options) -> Iterator[str]:
     """Run a DraftServer on its own event loop, as in an actor. Gives its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -47,7 +48,7 @@ def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     try:
-        server = DraftServer(handler, HOST, port, **options)
+        server = DraftServer(handler, HOST, port, tls=CertificateFiles(tls) if tls else None, **options)
         try:
             yield f"{HOST}:{run(server.start())}"
         finally:
@@ -59,10 +60,11 @@ def serving(handler: Handler, port: int = 0, **options) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def client(address: str, **options) -> Iterator[DraftClient]:
+def client(address: str, *, tls: Tls | None = None, **options) -> Iterator[DraftClient]:
     """A client with a long deadline and, unless `breaker` is given, short pauses."""
     quick = CircuitBreaker(first_pause_s=0.01, longest_pause_s=0.1)
-    it = DraftClient(address, **{"deadline_s": 60, "breaker": quick, **options})
+    files = CertificateFiles(tls) if tls else None
+    it = DraftClient(address, **{"deadline_s": 60, "breaker": quick, "tls": files, **options})
     try:
         yield it
     finally:

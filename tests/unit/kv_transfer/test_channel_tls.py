@@ -1,11 +1,13 @@
 """Both ends authenticate with certificates, which `self_signed` creates."""
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
-from kv_transfer.channel import Tls
+from kv_transfer.channel_tls import CertificateFiles, Tls
 from kv_transfer.errors import SkimError
 from tests.reference.certificates import self_signed
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, serving
@@ -65,11 +67,22 @@ def test_files_that_are_not_there(tls, tmp_path):
         pass
 
 
-def test_files_that_are_no_certificates(tls, tmp_path):
+def test_files_that_do_not_fit_together(tls, other, tmp_path):
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
-    wrong = Tls(str(nonsense), tls.key, tls.ca)
-    with pytest.raises(SkimError, match="tls"), serving(honest, tls=wrong):
-        pass
-    with serving(honest, tls=tls) as address, client(address, tls=wrong) as it:
-        assert it.exchange(REQUEST) is None
+    for wrong in (
+        Tls(str(nonsense), tls.key, tls.ca),
+        Tls(tls.cert, tls.key, str(nonsense)),
+        Tls(tls.cert, other.key, tls.ca),
+    ):
+        with pytest.raises(SkimError, match="tls files"):
+            CertificateFiles(wrong)
+
+
+def test_an_encrypted_key_is_refused_without_a_question(tls, tmp_path):
+    key = serialization.load_pem_private_key(Path(tls.key).read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    with pytest.raises(SkimError, match="tls files"):
+        CertificateFiles(Tls(tls.cert, str(locked), tls.ca))
