@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,16 @@ class Killed:
         process = self._one_below(part, word)
         process.suspend()
         self.stopped.append(process)
+
+    def at_limit(self, processes: Sequence[psutil.Process], seconds: float = 5.0) -> None:
+        """The processes get no more memory for so long, as at a limit by ulimit."""
+        assert processes
+        for process in processes:
+            _limit_memory(process, process.memory_info().vms)
+        time.sleep(seconds)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                _limit_memory(process, psutil.RLIM_INFINITY)
 
     def stopped_left(self) -> int:
         """The number of stopped processes that still hold their memory."""
@@ -119,3 +129,9 @@ class Killed:
     def is_whole(self) -> bool:
         parts = self.parts()
         return bool(parts) and all(part.status == "HEALTHY" for part in parts.values())
+
+
+def _limit_memory(process: psutil.Process, size: int) -> None:
+    """The hard limit stays, so that the soft one can be lifted again."""
+    _, hard = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (size, hard))

@@ -122,6 +122,12 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
             ),
             "engine process of the target, stopped (SIGSTOP)": lambda: killed.stop_below(target, "EngineCore"),
             "one rank of the target, stopped (SIGSTOP)": lambda: killed.stop_below(target, "Worker"),
+            "engine process of the speculator, at its memory limit for 5 s": lambda: killed.at_limit(
+                killed.below("replica:speculator", "EngineCore")
+            ),
+            "ranks of the target, at their memory limit for 5 s": lambda: killed.at_limit(
+                killed.below(target, "Worker")
+            ),
             "controller": kill("ServeController"),
             "target replica, and again while it starts": twice(target),
             "target replica, whose first restart fails": lambda: killed.without_model("target", kill(target)),
@@ -150,6 +156,8 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
         ),
         "target replica, whose next start hangs": lambda: killed.with_hanging_start("target"),
         "target replica, stopped (SIGSTOP)": signal_to(target, signal.SIGSTOP),
+        "target replica, at its memory limit for 5 s": lambda: killed.at_limit(killed.find(target)),
+        "router replica, at its memory limit for 5 s": lambda: killed.at_limit(killed.find("replica:router")),
     }
 
 
