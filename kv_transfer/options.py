@@ -15,6 +15,8 @@ AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
 SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
+LATE_TOKENS = 128
+"""Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
 
 
 def _odd(value: int) -> int:

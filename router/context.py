@@ -143,6 +143,7 @@ class RequestContext:
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
     render_only: the client gets the rendered prompt and no answer.
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
+    later_requests: as in `router.later_requests`.
     decode_wished: the request has options of its own for drafts. asked: what its prompts share at the admission.
     """
 
@@ -169,6 +170,7 @@ class RequestContext:
     request_id: str = ""
     admission: asyncio.Event = field(default_factory=asyncio.Event)
     decode_wished: bool = False
+    later_requests: int | None = None
     asked: Asked = field(default_factory=Asked)
 
     def begin(self, prompt_tokens: int) -> Outcome:

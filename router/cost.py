@@ -29,6 +29,10 @@ ENOUGH = 3
 STALE_S = 300.0
 """A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
 
+SPECULATOR_SHARE = 0.25
+"""The speculator's time per token as a share of the target's, until both are measured."""
+UNMEASURED = Decision(True, "unmeasured")
+
 
 class PoolTime:
     """Running estimates of one pool. clock: seconds."""
@@ -107,8 +111,8 @@ class Estimate:
         return self.speculative if mode == "speculative" else self.dense
 
 
-def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float) -> Estimate | None:
-    """None before both pools have been measured often enough."""
+def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float, later: float = 0.0) -> Estimate | None:
+    """None before both pools have been measured often enough. later: as in Estimate."""
     read, kept = speculator.estimate(tokens.read), target.estimate(tokens.kept)
     dense, cold = target.estimate(tokens.dense), target.estimate(tokens.cold)
     if read is None or kept is None or dense is None or cold is None:
@@ -119,25 +123,24 @@ def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float)
         speculative=speculator.queue_ms + read + waits + kept,
         cold=waits + cold,
         age_s=now - speculator.measured_at,
+        later=later,
         queue=waits,
         # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
-        burden=(dense - kept) * waits / kept - speculator.queue_ms if kept else 0.0,
+        burden=(dense - kept - later) * waits / kept - speculator.queue_ms if kept else 0.0,
     )
 
 
-def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
+def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     """Whether the first token is sooner speculative, by MARGIN and by what later turns lose then; else dense, which
     reads the whole prompt.
 
     before: how the earlier turn of this prompt ran, if there was one. After a speculative turn, dense must be sooner by
     MARGIN. MARGIN is a share of what the prompt itself takes. If it were one of the wait too, a loaded target would get
     dense prompts, which load it more.
-    Reasons: `unmeasured` (no estimate yet), `cached` (dense, thanks to the target's cache), `sooner`, `later-turns`
-    (dense, although this turn's first token is sooner speculative), `load` (speculative, although its first token is
-    sooner dense: that would delay others more), `probe`.
+    Reasons: `cached` (dense, thanks to the target's cache), `sooner`, `later-turns` (dense, although this turn's first
+    token is sooner speculative), `load` (speculative, although its first token is sooner dense: that would delay others
+    more), `probe`.
     """
-    if estimate is None:
-        return Decision(True, "unmeasured")
 
     def less(ms: float) -> float:
         return ms - MARGIN * (ms - estimate.queue)
@@ -145,7 +148,7 @@ def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
     worth = less(estimate.cold)
     dense = estimate.dense if before == "speculative" else less(estimate.dense)
     alone = less(estimate.speculative) if before == "speculative" else estimate.speculative
-    speculative = alone if before == "speculative" else alone + estimate.later
+    speculative = alone + estimate.later
     if speculative < dense:
         return Decision(True, "sooner")
     if speculative < dense + estimate.burden:
@@ -155,3 +158,16 @@ def sooner(estimate: Estimate | None, before: Mode | None = None) -> Decision:
     if alone < dense:
         return Decision(False, "later-turns")
     return Decision(False, "cached" if estimate.speculative < worth else "sooner")
+
+
+def fewer(tokens: Tokens, extra: float) -> Decision:
+    """As `sooner`, before both pools have been measured: speculative, unless dense reads no more tokens.
+
+    Reasons: `unmeasured` (speculative), `cached` and `later-turns` as in `sooner`.
+    extra: how many more tokens later turns read if this one runs speculative (`LaterTurns.extra_tokens`).
+    """
+    if tokens.dense <= tokens.kept:
+        return Decision(False, "cached")
+    if extra and tokens.dense <= SPECULATOR_SHARE * tokens.read + tokens.kept + extra:
+        return Decision(False, "later-turns")
+    return UNMEASURED

@@ -143,7 +143,8 @@ class Dispatcher:
             record_migration(self.meter, migration)
             self.selections.note_migration(request_id, outcome.prompt_tokens, migration, context.key)
 
-        with self.audits.request(), context.span.child(GENERATE, "client") as span:
+        reading = self.forecaster.sent(run.forecast, kept)
+        with self.audits.request(), reading, context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
             answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
             sent = time.perf_counter()
@@ -204,7 +205,8 @@ class Dispatcher:
         question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
         advice = self._guard.advise(context.options, question, wished=context.keeps is not None)
         outcome.options = advice.options
-        forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens)
+        told = context.later_requests
+        forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens, told)
         affinity = ""
         if self._keys:
             affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=forecast.hashes)
@@ -238,7 +240,7 @@ class Dispatcher:
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
         decision = decide(traits, options)
         if decision.speculative and options.enabled == AUTO:
-            decision, outcome.estimate = run.forecast.choose(), run.forecast.estimate
+            decision, outcome.estimate = run.forecast.choice, run.forecast.estimate
         if decision.speculative:
             decision = self._guard.before(run.advice, decision)
             outcome.guard = run.advice.kind if run.advice.verdict == "more" else ""

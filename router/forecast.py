@@ -5,7 +5,9 @@ nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
 from router.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
-from router.cost import Estimate, Mode, PoolTime, Tokens, estimate, sooner
+from router.cost import UNMEASURED, Estimate, Mode, PoolTime, Tokens, estimate, fewer, sooner
 from router.decision import Decision
 from router.later_turns import LaterTurns
 from router.options import PrefillOptions
@@ -26,7 +28,8 @@ class Forecast:
     """What is known of a prompt before it runs.
 
     dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
-    kept. estimate: None before both pools have been measured often enough.
+    kept. coming: tokens at the beginning that the target reads now for other dense prompts. estimate: None before both
+    pools have been measured often enough. choice: the mode whose first token is sooner, and why (`router.cost`).
     """
 
     ids: Int32Array
@@ -35,14 +38,21 @@ class Forecast:
     dense: Found
     read: Found
     kept: Found
-    estimate: Estimate | None
+    coming: int = 0
+    estimate: Estimate | None = None
+    choice: Decision = UNMEASURED
 
-    def choose(self) -> Decision:
-        """Whether the prompt's first token is sooner speculative, and why (`router.cost.sooner`)."""
-        before: Mode | None = None
-        if self.dense.tokens != self.kept.tokens:
-            before = "dense" if self.dense.tokens > self.kept.tokens else "speculative"
-        return sooner(self.estimate, before)
+    @property
+    def known_dense(self) -> int:
+        """Tokens at the beginning that the target will have cached as they are when it reads this prompt."""
+        return max(self.dense.tokens, self.coming)
+
+    @property
+    def before(self) -> Mode | None:
+        """How the earlier turn of this prompt ran, if there was one."""
+        if self.known_dense == self.kept.tokens:
+            return None
+        return "dense" if self.known_dense > self.kept.tokens else "speculative"
 
 
 class Forecaster:
@@ -54,18 +64,43 @@ class Forecaster:
         self.lexical = PoolTime(clock)
         self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
         self.turns = LaterTurns()
+        self._sent = Counter[bytes]()
         self._coverage_share: float | None = None
 
-    def look(self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int) -> Forecast:
-        """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped."""
+    def look(
+        self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int, told: int | None = None
+    ) -> Forecast:
+        """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped.
+
+        told: how many later turns it has, if the client has told it (`router.later_requests`).
+        """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)
-        forecast = Forecast(ids, salt, hashes, dense, read, kept, None)
-        selector = self._selector(options)
-        found = estimate(self._tokens(forecast, options, protected_tokens), selector, self.target, self._clock())
-        if found is not None:
-            found = replace(found, later=self.turns.extra_ms(selector, self.target, self._kept_share(options)))
-        return replace(forecast, estimate=found)
+        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
+        forecast = Forecast(ids, salt, hashes, dense, read, kept, coming * BLOCK_TOKENS)
+        selector, share = self._selector(options), self._kept_share(options)
+        later = 0.0
+        # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
+        if told is not None or forecast.before != "speculative":
+            later = self.turns.extra_ms(selector, self.target, share, told)
+        tokens = self._tokens(forecast, options, protected_tokens)
+        found = estimate(tokens, selector, self.target, self._clock(), later)
+        if found is None:
+            return replace(forecast, choice=fewer(tokens, self.turns.extra_tokens(share, told or 0)))
+        return replace(forecast, estimate=found, choice=sooner(found, forecast.before))
+
+    @contextmanager
+    def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
+        """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
+        hashes = forecast.hashes if prompt.is_dense else ()
+        self._sent.update(hashes)
+        try:
+            yield
+        finally:
+            self._sent.subtract(hashes)
+            for block in hashes:
+                if not self._sent[block]:
+                    del self._sent[block]
 
     def work(
         self, forecast: Forecast, options: PrefillOptions, protected_tokens: int, most_tokens: int, *, selects: bool
@@ -81,7 +116,7 @@ class Forecaster:
         size, share = int(forecast.ids.size), self._kept_share(options)
         fresh = min(size, protected_tokens + share * size)
         return Tokens(
-            dense=_rest(size, forecast.dense.tokens),
+            dense=_rest(size, forecast.known_dense),
             cold=size,
             read=_rest(size, 0 if options.selector == "lexical" else forecast.read.tokens),
             kept=max(1, round(self._kept_tokens(size, forecast.kept, fresh, share))),
@@ -109,7 +144,7 @@ class Forecaster:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
         computed = _rest(prompt.token_ids.size, cached)
         self.target.measure(computed, ms, queue_ms)
-        self.turns.began(int(forecast.ids.size), max(forecast.dense.tokens, forecast.kept.tokens))
+        self.turns.began(int(forecast.ids.size), max(forecast.known_dense, forecast.kept.tokens))
         for ledger in (self.dense, self.kept):
             ledger.wrote(computed)
         if prompt.is_dense:

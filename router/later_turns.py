@@ -1,11 +1,12 @@
 """What this router's prompts show about later turns: how many follow a prompt, and what each costs in both modes. Pure.
 
 A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
-late chunks on the target, while a dense conversation reads only the new tokens.
+late chunks on the target, while a dense conversation reads only the new tokens. A client can tell their number
+(`router.later_requests`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
 """
 
-from kv_transfer.options import SHORT_TEXT
-from router.cost import PoolTime
+from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
+from router.cost import SPECULATOR_SHARE, PoolTime
 
 MEMORY = 0.97
 """Weight of a prompt after the next one: about the latest 33 count."""
@@ -40,14 +41,25 @@ class LaterTurns:
 
     def kept(self, new: int, share: float) -> float:
         """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
-        late = self._late / self._extended if self._extended else 0.0
+        late = self._late / self._extended if self._extended else LATE_TOKENS
         return max(0.0, (new if new <= SHORT_TEXT else share * new) + late)
 
-    def extra_ms(self, speculator: PoolTime, target: PoolTime, share: float) -> float:
-        """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0."""
-        if not self._later:
-            return 0.0
-        new = max(1, round(self._new / self._later))
+    @property
+    def _new_tokens(self) -> int:
+        """The new tokens of an average later turn."""
+        return max(1, round(self._new / self._later)) if self._later else SHORT_TEXT
+
+    def extra_tokens(self, share: float, told: int) -> float:
+        """How many more tokens `told` later turns of a prompt read if it runs speculative, in tokens of the target."""
+        new = self._new_tokens
+        return told * max(0.0, SPECULATOR_SHARE * new + self.kept(new, share) - new)
+
+    def extra_ms(self, speculator: PoolTime, target: PoolTime, share: float, told: int | None = None) -> float:
+        """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
+
+        told: their number, if the client has told it; otherwise `expected`.
+        """
+        new = self._new_tokens
         read, kept, dense = (
             speculator.estimate(new),
             target.estimate(round(self.kept(new, share))),
@@ -55,4 +67,4 @@ class LaterTurns:
         )
         if read is None or kept is None or dense is None:
             return 0.0
-        return self.expected * max(0.0, read + kept - dense)
+        return (self.expected if told is None else told) * max(0.0, read + kept - dense)

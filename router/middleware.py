@@ -17,6 +17,7 @@ from router.body import read_fields
 from router.body_budget import BodyBudget
 from router.context import CURRENT, HttpError, RequestContext
 from router.held_response import HeldResponse, respond
+from router.later_requests import read_later_requests
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
 from router.places import Claim
@@ -76,7 +77,7 @@ class SkimMiddleware:
             if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
                 self._admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
             context, body = self._context(headers, body, scope["path"])
-            context.deadline = deadline
+            context.deadline, context.later_requests = deadline, read_later_requests(headers)
             if caller:
                 context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
                 context.isolated, context.min_priority = caller.key.isolate_cache, caller.key.min_priority

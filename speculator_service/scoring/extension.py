@@ -26,12 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.options import SHORT_TEXT, SelectionOptions
+from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
 from kv_transfer.spans import always_kept
 from speculator_service.scoring.chunks import chunk_means
 
 LATE_SHARE = 1 / 8
-LATE_TOKENS = 128
 GROWTH = 3.0
 """Without `max_keep`, an extended prompt has at most this many times the tokens of a fresh selection."""
 

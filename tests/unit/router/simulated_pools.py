@@ -66,7 +66,7 @@ class World:
         # Positions are part of a block's key in the target: kept prompts share nothing with dense ones here.
         kept, marked = self.kept(ids), [-1, *self.kept(ids).token_ids.tolist()]
         truth = {"dense": self.target.time(ids), "speculative": self.speculator.time(ids) + self.target.time(marked)}
-        decision = forecast.choose()
+        decision = forecast.choice
         mode = mode or ("speculative" if decision.speculative else "dense")
         if mode == "speculative":
             cached, ms = self.speculator.run(ids, answer)

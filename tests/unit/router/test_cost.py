@@ -32,7 +32,6 @@ def test_nothing_is_estimated_before_enough_measurements():
     assert known.estimate(100) == pytest.approx(20)
     assert estimate(Tokens(1, 1, 1, 1), empty, known, 0.0) is None
     assert estimate(Tokens(1, 1, 1, 1), known, empty, 0.0) is None
-    assert sooner(None) == Decision(True, "unmeasured")
 
 
 @given(st.floats(0, 1000), st.floats(0.001, 10), st.integers(1, 100_000))
@@ -90,6 +89,18 @@ def test_what_is_cached_counts_in_both_modes():
     assert warm.cold == cold.dense
     record = estimate(Tokens(300, 10_000, 300, 100), speculator, target, 0.0)
     assert record.speculative == pytest.approx(145, rel=0.2)
+
+
+def test_what_later_turns_lose_delays_others_too():
+    """Behind a queue a dense prompt delays others by what it reads more, unless its later turns read as much more."""
+    speculator, target = pool(5, 0.1, [100, 5000, 900]), pool(10, 1.0, [100, 5000, 900])
+    target.measure(900, 910, 60_000.0)
+    tokens = Tokens(3000, 10_000, 3000, 2500)
+    alone, many = (estimate(tokens, speculator, target, 0.0, later) for later in (0.0, 1000.0))
+    assert alone.burden > 0 > many.burden
+    slower = replace(alone, speculative=alone.dense + 100)
+    assert sooner(slower) == Decision(True, "load")
+    assert not sooner(replace(slower, later=many.later, burden=many.burden)).speculative
 
 
 ESTIMATE = Estimate(dense=100.0, speculative=80.0, cold=100.0)

@@ -251,6 +251,23 @@ async def test_several_prompts_are_accounted_for_in_their_order():
     assert headers["x-skim-look-ahead"] == "8, 0"
 
 
+async def test_a_prompt_behind_a_dense_one_finds_what_the_target_reads_now():
+    class Watched(LocalPools):
+        async def generate(self, request, admitted):
+            again = PrefillOptions(min_prompt_tokens=256)
+            seen.append(dispatcher.forecaster.look(np.array(IDS, np.int32), None, again, 0).coming)
+            async for output in super().generate(request, admitted):
+                yield output
+
+    seen = []
+    dispatcher = Dispatcher(Watched(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    for enabled in (False, True):
+        context = RequestContext(PrefillOptions(enabled=enabled, min_prompt_tokens=256), DecodeOptions())
+        async for _ in dispatcher.run("r", prompt(), context):
+            pass
+    assert seen == [512, 0]
+
+
 def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
     """The explicit wishes before and after are obeyed, whatever the estimates are."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
 from router.cache_ledger import CacheLedger, Found
+from router.decision import Decision
 from router.forecast import Forecaster
 from router.options import PrefillOptions
 from tests.unit.router.simulated_pools import OPTIONS, World, text
@@ -131,6 +132,23 @@ def test_a_speculator_that_had_one_bad_time_is_tried_again():
         reasons.append(world.run(text(f"later {i}", 4000), [])[0])
     assert "probe" in reasons
     assert world.modes[-1] == "speculative"
+
+
+def test_prompts_behind_a_dense_one_find_what_it_reads():
+    """Until the target has answered, only the router knows that the beginning will be cached."""
+    world = World()
+    document = text("document", 6400)
+    ids = [np.array([*document, *text(f"q{i}", 100)], np.int32) for i in range(2)]
+    first = world.forecaster.look(ids[0], None, OPTIONS, 65)
+    with world.forecaster.sent(first, KeptPrompt.dense(ids[0])):
+        assert world.forecaster.look(ids[1], None, OPTIONS, 65).choice == Decision(False, "cached")
+        assert world.forecaster.look(ids[1], "another tenant", OPTIONS, 65).choice.speculative
+        with world.forecaster.sent(first, KeptPrompt.dense(ids[0])):
+            pass
+        assert world.forecaster.look(ids[1], None, OPTIONS, 65).coming == 6400
+    assert world.forecaster.look(ids[1], None, OPTIONS, 65).choice == Decision(True, "unmeasured")
+    with world.forecaster.sent(first, world.kept(ids[0].tolist())):
+        assert world.forecaster.look(ids[1], None, OPTIONS, 65).coming == 0
 
 
 def test_what_a_record_reuses_makes_a_turn_speculative():

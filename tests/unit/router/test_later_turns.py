@@ -8,7 +8,7 @@ from kv_transfer.options import SHORT_TEXT
 from router.cache_ledger import BLOCK_TOKENS
 from router.cost import PoolTime
 from router.later_turns import MOST, LaterTurns
-from tests.unit.router.simulated_pools import Pool, World, text
+from tests.unit.router.simulated_pools import OPTIONS, Pool, World, text
 
 LATE, NEW = 64, 40
 
@@ -35,6 +35,13 @@ class Conversing(World):
         return KeptPrompt(
             ids[positions].astype(np.int32), positions.astype(np.int32), ids.size, session=SessionHandle("a:1", "s")
         )
+
+    def look(self, ids, told=None):
+        """The forecast of a prompt of which the client tells how many later requests it has."""
+        return self.forecaster.look(np.array(ids, np.int32), None, OPTIONS, 65, told)
+
+    def turns_expected(self):
+        return self.forecaster.turns.expected
 
     def converse(self, name, turns, mode=None):
         """The modes of a conversation, and the sum of its times to first token over that of a dense one."""
@@ -65,6 +72,42 @@ def test_conversations_of_a_near_tie_run_dense(noise, monkeypatch):
     blind = Conversing(noise)
     found = [blind.converse(i, 4) for i in range(6)][2:]
     assert all(modes[0] == "speculative" and ratio > 1.05 for modes, ratio in found)
+
+
+def test_later_requests_that_the_client_tells_make_a_prompt_dense():
+    """The router has seen no later turn. A few later requests cost less than the first token gains; many do not."""
+    world = Conversing(speculator_per_token=0.6)
+    world.learn()
+    reasons = [world.look(text("alone", 2600), told).choice for told in (None, 0, 1, 20)]
+    assert [decision.speculative for decision in reasons] == [True, True, True, False]
+    assert reasons[-1].reason == "later-turns"
+
+
+def test_what_the_client_tells_replaces_what_is_expected():
+    world = Conversing()
+    world.converse("first", 4)
+    world.converse("second", 4)
+    assert world.turns_expected() > 1
+    found = [world.look(text("alone", 2600), told).choice for told in (None, 0)]
+    assert [(decision.speculative, decision.reason) for decision in found] == [(False, "later-turns"), (True, "sooner")]
+
+
+def test_a_conversation_that_began_speculative_becomes_dense_for_many_later_requests():
+    world = Conversing(speculator_per_token=0.6)
+    world.learn()
+    world.converse("long", 2, "speculative")
+    turn = world.before + text("more", NEW)
+    assert [world.look(turn, told).choice.speculative for told in (None, 2, 500)] == [True, True, False]
+
+
+def test_before_anything_is_measured_later_requests_are_counted_in_tokens():
+    world = Conversing()
+    first = [world.look(text("alone", 2600), told).choice for told in (None, 0, 2, 100)]
+    assert [(decision.speculative, decision.reason) for decision in first] == [
+        (True, "unmeasured"), (True, "unmeasured"), (True, "unmeasured"), (False, "later-turns")
+    ]  # fmt: skip
+    # A longer prompt gains more by a selection.
+    assert world.look(text("alone", 26_000), 40).choice.speculative
 
 
 def test_prompts_without_later_turns_run_speculative():
