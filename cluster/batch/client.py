@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from cluster.batch.rows import BatchRequest, Response, RowFault
 from kv_transfer.errors import EngineUnavailableError, SkimError
+from router.later_requests import LATER_REQUESTS, MOST
 
 CONNECT_TIMEOUT_S = 10.0
 UNAVAILABLE = frozenset({429, 502, 503, 504})
@@ -45,21 +46,22 @@ class BatchClient:
         self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
         self._turn, self._more = asyncio.Semaphore(1), concurrency - 1
 
-    async def ask(self, request: BatchRequest) -> Response | RowFault:
+    async def ask(self, request: BatchRequest, later: int = 0) -> Response | RowFault:
         """The endpoint's answer (also an HTTP error), or the reason why there is none.
 
+        later: how many rows after this one begin with most of its prompt. A server that is not Skim ignores it.
         Raises EngineUnavailableError if the endpoint no longer answers any request: then the row is not at fault.
         """
         async with self._turn:
-            outcome = await self._outcome(request)
+            outcome = await self._outcome(request, min(later, MOST))
         if self._more:
             self._more -= 1
             self._turn.release()
         return outcome
 
-    async def _outcome(self, request: BatchRequest) -> Response | RowFault:
+    async def _outcome(self, request: BatchRequest, later: int) -> Response | RowFault:
         try:
-            return await self._post(request)
+            return await self._post(request, later)
         except APITimeoutError:
             fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
         except APIConnectionError as error:
@@ -68,9 +70,14 @@ class BatchClient:
         await self._check_alive()
         return fault
 
-    async def _post(self, request: BatchRequest) -> Response:
+    async def _post(self, request: BatchRequest, later: int) -> Response:
         try:
-            response = await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
+            response = await self._http.post(
+                request.url,
+                body=request.body,
+                cast_to=httpx2.Response,
+                options={"headers": {LATER_REQUESTS: str(later)}},
+            )
         except APIStatusError as error:
             response = error.response
             if response.status_code in UNAVAILABLE:

@@ -2,13 +2,14 @@
 
 `plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
 not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
-and its part's file, or if two jobs run at once), but it is written once. The last step joins the parts in input order
-and removes them. No file is ever appended to, because object stores cannot append.
+and its part's file, or if two jobs run at once), but it is written once. The last step joins the parts, puts their rows
+back into input order and removes them. No file is ever appended to, because object stores cannot append.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 
@@ -17,7 +18,7 @@ from cluster.batch.rows import BatchAnswer
 from cluster.batch.storage import locate, storage_errors, write
 from kv_transfer.errors import SkimError
 
-VERSION = 1
+VERSION = 2
 READ_AHEAD = 16
 """Parts that are read at once while they are joined: an object store serves many parts as fast as one."""
 GLOB = frozenset("*?[]")
@@ -127,20 +128,29 @@ class Journal:
         return totals
 
     def _joined(self, parts: Sequence[Part], totals: Totals) -> Iterator[bytes]:
-        for start in range(0, len(parts), READ_AHEAD):
-            some = parts[start : start + READ_AHEAD]
-            found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
-            for part, data in zip(some, found, strict=True):
-                answers = _answers(data)
-                if len(answers) != part.rows:
-                    self._fs.rm(self._path(part))
-                    raise SkimError(
-                        f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
-                        "crash) and was removed: submit the batch again to send these rows again"
-                    )
-                totals.rows += part.rows
-                totals.failed += sum(answer.failed for answer in answers)
-                yield data
+        """The rows of the output. Those of one window are in memory."""
+        for _, window in groupby(parts, key=lambda part: part.window):
+            rows: list[tuple[int, bytes]] = []
+            among = list(window)
+            for start in range(0, len(among), READ_AHEAD):
+                some = among[start : start + READ_AHEAD]
+                found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
+                for part, data in zip(some, found, strict=True):
+                    rows += zip(part.lines, self._checked(part, data, totals), strict=True)
+            yield from (line for _, line in sorted(rows))
+
+    def _checked(self, part: Part, data: bytes, totals: Totals) -> list[bytes]:
+        """The rows of a part's file, one line each."""
+        answers = _answers(data)
+        if len(answers) != part.rows:
+            self._fs.rm(self._path(part))
+            raise SkimError(
+                f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
+                "crash) and was removed: submit the batch again to send these rows again"
+            )
+        totals.rows += part.rows
+        totals.failed += sum(answer.failed for answer in answers)
+        return data.splitlines(keepends=True)
 
     def _path(self, part: Part) -> str:
         return f"{self._parts}/{part.index:08d}.jsonl"

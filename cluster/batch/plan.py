@@ -1,18 +1,19 @@
 """Reads the whole input once before the job starts: finds unusable rows, and splits the input into parts.
 
-A part is a run of consecutive rows that are sent, answered and written as a unit. Parts depend on the input alone, so
-every run of the same file has the same parts.
+A part is a run of rows that are sent, answered and written as a unit: consecutive rows in the order of
+`cluster.batch.order`. Parts depend on the input alone, so every run of the same file has the same parts.
 """
 
 import hashlib
-import io
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batch.rows import UnusableRowError, parse
+from cluster.batch.order import Window, prompt_of
+from cluster.batch.rows import BatchRequest, UnusableRowError, parse
 from cluster.batch.storage import locate, storage_errors
 from kv_transfer.errors import SkimError
 
@@ -21,20 +22,39 @@ PARTS = 200
 MIN_ROWS, MAX_ROWS = 8, 256
 MAX_BYTES = 8 * 2**20
 """Largest input of a part, which stays in memory while the part is answered. A single row may be larger."""
+GAP_BYTES = 16384
+"""Rows of a part that stand at most so far from each other in the input are read at once."""
 
 SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of the input from byte `offset`. line: line number of the first row, from 1. digest: of the rows."""
+    """Rows of the input in the order in which they are sent. window: the number of theirs, in input order.
+
+    lines: their line numbers, from 1. offsets, sizes: their places in the input, bytes. later: as `Window.take`.
+    digest: of the rows.
+    """
 
     index: int
-    offset: int
-    size: int
-    line: int
-    rows: int
+    window: int
+    lines: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    later: tuple[int, ...]
     digest: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.lines)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """What is read of the input for this part, (start, end) in bytes; each row is in one of them."""
+        found: list[tuple[int, int]] = []
+        for offset, size in sorted(zip(self.offsets, self.sizes, strict=True)):
+            start = found.pop()[0] if found and offset - found[-1][1] <= GAP_BYTES else offset
+            found.append((start, offset + size))
+        return found
 
 
 @dataclass(slots=True)
@@ -52,7 +72,7 @@ class InputPlan:
 def read_plan(url: str) -> InputPlan:
     """Read the whole input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice.
 
-    Memory: about 150 bytes per row, for the custom_ids.
+    Memory: about 400 bytes per row, for the custom_ids and the parts, and the prompts of one window.
     """
     plan, sha = InputPlan(), hashlib.sha256()
     rows, lines_of, repeated = _Rows(), dict[bytes, int](), list[str]()
@@ -60,10 +80,11 @@ def read_plan(url: str) -> InputPlan:
     with storage_errors(url), fs.open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             sha.update(line)
-            rows.add(number, line)
             if not line.strip():
+                rows.skip(line)
                 continue
-            custom_id = _examine(plan, number, line)
+            request, custom_id = _examine(plan, number, line)
+            rows.add(number, line, prompt_of(request) if request else b"")
             if custom_id is None:
                 continue
             key = hashlib.blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
@@ -73,63 +94,112 @@ def read_plan(url: str) -> InputPlan:
         more = f" and {len(repeated) - SHOWN} more" if len(repeated) > SHOWN else ""
         shown = ", ".join(repeated[:SHOWN])
         raise SkimError(f"{url} uses a custom_id twice: {shown}{more}; give every row its own custom_id")
-    plan.fingerprint, plan.rows, plan.parts = sha.hexdigest(), len(rows.offsets), list(rows.parts())
+    plan.fingerprint, plan.rows, plan.parts = sha.hexdigest(), len(rows), list(rows.parts())
     if not plan.rows:
         raise SkimError(f"{url} has no rows: it must hold one JSON object per line")
     return plan
 
 
-def _examine(plan: InputPlan, number: int, line: bytes) -> str | None:
-    """Count the row. Returns its custom_id if that can be read."""
+def _examine(plan: InputPlan, number: int, line: bytes) -> tuple[BatchRequest | None, str | None]:
+    """Count the row. Returns its request and its custom_id, each if it can be read."""
     try:
         request = parse(line)
     except UnusableRowError as row:
         plan.unusable += 1
         if len(plan.problems) < SHOWN:
             plan.problems.append(f"line {number}: {row}")
-        return row.custom_id
+        return None, row.custom_id
     plan.urls[request.url] += 1
-    return request.custom_id
+    return request, request.custom_id
 
 
 class _Rows:
-    """Offsets, line numbers and checksums of the rows, 16 bytes per row. Blank lines belong to the row before them."""
+    """The rows in input order and the order in which they are sent, 32 bytes per row."""
 
     def __init__(self) -> None:
-        self.offsets, self._numbers, self._checks = array("Q"), array("I"), array("I")
-        self._end = 0
+        self._offsets, self._sizes = array("Q"), array("Q")
+        self._lines, self._checks = array("I"), array("I")
+        self._order, self._later = array("I"), array("I")
+        self._ends: list[int] = []
+        self._window, self._end = Window(), 0
 
-    def add(self, number: int, line: bytes) -> None:
-        if line.strip():
-            self.offsets.append(self._end)
-            self._numbers.append(number)
-            self._checks.append(zlib.crc32(line))
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def skip(self, line: bytes) -> None:
         self._end += len(line)
 
+    def add(self, number: int, line: bytes, prompt: bytes) -> None:
+        self._offsets.append(self._end)
+        self._sizes.append(len(line))
+        self._lines.append(number)
+        self._checks.append(zlib.crc32(line))
+        self._end += len(line)
+        if self._window.add(prompt, len(line)):
+            self._close()
+
+    def _close(self) -> None:
+        """End the window."""
+        first = len(self._order)
+        rows, later = self._window.take()
+        self._order.extend(first + row for row in rows)
+        self._later.extend(later)
+        self._ends.append(len(self._order))
+
     def parts(self) -> Iterator[Part]:
-        count, offsets = len(self.offsets), self.offsets + array("Q", [self._end])
-        most = min(max(count // PARTS, MIN_ROWS), MAX_ROWS)
-        first = index = 0
-        while first < count:
-            last = first + 1
-            while last < min(count, first + most) and offsets[last + 1] - offsets[first] <= MAX_BYTES:
+        if len(self._order) < len(self):
+            self._close()
+        most = min(max(len(self) // PARTS, MIN_ROWS), MAX_ROWS)
+        first = index = window = 0
+        while first < len(self):
+            window += first == self._ends[window]
+            last, size = first + 1, self._sizes[self._order[first]]
+            while last < min(self._ends[window], first + most):
+                size += self._sizes[self._order[last]]
+                if size > MAX_BYTES:
+                    break
                 last += 1
-            digest = zlib.crc32(self._checks[first:last].tobytes())
-            yield Part(
-                index, offsets[first], offsets[last] - offsets[first], self._numbers[first], last - first, digest
-            )
+            last = self._whole_groups(first, last, most)
+            yield self._part(index, window, first, last)
             first, index = last, index + 1
+
+    def _whole_groups(self, first: int, last: int, most: int) -> int:
+        """Where a part ends that has room until `last`: before a group that it would divide, if it is half full."""
+        ends = [row for row in range(first + (most + 1) // 2, last + 1) if not self._later[row - 1]]
+        return ends[-1] if ends else last
+
+    def _part(self, index: int, window: int, first: int, last: int) -> Part:
+        def of(column: Sequence[int]) -> tuple[int, ...]:
+            return tuple(column[row] for row in self._order[first:last])
+
+        return Part(
+            index,
+            window,
+            of(self._lines),
+            of(self._offsets),
+            of(self._sizes),
+            tuple(self._later[first:last]),
+            _digest(of(self._checks)),
+        )
+
+
+def _digest(checks: Sequence[int]) -> int:
+    return zlib.crc32(array("I", checks).tobytes())
 
 
 def read_part(url: str, part: Part) -> list[tuple[int, bytes]]:
     """(line number, line) of each row of the part. Raises SkimError if the rows have changed since `read_plan`."""
     fs, path = locate(url)
+    starts, ends = zip(*part.ranges(), strict=True)
     with storage_errors(url):
-        data = fs.cat_file(path, start=part.offset, end=part.offset + part.size)
-    lines = enumerate(io.BytesIO(data), part.line)
-    rows = [(number, line) for number, line in lines if line.strip()]
-    if zlib.crc32(array("I", [zlib.crc32(line) for _, line in rows]).tobytes()) != part.digest:
+        found = fs.cat_ranges([path] * len(starts), list(starts), list(ends), on_error="raise")
+    lines = []
+    for offset, size in zip(part.offsets, part.sizes, strict=True):
+        place = bisect_right(starts, offset) - 1
+        start = offset - starts[place]
+        lines.append(found[place][start : start + size])
+    if _digest([zlib.crc32(line) for line in lines]) != part.digest:
         raise SkimError(
             f"{url} changed during the job (part {part.index}): submit again when the file no longer changes"
         )
-    return rows
+    return list(zip(part.lines, lines, strict=True))

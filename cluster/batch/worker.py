@@ -50,8 +50,8 @@ class PartWorker:
         self._journal = Journal(work.output)
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """batch: one part, as columns of Part's fields. Returns its report, as columns."""
-        part = Part(**{name: int(column[0]) for name, column in batch.items()})
+        """batch: one part as JSON, in the column `part`. Returns its report, as columns."""
+        part = msgspec.json.decode(str(batch["part"][0]), type=Part)
         try:
             report = await self.answer(part)
         except SkimError as error:
@@ -61,20 +61,21 @@ class PartWorker:
     async def answer(self, part: Part) -> PartReport:
         """Send all rows of `part` and commit the answers. Raises SkimError if the job cannot continue."""
         rows = await asyncio.to_thread(read_part, self._work.input, part)
-        answers = await asyncio.gather(*(self._answer(number, line) for number, line in rows))
+        sent = zip(rows, part.later, strict=True)
+        answers = await asyncio.gather(*(self._answer(number, line, later) for (number, line), later in sent))
         await asyncio.to_thread(self._journal.commit, part, answers)
         usages = [usage_of(answer.response.body) for answer in answers if answer.response]
         prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
         return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
 
-    async def _answer(self, number: int, line: bytes) -> BatchAnswer:
+    async def _answer(self, number: int, line: bytes, later: int) -> BatchAnswer:
         name = f"batch_req_{self._work.batch_id}_{number}"
         try:
             request = parse(line)
         except UnusableRowError as row:
             fault = msgspec.structs.replace(row.fault, message=f"line {number}: {row.fault.message}")
             return BatchAnswer(name, row.custom_id, None, fault)
-        outcome = await self._client.ask(request)
+        outcome = await self._client.ask(request, later)
         if isinstance(outcome, RowFault):
             return BatchAnswer(name, request.custom_id, None, outcome)
         return BatchAnswer(name, request.custom_id, outcome, None)
@@ -96,7 +97,8 @@ def answer_parts(work: Work, parts: Sequence[Part], node_id: str | None) -> Iter
     workers = math.ceil(work.concurrency / REQUESTS_PER_WORKER)
     each = math.ceil(work.concurrency / workers)
     at_once = math.ceil(2 * each / max(part.rows for part in parts))
-    reports = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map_batches(
+    items = [{"part": msgspec.json.encode(part).decode()} for part in parts]
+    reports = ray.data.from_items(items, override_num_blocks=len(parts)).map_batches(
         PartWorker,
         batch_size=None,
         fn_constructor_kwargs={"work": work, "concurrency": each},

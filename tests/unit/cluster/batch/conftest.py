@@ -1,5 +1,6 @@
 """Inputs, and a fake endpoint: a function from request to response behind OpenAI's real client."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -25,6 +26,15 @@ def row(custom_id: str, **body: Any) -> dict[str, Any]:
 def write_rows(path: Path, rows: int) -> str:
     """Write an input with rows r0, r1, ... whose `seed` is their number."""
     path.write_text("".join(json.dumps(row(f"r{i}", seed=i)) + "\n" for i in range(rows)))
+    return str(path)
+
+
+def write_questions(path: Path, documents: int, questions: int) -> str:
+    """Write an input with rows r0, r1, ... as `write_rows`, about so many documents, one after the other: no two
+    neighbours are about the same document."""
+    texts = [hashlib.sha256(bytes([i])).hexdigest() * 40 for i in range(documents)]
+    rows = (row(f"r{i}", seed=i, prompt=f"{texts[i % documents]} {i}?") for i in range(documents * questions))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 

@@ -53,6 +53,9 @@ async def test_the_row_arrives_as_it_is(serve: Any) -> None:
     assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(200, "abc", OK)
     assert str(seen[0].url) == "http://endpoint/v1/chat/completions"
     assert seen[0].headers["authorization"] == "Bearer secret"
+    assert seen[0].headers["x-skim-later-requests"] == "0"
+    await BatchClient(endpoint(), 1).ask(REQUEST, later=20_000)
+    assert seen[1].headers["x-skim-later-requests"] == "1000"
     assert b'"speculative_prefill":{"keep_rate":0.1}' in seen[0].content
 
 
@@ -66,7 +69,7 @@ async def test_how_skim_ran_the_row_stays_with_the_answer(serve: Any) -> None:
 async def test_requests_begin_one_at_a_time_and_double(monkeypatch: pytest.MonkeyPatch) -> None:
     client, sent = BatchClient(endpoint(), 4), list[asyncio.Future[None]]()
 
-    async def post(request: BatchRequest) -> Response:
+    async def post(request: BatchRequest, later: int) -> Response:
         sent.append(asyncio.get_running_loop().create_future())
         await sent[-1]
         return Response(200, "", OK)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from cluster.batch import job
@@ -16,11 +17,18 @@ from cluster.batch.job import BatchOptions, run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, Work
 from kv_transfer.errors import SkimError
-from tests.unit.cluster.batch.conftest import row, write_rows
+from router.later_requests import LATER_REQUESTS
+from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
 
 
 @pytest.fixture
-def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def told() -> list[int]:
+    """How many later rows begin the same, as the endpoint was told with each row."""
+    return []
+
+
+@pytest.fixture
+def asked(serve: Any, told: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Seeds of the rows in the order in which the endpoint received them. A loop replaces Ray Data."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -28,13 +36,14 @@ def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return httpx2.Response(200, json={})
         body = json.loads(request.content)
         asked.append(body["seed"])
+        told.append(int(request.headers[LATER_REQUESTS]))
         usage = {"prompt_tokens": 10, "completion_tokens": 2}
         return httpx2.Response(400 if body["seed"] % 10 == 7 else 200, json={"seed": body["seed"], "usage": usage})
 
     def in_this_process(work: Work, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
         for part in parts:
-            fields = {name: [getattr(part, name)] for name in Part.__slots__}
-            columns = asyncio.run(PartWorker(work, work.concurrency)(fields))
+            sent = {"part": [msgspec.json.encode(part).decode()]}
+            columns = asyncio.run(PartWorker(work, work.concurrency)(sent))
             yield PartReport(**{name: column[0] for name, column in columns.items()})
 
     asked: list[int] = []
@@ -82,6 +91,15 @@ def test_rows_come_back_in_order_with_their_errors(asked: list[int], run: Any, t
     assert "30/30 rows, 4 errors" in said[-2]
 
 
+def test_rows_about_a_document_are_sent_together(asked: list[int], told: list[int], run: Any, tmp_path: Path) -> None:
+    write_questions(tmp_path / "in.jsonl", 5, 4)
+    run()
+    assert [seed % 5 for seed in asked] == [i // 4 for i in range(20)]
+    assert told == [3, 2, 1, 0] * 5
+    assert [r["custom_id"] for r in output_rows(tmp_path / "out.jsonl")] == [f"r{i}" for i in range(20)]
+    assert [r["id"].rpartition("_")[2] for r in output_rows(tmp_path / "out.jsonl")] == [f"{i}" for i in range(1, 21)]
+
+
 def test_the_output_is_complete_before_the_pools_stop(
     asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +118,14 @@ def test_the_output_is_complete_before_the_pools_stop(
     assert "Sending 20 rows to http://endpoint" in said
 
 
-def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_rows(tmp_path / "in.jsonl", 40)
+@pytest.mark.parametrize("documents", [0, 5])
+def test_a_stopped_job_goes_on(
+    asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: int
+) -> None:
+    if documents:
+        write_questions(tmp_path / "in.jsonl", documents, 40 // documents)
+    else:
+        write_rows(tmp_path / "in.jsonl", 40)
     whole = job.answer_parts
 
     def stopped(*arguments: Any) -> Iterator[PartReport]:
@@ -116,7 +140,7 @@ def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monke
             run()
     assert "Writing " + str(tmp_path / "out.jsonl") + ": 16 rows are already done" in run()
     assert sorted(asked) == list(range(40))
-    assert len(output_rows(tmp_path / "out.jsonl")) == 40
+    assert [r["custom_id"] for r in output_rows(tmp_path / "out.jsonl")] == [f"r{i}" for i in range(40)]
     assert run()[-1] == f"{tmp_path}/out.jsonl is already finished"
     assert len(asked) == 40
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.batch import order
 from cluster.batch import plan as planning
 from cluster.batch.plan import read_part, read_plan
 from kv_transfer.errors import SkimError
-from tests.unit.cluster.batch.conftest import row, write_rows
+from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
 
 LINES = st.one_of(
     st.just("\n"),
@@ -32,6 +33,7 @@ def test_parts_cover_every_row_once(lines: list[str], bare_end: bool) -> None:
     wanted = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     read = [(number, line.rstrip(b"\n")) for part in plan.parts for number, line in read_part(url, part)]
     assert read == wanted
+    assert all(len(part.ranges()) == 1 for part in plan.parts)
     assert plan.rows == sum(part.rows for part in plan.parts) == len(wanted)
     assert plan.fingerprint == hashlib.sha256(data).hexdigest()
     assert [part.index for part in plan.parts] == list(range(len(plan.parts)))
@@ -42,10 +44,42 @@ def test_parts_are_bounded_in_rows_and_bytes(tmp_path: Path, monkeypatch: pytest
     assert {part.rows for part in plan.parts} == {4000 // planning.PARTS}
     monkeypatch.setattr(planning, "MAX_BYTES", 300)
     plan = read_plan(write_rows(tmp_path / "in.jsonl", 100))
-    assert max(part.size for part in plan.parts) <= 300
+    assert max(sum(part.sizes) for part in plan.parts) <= 300
     monkeypatch.setattr(planning, "MAX_BYTES", 10)
     plan = read_plan(write_rows(tmp_path / "in.jsonl", 20))
     assert [part.rows for part in plan.parts] == [1] * 20
+
+
+def test_rows_of_a_document_are_in_one_part(tmp_path: Path) -> None:
+    """Parts of at least eight rows: a part that is half full ends before a document that does not fit."""
+    plan = read_plan(write_questions(tmp_path / "in.jsonl", 6, 5))
+    assert [[(line - 1) % 6 for line in part.lines] for part in plan.parts] == [[i] * 5 for i in range(6)]
+    assert {part.later for part in plan.parts} == {(4, 3, 2, 1, 0)}
+    plan = read_plan(write_questions(tmp_path / "in.jsonl", 2, 20))
+    assert [[(line - 1) % 2 for line in part.lines] for part in plan.parts] == [[0] * 8] * 2 + [
+        [0] * 4, [1] * 8, [1] * 8, [1] * 4
+    ]  # fmt: skip
+
+
+def test_rows_are_ordered_within_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = write_questions(tmp_path / "in.jsonl", 3, 8)
+    lines = Path(url).read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(order, "WINDOW_ROWS", 10)
+    monkeypatch.setattr(planning, "GAP_BYTES", 0)
+    plan = read_plan(url)
+    windows = [[line for part in plan.parts if part.window == window for line in part.lines] for window in range(3)]
+    assert [sorted(window) for window in windows] == [[*range(1, 11)], [*range(11, 21)], [*range(21, 25)]]
+    assert windows[0] == [1, 4, 7, 10, 2, 5, 8, 3, 6, 9]
+    for part in plan.parts:
+        assert read_part(url, part) == [(line, lines[line - 1]) for line in part.lines]
+        assert sum(end - start for start, end in part.ranges()) == sum(part.sizes)
+
+
+def test_rows_near_each_other_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = write_questions(tmp_path / "in.jsonl", 3, 8)
+    assert [len(part.ranges()) for part in read_plan(url).parts] == [1, 1, 1]
+    monkeypatch.setattr(planning, "GAP_BYTES", 0)
+    assert [len(part.ranges()) for part in read_plan(url).parts] == [8, 8, 8]
 
 
 def test_repeated_custom_ids_are_refused_with_their_lines(tmp_path: Path) -> None:
@@ -95,3 +129,7 @@ def test_an_input_that_changes_under_the_job_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(SkimError, match=r"changed during the job \(part 0\)"):
         read_part(str(file), plan.parts[0])
     read_part(str(file), plan.parts[1])
+    plan = read_plan(write_questions(file, 3, 8))
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(SkimError, match=r"changed during the job \(part 2\)"):
+        read_part(str(file), plan.parts[2])
