@@ -6,21 +6,23 @@ before it (`router.pool_load`). An idle router refuses nothing, so a wrong predi
 
 What is accepted goes to the pools at once while they drain what they have within `POOL_WAIT_MS`. Beyond that it waits
 here, where priorities and fair shares decide the order (`router.fair_share`); in a pool it would wait in the order of
-arrival. Each router admits its own requests by the waits that it sees, which include the work of the other routers.
+arrival. An autoscaled pool gets more (`router.pool_load.Room`): its autoscaler would not see what waits here. Each
+router admits its own requests by the waits that it sees, which include the work of the other routers.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
 from router.answer_time import AnswerTime
 from router.fair_share import FairQueue, Order
 from router.places import Claim, OverloadedError, Place, Work
-from router.pool_load import PoolLoad
+from router.pool_load import NO_ROOM, PoolLoad, Room
 from router.shedding import KEEP, load_of
 
 POOL_WAIT_MS = 500.0
@@ -36,7 +38,7 @@ MOST_BETWEEN_ENDS_S = 60.0
 class Admission:
     """The admission of one router. most: requests at a time. max_wait_s: None: any wait is accepted.
 
-    clock: seconds; the event loop's by default.
+    rooms: of the pools that are autoscaled, by name. clock: seconds; the event loop's by default.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Admission:
         meter: Meter,
         most: int | None = None,
         max_wait_s: float | None = None,
+        rooms: Mapping[str, Room] = MappingProxyType({}),
         clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._meter, self._clock = meter, clock
         self._most = math.inf if most is None else most
         self._max_wait_ms = math.inf if max_wait_s is None else 1e3 * max_wait_s
-        self._speculator, self._target = PoolLoad(clock), PoolLoad(clock)
+        self._speculator = PoolLoad(clock, rooms.get("speculator", NO_ROOM))
+        self._target = PoolLoad(clock, rooms.get("target", NO_ROOM))
         self._queue: FairQueue[Place] = FairQueue()
         self._answers = AnswerTime()
         self._ongoing = 0
@@ -242,10 +246,12 @@ class Admission:
     def _fits(self, place: Place) -> bool:
         """Whether the pools would begin with this prompt soon."""
         in_target = self._target.wait_ms(self._target.ahead_ms) if self._target.requests else 0.0
+        target_fits = self._target.has_room or in_target <= POOL_WAIT_MS
         if not place.work.selects:
-            return in_target <= POOL_WAIT_MS
+            return target_fits
         in_speculator = self._speculator.wait_ms(self._speculator.ahead_ms) if self._speculator.requests else 0.0
-        return in_speculator <= POOL_WAIT_MS and in_target - in_speculator <= POOL_WAIT_MS
+        speculator_fits = self._speculator.has_room or in_speculator <= POOL_WAIT_MS
+        return speculator_fits and (target_fits or in_target - in_speculator <= POOL_WAIT_MS)
 
     def _leave_speculator(self, place: Place) -> None:
         self._speculator.leave(place.work.speculator_ms)

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from router.admission import Admission
 from router.control_tokens import Handling
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
+from router.pool_load import Room
 from router.pool_states import PoolStates, watch_pools
 from router.pools import ServePools
 from router.prompt_text import read_token_text
@@ -46,9 +48,9 @@ class RouterDeployment:
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
     Dispatcher. deadline_s: as in SkimMiddleware. max_ongoing_requests, max_wait_s: `most` and `max_wait_s` of
-    Admission. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see PoolStates. vllm_args: options of vLLM's HTTP
-    server. traces: the argument of `create_tracer`. api_keys_file: as in `build_openai_app`. max_body_bytes,
-    body_timeout_s, body_memory_bytes: as in BodyLimits.
+    Admission. rooms: fields of each `Room`, by pool. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see
+    PoolStates. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`. api_keys_file: as in
+    `build_openai_app`. max_body_bytes, body_timeout_s, body_memory_bytes: as in BodyLimits.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RouterDeployment:
         pool_down_after_s: float = 30.0,
         max_ongoing_requests: int | None = None,
         max_wait_s: float | None = None,
+        rooms: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         affinity: bool = True,
         migration: bool = True,
         warm_up: bool = False,
@@ -106,7 +109,12 @@ class RouterDeployment:
             guard=guard,
             guard_entropy=guard_entropy,
             explain_text=explain_text,
-            admission=Admission(self._meter, max_ongoing_requests, max_wait_s),
+            admission=Admission(
+                self._meter,
+                max_ongoing_requests,
+                max_wait_s,
+                {pool: Room(**room) for pool, room in rooms.items()},
+            ),
         )
         self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
         self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file

@@ -8,6 +8,7 @@ replicas that compute one prompt at a time and r routers with equal loads, the p
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 DECAY = 0.9
 """Weight of a pair after the next one: about the latest ten count."""
@@ -17,11 +18,24 @@ OTHERS_DECAY_S = 10.0
 """A wait that the own work does not explain (other routers, long answers) says little after this time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pool may have from one router, however long it waits there: less than either work_ms of computing, or so
+    many requests. An autoscaled pool needs it: the autoscaler counts what is in the pool, not what waits in a router.
+    """
+
+    work_ms: float = 0.0
+    requests: float = 0.0
+
+
+NO_ROOM = Room()
+
+
 class PoolLoad:
     """One router's work in one pool. clock: seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], room: Room = NO_ROOM) -> None:
+        self._clock, self._room = clock, room
         self.requests = 0
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
@@ -36,6 +50,11 @@ class PoolLoad:
         """A request's first output came, or it ended without one. work_ms: as when it entered."""
         self.requests -= 1
         self.ahead_ms = self.ahead_ms - work_ms if self.requests else 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the pool has less than its `Room`."""
+        return self.ahead_ms < self._room.work_ms or self.requests < self._room.requests
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""

@@ -17,6 +17,7 @@ from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.config.pools import AutoscalingConfig, PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig, RouterConfig
+from cluster.serve.autoscaling import GROW
 from cluster.serve.placement import placement_options
 from router.deployment import router_ingress
 
@@ -123,6 +124,7 @@ def build_app(config: DeploymentConfig) -> Application:
         pool_down_after_s=config.router.pool_down_after_s,
         max_ongoing_requests=config.router.max_ongoing_requests,
         max_wait_s=config.router.max_wait_s,
+        **_rooms(config),
         affinity=config.router.affinity,
         migration=config.router.migration,
         warm_up=config.router.warm_up,
@@ -189,6 +191,28 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
     # Without that option, a pool under load keeps its replicas.
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
+
+
+def _rooms(config: DeploymentConfig) -> dict[str, Any]:
+    """The router's argument `rooms`; left out if no pool is autoscaled."""
+    halves = [config.target, *([config.target.prefill] if config.target.prefill else [])]
+    rooms: dict[str, dict[str, float]] = {}
+    for name, pools in (("speculator", [config.speculator]), ("target", halves)):
+        for scaling in filter(None, (pool.autoscaling for pool in pools)):
+            room = rooms.setdefault(name, {})
+            for key, amount in room_for(scaling).items():
+                room[key] = max(room.get(key, 0.0), amount / config.router.replicas)
+    return {"rooms": rooms} if rooms else {}
+
+
+def room_for(scaling: AutoscalingConfig) -> dict[str, float]:
+    """The fields of router.pool_load.Room with which the autoscaler lets a pool grow to its `max_replicas`."""
+    most = scaling.max_replicas
+    if scaling.policy == "requests":
+        return {"requests": most * scaling.target_ongoing_requests}
+    # The policy aims at `drain_s`, at least at the cost of two requests, and grows if it needs GROW times as much.
+    each = GROW * most * scaling.batch
+    return {"work_ms": 1e3 * each * scaling.drain_s, "requests": 2 * each}
 
 
 def _replica(pool: PoolConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from kv_transfer.deadline import Deadline
 from kv_transfer.messages import GenerateOutput
 from router.admission import Admission
 from router.places import Asked, Claim, OverloadedError, Work
+from router.pool_load import ENOUGH, Room
 from tests.unit.actors.local_meter import LocalMeter
 
 PROMPT = Work(target_ms=1000.0)
@@ -259,3 +260,37 @@ async def test_a_dense_prompt_overtakes_those_that_wait_for_the_speculator():
     tasks.append(world.start("dense", work=Work(target_ms=100)))
     await asyncio.gather(*tasks)
     assert world.ran[0] == "dense"
+
+
+@pytest.mark.parametrize(
+    ("rooms", "begun"),
+    [({}, 1), ({"target": Room(requests=5)}, 5), ({"target": Room(work_ms=5000)}, 5), ({"speculator": Room(9000)}, 1)],
+)
+def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(rooms, begun):
+    async def scenario():
+        world = World(rooms=rooms)
+        await world.learn()
+        tasks = [world.start(i) for i in range(12)]
+        await asyncio.sleep(0.01)
+        assert world.admission._target.requests == begun
+        await asyncio.gather(*tasks)
+        assert world.ran == list(range(12))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("rooms", "begun"), [({}, 1), ({"speculator": Room(requests=5)}, 5)])
+def test_an_autoscaled_speculator_does_so_too(rooms, begun):
+    async def scenario():
+        admission = Admission(LocalMeter(), rooms=rooms)
+        for _ in range(ENOUGH):
+            admission._speculator.learn(1000.0, 1000.0)
+        places = [admission.admitted(Claim(), Work(1000.0, 1.0, selects=True)) for _ in range(8)]
+        entering = [asyncio.create_task(place.__aenter__()) for place in places]
+        await asyncio.sleep(0.01)
+        assert admission._speculator.requests == begun
+        for task in entering:
+            task.cancel()
+        await asyncio.gather(*entering, return_exceptions=True)
+
+    run(scenario())

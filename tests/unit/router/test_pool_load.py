@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from router.pool_load import ENOUGH, PoolLoad
+from router.pool_load import ENOUGH, PoolLoad, Room
 
 
 class Pool:
@@ -87,3 +87,14 @@ def test_what_leaves_is_no_longer_ahead():
     assert (load.requests, load.ahead_ms) == (1, pytest.approx(0.2))
     load.leave(0.2)
     assert (load.requests, load.ahead_ms) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("room", "requests"), [(Room(), 0), (Room(work_ms=250.0), 3), (Room(requests=2), 2), (Room(250.0, 5), 5)]
+)
+def test_a_pool_has_room_until_it_has_both_its_work_and_its_requests(room, requests):
+    load = PoolLoad(lambda: 0.0, room)
+    for _ in range(requests):
+        assert load.has_room
+        load.enter(100.0)
+    assert not load.has_room
