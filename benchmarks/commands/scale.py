@@ -19,6 +19,10 @@ def scale(
         Path,
         typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision. Its weights are not loaded."),
     ] = Path("demo_models/speculator"),
+    routers: Annotated[int, typer.Option(min=1, help="Number of router replicas.")] = 1,
+    speculators: Annotated[int, typer.Option(min=1, help="Largest number of speculator replicas.")] = 4,
+    targets: Annotated[int, typer.Option(min=1, help="Largest number of target replicas.")] = 3,
+    fixed: Annotated[bool, typer.Option("--fixed", help="Both pools always have their largest number.")] = False,
     policy: Annotated[str, typer.Option(metavar="work|requests", help="Autoscaling policy of both pools.")] = "work",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second during the step.")] = 2.0,
     step: Annotated[float, typer.Option(min=10, help="Length of the step in seconds.")] = 75.0,
@@ -54,5 +58,9 @@ def scale(
         seed=seed,
         documents=documents,
         affinity=affinity,
+        routers=routers,
+        speculators=speculators,
+        targets=targets,
+        fixed=fixed,
     )
     measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

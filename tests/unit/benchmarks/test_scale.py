@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scale
+from benchmarks.scale_deployment import deployment
 from benchmarks.scale_summary import POOLS, summary, waiting
+from benchmarks.scale_watch import Counts
 from cluster.serve.app import build_app
 
 SETTINGS = scale.ScaleSettings(target="/t", speculator="/s", drain_s=3.0)
@@ -34,8 +36,9 @@ SAMPLES = grown({"speculator": [1, 1, 3, 3, 2, 2], "target": [1, 1, 1, 2, 1, 2]}
 @pytest.fixture
 def result() -> dict:
     told = summary(vars(SETTINGS), REQUESTS, SAMPLES, BEGINS, 60.0)
-    settings = vars(SETTINGS)
-    return {"settings": settings, "begins": BEGINS, "ends": 60.0, "requests": REQUESTS, "samples": SAMPLES, **told}
+    taken = {"router": [6], "speculator": [4, 1, 1], "target": [4, 2]}
+    ran = {"requests": REQUESTS, "samples": SAMPLES, "taken": taken, "at_home": {"speculator": 0.9, "target": 0.75}}
+    return {"settings": vars(SETTINGS), "begins": BEGINS, "ends": 60.0, **ran, **told}
 
 
 def test_who_waits(result: dict) -> None:
@@ -60,7 +63,24 @@ def test_growth_and_changes_of_direction_are_counted_from_the_step_on(result: di
     text = scale.describe(result)
     assert "the speculator, grew first: speculator after 15 s, target after 25 s. " in text
     assert "first token, 9 s, was not met again. " in text
-    assert text.endswith("Changes of direction from the step on: 1 (speculator) and 2 (target).")
+    assert "Changes of direction from the step on: 1 (speculator) and 2 (target). " in text
+
+
+def test_the_requests_of_each_replica_are_told(result: dict) -> None:
+    text = scale.describe(result)
+    assert text.startswith(
+        "1 router. Autoscaling policy `work`: each pool starts with 1 replica; at most 4 speculators "
+    )
+    assert "later ones have fewer: routers 6; speculators 4, 1, 1; targets 4, 2. " in text
+    assert text.endswith("which their prefix prefers: 90% (speculator) and 75% (target).")
+    assert "their prefix" not in scale.describe(result | {"at_home": {}})
+
+
+def test_pools_of_a_fixed_size_do_not_scale(result: dict) -> None:
+    fixed = {"fixed": True, "routers": 2, "speculators": 4, "targets": 1}
+    text = scale.describe(result | {"settings": result["settings"] | fixed})
+    assert text.startswith("2 routers, 4 speculators and 1 target all the time. The load rises")
+    assert not any(word in text for word in ("Autoscaling", "grew", "direction", "later ones"))
 
 
 @pytest.mark.parametrize(
@@ -101,11 +121,22 @@ def test_requests_as_the_load_generator_saves_them() -> None:
 
 @pytest.mark.parametrize("policy", ["work", "requests"])
 def test_the_deployment_scales_by_the_policy(policy: str) -> None:
-    router = build_app(scale._deployment(scale.ScaleSettings("/t", "/s", policy)))._bound_deployment
+    router = build_app(deployment(scale.ScaleSettings("/t", "/s", policy)))._bound_deployment
     for bound in router.init_args:
         scaling = bound._bound_deployment._deployment_config.autoscaling_config
         assert scaling.policy.is_default_policy_function() == (policy == "requests")
         assert (scaling.min_replicas, scaling.metrics_interval_s) == (1, 1)
+
+
+def test_the_deployment_has_the_wanted_sizes() -> None:
+    wanted = {"routers": 2, "speculators": 5, "targets": 6}
+    scaled = deployment(scale.ScaleSettings("/t", "/s", **wanted))
+    fixed = deployment(scale.ScaleSettings("/t", "/s", **wanted, fixed=True))
+    assert scaled.router.replicas == fixed.router.replicas == 2
+    assert (scaled.router.max_wait_s, scaled.router.keep_alive_s) == (None, 0)
+    assert [pool.autoscaling.max_replicas for pool in (scaled.speculator, scaled.target)] == [5, 6]
+    assert [pool.autoscaling for pool in (fixed.speculator, fixed.target)] == [None, None]
+    assert [pool.replicas for pool in (scaled.speculator, fixed.speculator, fixed.target)] == [1, 5, 6]
 
 
 def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +149,12 @@ def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
     monkeypatch.setattr(scale, "send", send)
-    monkeypatch.setattr(scale, "_replicas", lambda zero: nullcontext(SAMPLES))
-    told = scale.run(scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0))
+    samples = list(SAMPLES)
+    monkeypatch.setattr(scale, "watched", lambda zero: nullcontext((samples, Counts())))
+    monkeypatch.setattr(time, "sleep", lambda seconds: samples.append({}))  # a look after the last answer
+    settings = scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0, targets=2, fixed=True)
+    told = scale.run(settings)
+    assert told["taken"] == {"router": [0], "speculator": [0] * 4, "target": [0] * 2}
     assert sent == [("http://there", *of) for of in ((1, None), (5, 0.4), (60, 2.0), (24, 0.4))]
     assert [request["ttft_s"] for request in told["requests"]] == [0.5] * 3
     assert told["settings"]["target"] == "t"
@@ -128,7 +163,8 @@ def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(told))["samples"] == SAMPLES
 
 
-def test_it_is_drawn(result: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fixed", [False, True])
+def test_it_is_drawn(result: dict, tmp_path: Path, fixed: bool) -> None:
     pytest.importorskip("matplotlib")
-    scale.plot(result, tmp_path / "scale.png")
+    scale.plot(result | {"settings": result["settings"] | {"fixed": fixed}}, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000

@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks import scale, scale_documents
 from benchmarks.chat_client import Timed
+from benchmarks.scale_deployment import deployment
 from benchmarks.scale_documents import QUESTION_TOKENS, Questions, described, send_questions, shared
+from benchmarks.scale_watch import Counts
 from cluster.serve.app import build_app
 from kv_transfer.errors import SkimError
 
@@ -56,7 +58,7 @@ def test_shared_documents_change_the_engines_and_the_router() -> None:
     options = {}
     for documents in (0, 8):
         settings = scale.ScaleSettings("/t", "/s", documents=documents, affinity=documents > 0)
-        config = scale._deployment(settings)
+        config = deployment(settings)
         build_app(config)
         options[documents] = config
     assert (options[0].router.speculative_prefill, options[8].router.speculative_prefill) == (True, "auto")
@@ -82,7 +84,8 @@ def test_a_run_with_documents_tells_how_they_ran(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
     monkeypatch.setattr(scale, "send", lambda *args, **kwargs: None)
     monkeypatch.setattr(scale, "send_questions", send_some)
-    monkeypatch.setattr(scale, "_replicas", lambda zero: nullcontext(samples))
+    monkeypatch.setattr(scale, "watched", lambda zero: nullcontext((samples, Counts())))
+    monkeypatch.setattr(scale, "SETTLE_S", 0.0)
     told = scale.run(scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0, documents=8))
     assert sent == [(8, 5, 0.4), (8, 60, 2.0), (8, 24, 0.4)]
     assert told["shared"]["cached_share"] == 0.25
