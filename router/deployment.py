@@ -22,6 +22,7 @@ from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
 from router.control_tokens import Handling
 from router.dispatch import Dispatcher
+from router.leaving import LeavingApp
 from router.options import PrefillOptions, SpeculationOptions
 from router.pool_load import Room
 from router.pool_states import PoolStates, watch_pools
@@ -123,13 +124,18 @@ class RouterDeployment:
         self._control_tokens = control_tokens
         self._view: ExplainView | None = None
 
-    async def __serve_build_asgi_app__(self) -> StartingApp:
+    async def __serve_build_asgi_app__(self) -> LeavingApp:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
         self._app = StartingApp(self._build_app, self._patience_s, self._others_serve)
         async with retried_start("router", self._model, self._vllm_args, limit_s=None):
             await self._app.start()
-        return self._app
+        self._front = LeavingApp(self._app)
+        return self._front
+
+    async def leave(self) -> bool:
+        """As `LeavingApp.leave`; who deletes the application asks for it."""
+        return self._front.leave()
 
     async def serves(self) -> bool:
         """Whether this router has its app; routers that start ask for it."""

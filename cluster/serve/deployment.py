@@ -18,6 +18,7 @@ from actors.failed_starts import forget_failed_starts, last_failed_start
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
+from cluster.serve.farewell import send_clients_away
 from cluster.serve.patience import in_time, ray_answers
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
 from cluster.serve.preflight import (
@@ -273,6 +274,7 @@ def _stop(name: str) -> None:
         with suppress(TimeoutError):
             in_time(ray.shutdown, SHUTDOWN_LIMIT_S)
         return
+    send_clients_away(name)
     # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
     with suppress(TimeoutError):
         serve.delete(name)

