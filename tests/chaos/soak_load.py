@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,7 @@ class Load:
                 await _leave(client, request, self._rng.random())
                 seen.add("left", 0.0)
             else:
-                kind, example = await _judge(client, request)
+                kind, example = await judge(client, request)
                 seen.add(kind, time.monotonic() - began, example)
                 failed = kind in ("lost", "refused")
             await asyncio.sleep(0.5 if failed else 0.05)
@@ -132,7 +132,7 @@ async def _leave(client: httpx.AsyncClient, request: Request, after_s: float) ->
     await asyncio.gather(asked, return_exceptions=True)
 
 
-async def _judge(client: httpx.AsyncClient, request: Request) -> tuple[str, str]:
+async def judge(client: httpx.AsyncClient, request: Request) -> tuple[str, str]:
     """The kind of the answer, and what it was if it is none of the known ones."""
     where = f"{request.path}{' streamed' if request.body['stream'] else ''}"
     try:
@@ -148,10 +148,10 @@ async def _judge(client: httpx.AsyncClient, request: Request) -> tuple[str, str]
     return ("answered", "") if text in request.known else ("wrong", f"{where}: {text!r}")
 
 
-async def learn(url: str, asked: list[Request]) -> list[Request]:
+async def learn(url: str, asked: list[Request], headers: Mapping[str, str] | None = None) -> list[Request]:
     """The requests with the answers of the undisturbed deployment: compressed and dense."""
     known = []
-    async with httpx.AsyncClient(base_url=url, timeout=HUNG_S) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HUNG_S, headers=headers) as client:
         for request in asked:
             texts = set()
             for enabled in (True, False):
