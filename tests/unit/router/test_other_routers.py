@@ -143,6 +143,6 @@ async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_a
         with pytest.raises(SkimError, match=r"^two tokenizers$"):
             await router.__serve_build_asgi_app__()
         return
-    app = await router.__serve_build_asgi_app__()
-    assert (app.problem, app.failed) == ("two tokenizers", True)
-    await app._end()
+    await router.__serve_build_asgi_app__()
+    assert await router.problem() == ("two tokenizers", True)
+    await router._app._end()
