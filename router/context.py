@@ -7,6 +7,7 @@ response headers.
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,10 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def nothing() -> None:
+    """The request has entered no intake."""
+
+
 @dataclass(slots=True)
 class RequestContext:
     """options, decode: resolved for this request. chats, next_turns: the contents of each chat, and what renders the
@@ -145,6 +150,7 @@ class RequestContext:
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
     later_requests: as in `router.later_requests`.
     decode_wished: the request has options of its own for drafts. asked: what its prompts share at the admission.
+    leave_intake: called when a prompt is decided; the next request is then taken in.
     """
 
     options: PrefillOptions
@@ -172,6 +178,7 @@ class RequestContext:
     decode_wished: bool = False
     later_requests: int | None = None
     asked: Asked = field(default_factory=Asked)
+    leave_intake: Callable[[], None] = nothing
 
     def begin(self, prompt_tokens: int) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.

@@ -22,6 +22,7 @@ from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
 from router.control_tokens import Handling
 from router.dispatch import Dispatcher
+from router.intake import Intake
 from router.leaving import LeavingApp
 from router.options import PrefillOptions, SpeculationOptions
 from router.pool_load import Room
@@ -92,7 +93,8 @@ class RouterDeployment:
         log_through_serve()
         self._tracer = create_tracer(traces)
         self._meter, self._states = RayMeter(), PoolStates(pool_down_after_s)
-        self._pools = ServePools(speculator, target, admission_timeout_s, self._states, prefill)
+        self._intake = Intake()
+        self._pools = ServePools(speculator, target, admission_timeout_s, self._states, prefill, self._intake)
         defaults = PrefillOptions.model_validate(dict(options))
         decode_defaults = SpeculationOptions.model_validate(dict(decode))
         self._dispatcher = Dispatcher(
@@ -184,6 +186,7 @@ class RouterDeployment:
             keep_alive_s=self._keep_alive_s,
             reports=self._reports,
             control_tokens=self._control_tokens,
+            intake=self._intake,
         )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

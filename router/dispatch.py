@@ -118,6 +118,7 @@ class Dispatcher:
         try:
             run = self._prepare(request_id, prompt, context, outcome)
             decision = self._decide(run)
+            context.leave_intake()
             async with place_for(self.admission, self.forecaster, run, decision) as place:
                 if place.load >= AUDIT:
                     self.audits.drop()

@@ -5,6 +5,7 @@ It reads the options before the app parses the body. `router.held_response` send
 
 import asyncio
 import json
+import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,8 +16,9 @@ from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
 from router.body_budget import BodyBudget
-from router.context import CURRENT, HttpError, RequestContext
+from router.context import CURRENT, HttpError, RequestContext, nothing
 from router.held_response import HeldResponse, respond
+from router.intake import Intake
 from router.later_requests import read_later_requests
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
@@ -36,7 +38,7 @@ class SkimMiddleware:
 
     deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
     case is refused here, before it costs any time; None: all come through.
-    keep_alive_s: as in `HeldResponse`. reports: gets what is told of each request.
+    keep_alive_s: as in `HeldResponse`. reports: gets what is told of each request. intake: each request passes it.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SkimMiddleware:
         keep_alive_s: float = 0.0,
         reports: RequestReports | None = None,
         admission: Admission | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self.app = app
         self.defaults, self.decode_defaults = defaults, decode_defaults
@@ -58,6 +61,7 @@ class SkimMiddleware:
         self._deadline_s, self._limits, self._admission = deadline_s, limits, admission
         self._budget = BodyBudget(limits.memory_bytes)
         self._keep_alive_s, self._reports = keep_alive_s, reports or RequestReports()
+        self._intake = intake or Intake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -68,21 +72,24 @@ class SkimMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
         arrived = asyncio.get_running_loop().time()
-        headers = Headers(scope=scope)
+        headers, leave_intake = Headers(scope=scope), nothing
         try:
             check_headers(headers)
             body = await read_body(headers, receive, self._limits, self._budget)
             deadline = read_deadline(headers, self._deadline_s, arrived)
-            caller = caller_of(scope)
+            caller, came = caller_of(scope), time.perf_counter()
             if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
                 self._admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
+            leave_intake = await self._intake.enter()
             context, body = self._context(headers, body, scope["path"])
             context.deadline, context.later_requests = deadline, read_later_requests(headers)
+            context.arrived, context.leave_intake = came, leave_intake
             if caller:
                 context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
                 context.isolated, context.min_priority = caller.key.isolate_cache, caller.key.min_priority
             request.context = context
         except (InvalidRequestError, RefusedError) as error:
+            leave_intake()
             await respond(HttpError.of(error), scope, receive, send)
             return
         context.span = request.span
@@ -96,6 +103,7 @@ class SkimMiddleware:
                 raise
             await response.fail(context.error)
         finally:
+            leave_intake()
             CURRENT.reset(token)
             await response.close()
 

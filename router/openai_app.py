@@ -42,6 +42,7 @@ from router.authentication import KeyMiddleware
 from router.context import CURRENT, HttpError, RequestContext
 from router.control_tokens import ControlTokens, Handling
 from router.dispatch import Dispatcher
+from router.intake import Intake
 from router.middleware import SkimMiddleware
 from router.recording import record_chats
 from router.request_limits import BodyLimits
@@ -76,12 +77,13 @@ async def build_openai_app(
     keep_alive_s: float = 0.0,
     reports: RequestReports | None = None,
     control_tokens: Handling = "text",
+    intake: Intake | None = None,
 ) -> FastAPI:
     """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
 
     api_keys_file: as `ApiKeys.file`; the keys of vLLM's options hold too. Raises SkimError if it cannot be read.
     folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
-    keep_alive_s, reports: as in `SkimMiddleware`.
+    keep_alive_s, reports, intake: as in `SkimMiddleware`.
     """
     flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
@@ -111,6 +113,7 @@ async def build_openai_app(
             keep_alive_s=keep_alive_s,
             reports=reports,
             admission=dispatcher.admission,
+            intake=intake,
         )
     )
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours

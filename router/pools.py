@@ -34,6 +34,7 @@ from kv_transfer.messages import (
 )
 from kv_transfer.model_info import check_pair
 from router.answer_record import AnswerRecord
+from router.intake import Intake
 from router.migration import ReplicaLostError, migrate
 from router.pool_states import PoolDownError, PoolStates
 from router.replica_choice import by_prefix, where
@@ -101,7 +102,8 @@ class ServePools:
     """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
 
     states: no call waits for a pool that is down. prefill: the prefill half of a split target; `target` is then the
-    decode half. problem: why the speculator pool is not used yet, and whether a person must repair it.
+    decode half. intake: that of this router. problem: why the speculator pool is not used yet, and whether a person
+    must repair it.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class ServePools:
         admission_timeout_s: float,
         states: PoolStates,
         prefill: DeploymentHandle | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self._admission_timeout_s, self._states = admission_timeout_s, states
         self._unary = (speculator, target)  # for calls that answer once
@@ -118,7 +121,7 @@ class ServePools:
         self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
         self._waking = Waking(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
-        self._running = 0  # calls of `generate`
+        self._running, self._intake = 0, intake or Intake()  # _running: calls of `generate`
         self.speculator: ModelInfo | None = None
         self.target: ModelInfo
         self.problem: tuple[str | None, bool] = (None, False)
@@ -267,8 +270,10 @@ class ServePools:
     async def _stream(
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
-        # So all answers together send about one message in MESSAGE_MS, which is what one event loop can take.
-        request = replace(request, interval_ms=min(MESSAGE_MS * self._running, MAX_INTERVAL_MS))
+        # So all answers together, with those that come next, send about one message in MESSAGE_MS, which is what one
+        # event loop can take.
+        crowd = self._running + self._intake.waiting
+        request = replace(request, interval_ms=min(MESSAGE_MS * crowd, MAX_INTERVAL_MS))
         self._running += 1
         response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
         accepted = False

@@ -91,10 +91,10 @@ class Handle:
         return next(self._left)
 
 
-def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0, states=None):
+def serve_pools(*, speculator=(), target=(), admission_timeout_s=60.0, states=None, intake=None):
     """ServePools with handles that give these replies, and the two handles."""
     handles = Handle(*speculator), Handle(*target)
-    return ServePools(*handles, admission_timeout_s, states or PoolStates(math.inf)), *handles
+    return ServePools(*handles, admission_timeout_s, states or PoolStates(math.inf), intake=intake), *handles
 
 
 def split_pools(*, prefill=(), target=(), speculator=(), states=None):

@@ -19,6 +19,7 @@ from kv_transfer.messages import (
     SessionHandle,
     WarmUpRequest,
 )
+from router.intake import Intake
 from router.migration import ReplicaLostError
 from router.pools import MAX_INTERVAL_MS, MESSAGE_MS
 from router.replica_choice import where
@@ -55,6 +56,19 @@ async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
         await answer.aclose()
     assert await texts(pools) == ["a", "b"]
     assert target.payloads[-1] == encode(REQUEST)  # alone again
+
+
+async def test_requests_that_wait_to_be_taken_in_count_as_answers_that_run():
+    intake = Intake()
+    pools, _, target = serve_pools(target=[Reply(*GOOD)], intake=intake)
+    leave = await intake.enter()
+    waiting = [asyncio.create_task(intake.enter()) for _ in range(5)]
+    await asyncio.sleep(0)
+    await texts(pools)
+    assert decode(target.payloads[0], GenerateRequest).interval_ms == 5 * MESSAGE_MS
+    leave()
+    for task in waiting:
+        (await task)()
 
 
 @pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("busy", None)])
