@@ -50,6 +50,8 @@ WAKE_AFTER_S = 1.0
 
 MESSAGE_MS = 0.4
 """About the CPU time that one message of an answer takes in a router."""
+MIN_INTERVAL_MS = 5.0
+"""Tokens that come faster share a message: nobody reads so fast."""
 MAX_INTERVAL_MS = 100.0
 
 # Messages use Serve's gRPC, not Ray's object references, which do not help bytes that are read once. A dead replica is
@@ -270,10 +272,7 @@ class ServePools:
     async def _stream(
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
-        # So all answers together, with those that come next, send about one message in MESSAGE_MS, which is what one
-        # event loop can take.
-        crowd = self._running + self._intake.waiting
-        request = replace(request, interval_ms=min(MESSAGE_MS * crowd, MAX_INTERVAL_MS))
+        request = replace(request, interval_ms=self._interval_ms())
         self._running += 1
         response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
         accepted = False
@@ -297,6 +296,11 @@ class ServePools:
         finally:
             self._running -= 1
             response.cancel()
+
+    def _interval_ms(self) -> float:
+        """All answers, also those that come next, then send one message in MESSAGE_MS: one event loop can take it."""
+        crowd = self._running + self._intake.waiting
+        return max(MIN_INTERVAL_MS, min(MESSAGE_MS * crowd, MAX_INTERVAL_MS))
 
     async def _admitted(self, response: DeploymentResponseGenerator) -> None:
         """Wait until a replica confirms that it has the request. A pool without replicas must not hold it forever."""

@@ -1,6 +1,7 @@
 """Calls through Serve handles that fail as Ray's handles do: retries, admission, cancellation."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from grpc import StatusCode
@@ -21,7 +22,7 @@ from kv_transfer.messages import (
 )
 from router.intake import Intake
 from router.migration import ReplicaLostError
-from router.pools import MAX_INTERVAL_MS, MESSAGE_MS
+from router.pools import MAX_INTERVAL_MS, MESSAGE_MS, MIN_INTERVAL_MS
 from router.replica_choice import where
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -36,12 +37,14 @@ from tests.unit.router.serve_handles import (
     texts,
 )
 
+ALONE = replace(REQUEST, interval_ms=MIN_INTERVAL_MS)
+
 
 async def test_outputs_come_through_as_they_were_sent():
     pools, _, target = serve_pools(target=[Reply(*GOOD)])
     assert target.streams
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads == [encode(REQUEST)]
+    assert target.payloads == [encode(ALONE)]
 
 
 async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
@@ -50,22 +53,24 @@ async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
     for answer in answers:
         await anext(answer)
     asked = [decode(payload, GenerateRequest).interval_ms for payload in target.payloads]
-    assert asked[:3] == [0.0, MESSAGE_MS, 2 * MESSAGE_MS]
+    alone = int(MIN_INTERVAL_MS / MESSAGE_MS)
+    assert asked[: alone + 1] == [MIN_INTERVAL_MS] * (alone + 1)
+    assert asked[alone + 1 : alone + 3] == [MESSAGE_MS * (alone + 1), MESSAGE_MS * (alone + 2)]
     assert asked[-1] == MAX_INTERVAL_MS
     for answer in answers:
         await answer.aclose()
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads[-1] == encode(REQUEST)  # alone again
+    assert target.payloads[-1] == encode(ALONE)  # again
 
 
 async def test_requests_that_wait_to_be_taken_in_count_as_answers_that_run():
     intake = Intake()
     pools, _, target = serve_pools(target=[Reply(*GOOD)], intake=intake)
     leave = await intake.enter()
-    waiting = [asyncio.create_task(intake.enter()) for _ in range(5)]
+    waiting = [asyncio.create_task(intake.enter()) for _ in range(20)]
     await asyncio.sleep(0)
     await texts(pools)
-    assert decode(target.payloads[0], GenerateRequest).interval_ms == 5 * MESSAGE_MS
+    assert decode(target.payloads[0], GenerateRequest).interval_ms == 20 * MESSAGE_MS
     leave()
     for task in waiting:
         (await task)()

@@ -19,6 +19,7 @@ from kv_transfer.messages import (
     WarmUpRequest,
 )
 from router.migration import MAX_REFUSALS
+from router.pools import MIN_INTERVAL_MS
 from router.replica_choice import by_prefix
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -67,7 +68,7 @@ async def test_a_split_target_prefills_in_one_half_and_decodes_in_the_other():
 async def test_whatever_happens_to_the_prefill_leg_the_other_half_answers(leg):
     pools, target, _ = split_pools(prefill=leg, target=[Reply(*GOOD)])
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads == [encode(REQUEST)]
+    assert target.payloads == [encode(replace(REQUEST, interval_ms=MIN_INTERVAL_MS))]
 
 
 async def test_a_prefill_replica_that_dies_is_replaced():
@@ -99,7 +100,7 @@ async def test_prompt_log_probabilities_are_made_where_the_answer_is():
     pools, target, prefill = split_pools(target=[Reply(*GOOD)])
     request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"prompt_logprobs": 1})
     _ = [output async for output in pools.generate(request)]
-    assert (prefill.payloads, target.payloads) == ([], [encode(request)])
+    assert (prefill.payloads, target.payloads) == ([], [encode(replace(request, interval_ms=MIN_INTERVAL_MS))])
 
 
 async def test_a_request_cancelled_in_its_prefill_leg_never_reaches_the_other_half():
