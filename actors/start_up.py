@@ -49,7 +49,8 @@ def uncollected() -> Iterator[None]:
     """Switch garbage collection off inside the block, and exclude the objects made there from later collections.
 
     The import of vLLM creates very many objects. Collections during the import take a large part of its time, and a
-    full collection while the replica serves would stop it for as long.
+    full collection while the replica serves would stop it for as long. The router's HTTP app has 47,000 more, and a
+    full collection of those takes 70 ms.
     """
     gc.disable()
     try:

@@ -172,22 +172,23 @@ class RouterDeployment:
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
         from router.openai_app import build_openai_app
 
-        app = await build_openai_app(
-            self._dispatcher,
-            folder,
-            public_name(self._model),
-            self._served_model_name,
-            self._pools.target.max_model_len,
-            self._vllm_args,
-            self._tracer,
-            self._deadline_s,
-            self._api_keys_file,
-            self._limits,
-            keep_alive_s=self._keep_alive_s,
-            reports=self._reports,
-            control_tokens=self._control_tokens,
-            intake=self._intake,
-        )
+        with uncollected():
+            app = await build_openai_app(
+                self._dispatcher,
+                folder,
+                public_name(self._model),
+                self._served_model_name,
+                self._pools.target.max_model_len,
+                self._vllm_args,
+                self._tracer,
+                self._deadline_s,
+                self._api_keys_file,
+                self._limits,
+                keep_alive_s=self._keep_alive_s,
+                reports=self._reports,
+                control_tokens=self._control_tokens,
+                intake=self._intake,
+            )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None
         self._view = ExplainView(log, tokens, partial(self._ask_other_routers, "held_selection"))
