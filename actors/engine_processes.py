@@ -36,7 +36,7 @@ def ask_for_stacks(replica: psutil.Process) -> None:
 def kill_below(replica: psutil.Process) -> None:
     """SIGKILL to all processes that `replica` and its children have started.
 
-    They end with their parent by themselves (vllm_hooks.orphans), but not while they are stopped.
+    They would end with `replica` (vllm_hooks.orphans). This does not wait for its end.
     """
     for process in _below(replica):
         with suppress(psutil.Error):

@@ -39,10 +39,13 @@ def engine(served: Served, pool: str) -> psutil.Process:
     return core
 
 
-def test_the_engine_of_a_killed_replica_ends(demo_pair: Served) -> None:
+@pytest.mark.parametrize("pool", ["target", "speculator"])
+def test_the_engine_of_a_killed_replica_ends_even_if_it_was_stopped(demo_pair: Served, pool: str) -> None:
     """It would keep its memory, and the next replica would not have enough."""
-    core = engine(demo_pair, "target")
-    replica(demo_pair, "target").kill()
+    core = engine(demo_pair, pool)
+    if pool == "speculator":
+        core.suspend()
+    replica(demo_pair, pool).kill()
     psutil.wait_procs([core], timeout=30)
     assert not core.is_running()
 
