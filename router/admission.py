@@ -113,6 +113,9 @@ class Admission:
 
     def sent(self, place: Place) -> None:
         """The request goes to the target."""
+        if place.stage == "select":  # the speculator did not answer, and the router selected in its place
+            self._leave_speculator(place)
+            self._dispatch()
         place.stage, place.found_ms, place.sent_at = "prefill", self._at_target_ms, self._clock()
         self._at_target_ms += place.work.target_ms
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.options import DecodeOptions
 from router.admission import Admission
 from router.context import HttpError, RequestContext
@@ -110,6 +111,20 @@ async def test_the_target_s_work_is_known_again_when_a_selection_fails():
     pools.select_error = None
     await collect(dispatcher, context())
     for pool in (dispatcher.admission._speculator, dispatcher.admission._target):
+        assert (pool.requests, pool.ahead_ms) == (0, 0.0)
+
+
+async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
+    """Otherwise its work would count there for ever, and a later prompt would wait for it or be refused."""
+    pools, meter = LocalPools(), LocalMeter()
+    pools.select_error = EngineUnavailableError("gone")
+    admission = Admission(meter)
+    dispatcher = Dispatcher(
+        pools, DEFAULTS, SpeculationOptions(), 60.0, meter, on_speculator_failure="lexical", admission=admission
+    )
+    await collect(dispatcher, asked := context())
+    assert (asked.outcomes[0].mode, asked.outcomes[0].reason) == ("speculative", "speculator-error")
+    for pool in (admission._speculator, admission._target):
         assert (pool.requests, pool.ahead_ms) == (0, 0.0)
 
 
