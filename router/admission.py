@@ -20,7 +20,7 @@ from types import MappingProxyType
 from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
 from router.answer_time import AnswerTime
-from router.fair_share import FairQueue, Order
+from router.fair_share import FairQueue, Order, Turn
 from router.places import Claim, OverloadedError, Place, Work
 from router.pool_load import NO_ROOM, PoolLoad, Room
 from router.shedding import KEEP, load_of
@@ -57,6 +57,7 @@ class Admission:
         self._queue: FairQueue[Place] = FairQueue()
         self._answers = AnswerTime()
         self._ongoing = 0
+        self._dispatching = False
         self._at_target_ms = 0.0  # of `_target`, what the target has; the rest is still in the speculator
         self._ended_at, self._ends_s = -math.inf, 1.0
 
@@ -228,23 +229,32 @@ class Admission:
 
     def _dispatch(self) -> None:
         """Send what the pools can take, in the order of the queue. A prompt for an idle pool overtakes others."""
-        while (turn := self._queue.first(self._fits)) is not None:
-            place, work = turn.item, turn.item.work
-            try:
-                if place.may_be_refused and (self._speculator.requests or self._target.requests):
-                    self._check_deadline(place.claim, work, self._wait_ms(work, ()))
-            except OverloadedError as error:
-                self._refuse(place, error)
-                continue
-            self._queue.serve(turn)
-            place.turn, place.found_ms = None, self._speculator.ahead_ms
-            place.stage = "select" if work.selects else "ready"
-            if work.selects:
-                self._speculator.enter(work.speculator_ms)
-            self._target.enter(work.target_ms)
-            self._meter.record("skim_router_queued", len(self._queue))
-            if not place.dispatched.done():
-                place.dispatched.set_result(None)
+        if self._dispatching:  # by the end of a request that the loop below refuses: the loop goes on with the others
+            return
+        self._dispatching = True
+        try:
+            while (turn := self._queue.first(self._fits)) is not None:
+                self._send_or_refuse(turn)
+        finally:
+            self._dispatching = False
+
+    def _send_or_refuse(self, turn: Turn[Place]) -> None:
+        place, work = turn.item, turn.item.work
+        try:
+            if place.may_be_refused and (self._speculator.requests or self._target.requests):
+                self._check_deadline(place.claim, work, self._wait_ms(work, ()))
+        except OverloadedError as error:
+            self._refuse(place, error)
+            return
+        self._queue.serve(turn)
+        place.turn, place.found_ms = None, self._speculator.ahead_ms
+        place.stage = "select" if work.selects else "ready"
+        if work.selects:
+            self._speculator.enter(work.speculator_ms)
+        self._target.enter(work.target_ms)
+        self._meter.record("skim_router_queued", len(self._queue))
+        if not place.dispatched.done():
+            place.dispatched.set_result(None)
 
     def _fits(self, place: Place) -> bool:
         """Whether the pools would begin with this prompt soon."""

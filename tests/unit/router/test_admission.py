@@ -294,3 +294,23 @@ def test_an_autoscaled_speculator_does_so_too(rooms, begun):
         await asyncio.gather(*entering, return_exceptions=True)
 
     run(scenario())
+
+
+@scenario
+async def test_many_requests_that_would_miss_their_deadline_are_refused_at_once():
+    """A pool that was stuck leaves a long queue behind, and none of it has enough time left."""
+    world = World()
+    await world.learn()
+    target = world.admission._target
+    target.enter(1000.0)
+    tasks = [world.start(i, work=Work(target_ms=1.0), timeout_ms=5000) for i in range(2000)]
+    await asyncio.sleep(4.8)
+    assert world.refused == {}
+    target.leave(1000.0)
+    target.enter(1.0)
+    target.learn(0.0, 400.0)
+    world.admission._dispatch()
+    await asyncio.gather(*tasks)
+    assert len(world.refused) == 2000
+    assert {error.reason for error in world.refused.values()} == {"deadline"}
+    assert len(world.admission._queue) == 0
