@@ -4,6 +4,9 @@ Work is measured in milliseconds of computing by the pool's measured cost (`rout
 `ahead` of this router's work in the pool waited `ms`: such pairs give the pace, the wait for each millisecond of work
 ahead. So nothing need be known of the number of replicas, of their batches, or of the other routers' work: with c
 replicas that compute one prompt at a time and r routers with equal loads, the pace becomes r / c.
+
+Only a request that finds work ahead measures the pace. A pace that lets in a request only if the pool is empty would
+never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is let in.
 """
 
 import math
@@ -14,6 +17,10 @@ DECAY = 0.9
 """Weight of a pair after the next one: about the latest ten count."""
 ENOUGH = 3
 """Pairs before the pace counts. Until then no wait is expected."""
+PROBE_S = 5.0
+"""After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
+PROBE_DECAY = 0.75
+"""DECAY of a pair after so long: what made the pairs before it may be over."""
 OTHERS_DECAY_S = 10.0
 """A wait that the own work does not explain (other routers, long answers) says little after this time."""
 
@@ -39,7 +46,7 @@ class PoolLoad:
         self.requests = 0
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
-        self._pairs = 0
+        self._pairs, self._paired_at = 0, -math.inf
         self._others_ms, self._others_at = 0.0, -math.inf
 
     def enter(self, work_ms: float) -> None:
@@ -58,19 +65,23 @@ class PoolLoad:
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
+        now = self._clock()
         if ahead_ms > 0:
-            self._pairs += 1
-            self._products = DECAY * self._products + ahead_ms * waited_ms
-            self._squares = DECAY * self._squares + ahead_ms * ahead_ms
+            decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
+            self._pairs, self._paired_at = self._pairs + 1, now
+            self._products = decay * self._products + ahead_ms * waited_ms
+            self._squares = decay * self._squares + ahead_ms * ahead_ms
         self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
-        self._others_at = self._clock()
+        self._others_at = now
 
     def wait_ms(self, ahead_ms: float) -> float:
         """The expected wait of a request that finds `ahead_ms` of this router's work before it."""
         if self._pairs < ENOUGH:
             return 0.0
-        others = self._others_ms * math.exp(-(self._clock() - self._others_at) / OTHERS_DECAY_S)
-        return self._pace * ahead_ms + others
+        now = self._clock()
+        others = self._others_ms * math.exp(-(now - self._others_at) / OTHERS_DECAY_S)
+        probes = self.requests == 1 and now - self._paired_at >= PROBE_S
+        return others if probes else self._pace * ahead_ms + others
 
     @property
     def _pace(self) -> float:

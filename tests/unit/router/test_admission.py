@@ -1,12 +1,14 @@
 """Admission in virtual time: what waits, what is refused before any work, and in which order the pools get it."""
 
 import asyncio
+import math
 
 import pytest
 
 from benchmarks.virtual_time import run
 from kv_transfer.deadline import Deadline
 from kv_transfer.messages import GenerateOutput
+from router import pool_load
 from router.admission import Admission
 from router.places import Asked, Claim, OverloadedError, Work
 from router.pool_load import ENOUGH, Room
@@ -314,3 +316,47 @@ async def test_many_requests_that_would_miss_their_deadline_are_refused_at_once(
     assert len(world.refused) == 2000
     assert {error.reason for error in world.refused.values()} == {"deadline"}
     assert len(world.admission._queue) == 0
+
+
+async def offer(world, seconds, **request):
+    """A new prompt of 100 ms every 50 ms, and what became of them by their names."""
+    tasks = {}
+    for number in range(round(seconds / 0.05)):
+        tasks[number] = world.start(number, work=Work(target_ms=100.0), **request)
+        await asyncio.sleep(0.05)
+    return {name: await task for name, task in tasks.items()}
+
+
+@pytest.mark.parametrize(("probe_s", "trapped"), [(pool_load.PROBE_S, False), (math.inf, True)])
+@pytest.mark.parametrize("timeout_ms", [None, 3000])
+def test_a_pool_that_was_stuck_once_is_not_used_one_at_a_time_for_ever(monkeypatch, probe_s, trapped, timeout_ms):
+    """The second case of each is the negative control: nothing measures the pace again."""
+    monkeypatch.setattr(pool_load, "PROBE_S", probe_s)
+
+    async def scenario():
+        world = World(max_wait_s=5.0)
+        world.server = asyncio.Semaphore(0)
+        stuck = [world.start(i, work=Work(target_ms=100.0)) for i in range(6)]
+        await asyncio.sleep(60)
+        for _ in range(4):  # four servers: 40 prompts of 100 ms a second, of which 20 come
+            world.server.release()
+        await asyncio.gather(*stuck)
+        await offer(world, 150.0, timeout_ms=timeout_ms)
+        world.refused.clear()
+        await offer(world, 20.0, timeout_ms=timeout_ms)
+        assert len(world.refused) > 100 if trapped else world.refused == {}
+
+    run(scenario())
+
+
+@scenario
+async def test_of_a_pool_with_a_right_pace_a_probe_takes_one_prompt_out_of_order():
+    """One server, and prompts that are each too long to wait behind another in the pool."""
+    world = World()
+    await world.learn()
+    tasks = [world.start(i) for i in range(30)]
+    for _ in range(30):
+        await asyncio.sleep(0.99)
+        assert world.admission._target.requests <= 2
+    await asyncio.gather(*tasks)
+    assert world.ran == list(range(30))
