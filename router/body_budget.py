@@ -35,7 +35,8 @@ class Reading:
     def give_up(self) -> None:
         """Wake the task that waits for more of this body, by its time-out."""
         self.given_up = True
-        self._timeout.reschedule(0.0)
+        if not self._timeout.expired():  # else the task wakes anyhow, and a time-out that has expired cannot be changed
+            self._timeout.reschedule(0.0)
 
 
 class BodyBudget:

@@ -159,3 +159,29 @@ async def test_the_bodies_of_all_requests_of_a_router_count_together():
     start, body = sent["slow"]
     assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"5")
     assert json.loads(body["body"])["error"]["type"] == "ServiceUnavailableError"
+
+
+async def test_a_body_whose_time_is_over_in_this_moment_can_be_given_up():
+    """Its time is over, and its task has not run since. The body that needs its place must not fail for that."""
+    clock = Clock()
+    budget = BodyBudget(2 * len(CHUNK), clock)
+    late = asyncio.create_task(read_late(budget, expiring := []))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert expiring[0].expired()
+    assert not late.done()
+    clock.now = 1.0
+    with budget.reading(asyncio.Timeout(None)) as reading:
+        budget.add(reading, 2 * len(CHUNK))
+        assert budget.held_bytes == 2 * len(CHUNK)
+    with pytest.raises(TimeoutError):
+        await late
+
+
+async def read_late(budget, timeouts):
+    """A body whose time-out expires at once."""
+    async with asyncio.timeout(0.0) as timeout:
+        with budget.reading(timeout) as reading:
+            timeouts.append(timeout)
+            budget.add(reading, len(CHUNK))
+            await asyncio.Event().wait()
