@@ -74,7 +74,8 @@ class KeyUse:
         """Take the tokens of a prompt. first: of its request; only that one is refused, with LimitReachedError."""
         if first:
             self._check_tokens()
-        self._level -= prompt_tokens
+        if self._key.prompt_tokens_per_minute is not None:  # else nothing fills it again
+            self._level -= prompt_tokens
 
     def give_back(self, prompt_tokens: int) -> None:
         """Put back what a prompt took that was refused."""

@@ -143,3 +143,17 @@ def test_uses_of_idle_keys_are_dropped():
         uses.of(ApiKey(name=f"k{i}", sha256=("0" * 64,)))
     assert len(uses._uses) <= KeyUses.MOST_IDLE
     assert uses.of(ApiKey(name="busy", sha256=("0" * 64,))) is busy
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_the_uses_of_idle_keys_are_dropped(limit):
+    """Names change when keys are rotated, so they would grow without a bound. A use below its level is not idle."""
+    uses = KeyUses()
+    for number in range(3 * KeyUses.MOST_IDLE):
+        use = uses.of(ApiKey(name=str(number), sha256=("0" * 64,), prompt_tokens_per_minute=limit))
+        started = use.start()
+        use.spend(10, first=True)
+        if limit is not None:
+            use.give_back(10)
+        use.end(started)
+    assert len(uses._uses) <= KeyUses.MOST_IDLE
