@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,26 +82,38 @@ class BatchSettings:
         return round(self.document_tokens * margin) + _ROW_TOKENS + self.answer_tokens
 
 
-def run(settings: BatchSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `runs`: one entry per mode and round; `totals`: see `batch_results.totals_of`. Raises SkimError."""
+Keep = Callable[[dict[str, Any]], None]
+"""Gets the result of the rounds that are complete."""
+
+
+def run(settings: BatchSettings, progress: Progress = silent, keep: Keep = lambda result: None) -> dict[str, Any]:
+    """Measure. `runs`: one entry per mode and round; `totals`: see `batch_results.totals_of`. Raises SkimError.
+
+    keep: is called after each round, so that a long run that is cut off loses only its last one.
+    """
     began = machine()
     target = Path(local_folder(settings.target, weights=True))
     modes = list(dict.fromkeys([BASELINE, *settings.modes]))
-    turns = [(number, mode) for number in range(1, settings.rounds + 1) for mode in modes]
+    result: dict[str, Any] = {}
     runs: list[Ran] = []
-    for place, (number, mode) in enumerate(turns):
-        progress(f"round {number}: {mode}", place / len(turns))
-        with tempfile.TemporaryDirectory() as folder:
-            runs.append(_ran(settings, target, mode, number, Path(folder)))
+    for number in range(1, settings.rounds + 1):
+        for place, mode in enumerate(modes):
+            progress(f"round {number}: {mode}", (number - 1 + place / len(modes)) / settings.rounds)
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(_ran(settings, target, mode, number, Path(folder)))
+        result = {"machine": began, **_conditions(settings, modes)}
+        result |= {"runs": [asdict(one) for one in runs], "totals": totals_of(runs, BASELINE)}
+        keep(result)
+    return result
+
+
+def _conditions(settings: BatchSettings, modes: Sequence[str]) -> dict[str, Any]:
     names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     return {
-        "machine": began,
         "settings": asdict(settings) | names,
         "modes": {mode: MODES[mode] for mode in modes},
         "engine_options": engine_options(settings.longest, _held(settings), dtype=settings.dtype),
         "environment": engine_environment(),
-        "runs": [asdict(one) for one in runs],
-        "totals": totals_of(runs, BASELINE),
     }
 
 

@@ -1,5 +1,6 @@
 """`skim bench batch`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ import typer
 from benchmarks.commands.lists import values
 from benchmarks.commands.pair_options import AnswerTokens, Dtype, KeepRate, Speculator, Target
 from benchmarks.commands.show import JsonFile, PlotFile, measure
+from cluster.json_file import write_json
 from kv_transfer.errors import SkimError
 from kv_transfer.model_source import located
 
@@ -38,7 +40,10 @@ def batch(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Rows per second of a batch: Skim's batch job and `vllm run-batch` on the same file."""
+    """Rows per second of a batch: Skim's batch job and `vllm run-batch` on the same file.
+
+    The JSON file is written after each round, so a run that is cut off loses only its last one.
+    """
     from benchmarks import batch as benchmark
 
     chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
@@ -60,4 +65,5 @@ def batch(
         dtype=dtype,
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    keep = partial(write_json, json_file) if json_file is not None else lambda result: None
+    measure(benchmark, lambda tell: benchmark.run(settings, tell, keep), json_file, plot_file)

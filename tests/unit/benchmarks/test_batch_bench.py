@@ -8,6 +8,7 @@ import pytest
 from benchmarks import batch
 from benchmarks.batch import BatchSettings, deployment, execute, rows
 from benchmarks.batch_results import Answer, Ran, answer_of, describe, plot, table, totals_of
+from benchmarks.commands.batch import batch as command
 from benchmarks.conversations import Question
 from cluster.batch.rows import parse
 from cluster.config.load import load_config
@@ -124,3 +125,24 @@ def test_the_plot_is_drawn(result, tmp_path):
     pytest.importorskip("matplotlib")
     plot(result, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size
+
+
+def test_a_run_that_is_cut_off_has_its_complete_rounds_in_the_file(tmp_path, monkeypatch):
+    def ran(settings, target, mode, number, folder):
+        if (mode, number) == ("auto", 3):
+            raise SkimError("cut off")
+        return Ran(mode, number, 20.0, 4.0, [GOOD] * 8)
+
+    monkeypatch.setattr(batch, "_ran", ran)
+    file = tmp_path / "batch.json"
+    with pytest.raises(SkimError, match="cut off"):
+        command(rounds=4, modes="auto", json_file=file)
+    kept = json.loads(file.read_text())
+    assert [(one["mode"], one["round"]) for one in kept["runs"]] == [
+        ("run-batch", 1),
+        ("auto", 1),
+        ("run-batch", 2),
+        ("auto", 2),
+    ]
+    assert len(table(kept)[1]) == 2
+    assert "48 rows" in describe(kept)
