@@ -273,8 +273,8 @@ class ServePools:
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
         request = replace(request, interval_ms=self._interval_ms())
-        self._running += 1
         response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
+        self._running += 1
         accepted = False
         try:
             await self._admitted(response)

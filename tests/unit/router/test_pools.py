@@ -226,3 +226,11 @@ async def test_a_request_is_admitted_when_a_replica_confirms_it():
     with pytest.raises(EngineUnavailableError):
         await anext(pools.generate(REQUEST, lambda: admitted.append("second")))
     assert admitted == ["first"]
+
+
+async def test_a_request_that_cannot_be_encoded_does_not_count_as_running():
+    """Answers would come in larger pieces for ever (`interval_ms`)."""
+    pools, *_ = serve_pools(target=[Reply(*GOOD)])
+    with pytest.raises(WireError):
+        await anext(pools.generate(replace(REQUEST, sampling={"unknown": object()})))
+    assert pools._running == 0
