@@ -167,8 +167,8 @@ class _Losses:
 
 
 async def _merged(streams: list[AsyncGenerator[GenerateOutput, None]]) -> AsyncGenerator[GenerateOutput, None]:
-    """All outputs of several streams, as they come. The first error ends all."""
-    queue: asyncio.Queue[GenerateOutput | Exception | None] = asyncio.Queue()
+    """All outputs of several streams, as they come. The first error ends all, also one that says "cancelled"."""
+    queue: asyncio.Queue[GenerateOutput | BaseException | None] = asyncio.Queue()
 
     async def forward(stream: AsyncGenerator[GenerateOutput, None]) -> None:
         try:
@@ -176,7 +176,7 @@ async def _merged(streams: list[AsyncGenerator[GenerateOutput, None]]) -> AsyncG
                 async for output in outputs:
                     queue.put_nowait(output)
             queue.put_nowait(None)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # else the consumer would wait for ever
             queue.put_nowait(error)
 
     tasks = [asyncio.create_task(forward(stream)) for stream in streams]
@@ -184,7 +184,7 @@ async def _merged(streams: list[AsyncGenerator[GenerateOutput, None]]) -> AsyncG
         running = len(tasks)
         while running:
             item = await queue.get()
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             if item is None:
                 running -= 1

@@ -10,7 +10,7 @@ import pytest
 from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from router.answer_record import AnswerRecord
-from router.migration import Migration, ReplicaLostError, migrate
+from router.migration import Migration, ReplicaLostError, _merged, migrate
 from target_service.mock_engine import MockTarget
 from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS, until
@@ -252,3 +252,20 @@ async def test_random_histories_lose_nothing(engine: MockTarget) -> None:
         lives = [rng.randint(1, 8) for _ in range(rng.randint(1, 6))]
         outputs, _ = await run(Replicas(engine, *lives), **sampling)
         assert told(outputs, kind) == told(quiet, kind), (sampling, lives)
+
+
+async def test_a_stream_that_says_cancelled_ends_all() -> None:
+    """Otherwise its consumer would wait for it for ever."""
+
+    async def cancelled() -> AsyncGenerator[GenerateOutput, None]:
+        raise asyncio.CancelledError
+        yield
+
+    async def silent() -> AsyncGenerator[GenerateOutput, None]:
+        await asyncio.Event().wait()
+        yield
+
+    merged = _merged([cancelled(), silent()])
+    reading = asyncio.ensure_future(anext(merged))
+    await asyncio.wait([reading], timeout=30)
+    assert reading.cancelled()
