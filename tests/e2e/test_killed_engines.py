@@ -48,6 +48,10 @@ def test_the_engine_of_a_killed_replica_ends_even_if_it_was_stopped(demo_pair: S
     replica(demo_pair, pool).kill()
     psutil.wait_procs([core], timeout=30)
     assert not core.is_running()
+    deadline = time.monotonic() + BACK_S
+    while ask(demo_pair.url, 0).headers.get("x-skim-mode") != "speculative":  # the tests after this one need both pools
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("pool", ["target", "speculator"])
