@@ -19,6 +19,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
 from cluster.serve.farewell import send_clients_away
+from cluster.serve.handle import app_handle
 from cluster.serve.patience import in_time, ray_answers
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
 from cluster.serve.preflight import (
@@ -236,7 +237,7 @@ def _why_it_failed(application: ApplicationStatusOverview, earlier: Mapping[str,
 
 def _routers_are_ready(name: str) -> bool:
     """Whether every router has connected to its pools. Raises SkimError for a problem that a user must correct."""
-    problems = serve.get_app_handle(name).broadcast("problem").results()
+    problems = app_handle(name).broadcast("problem").results()
     for problem, failed in problems:
         if failed:
             raise SkimError(f"the deployment did not start: {problem}")

@@ -3,9 +3,10 @@
 import logging
 import time
 
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+
+from cluster.serve.handle import app_handle
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def send_clients_away(name: str) -> None:
     """
     deadline = time.monotonic() + LONGEST_S
     try:
-        routers = serve.get_app_handle(name)
+        routers = app_handle(name)
         while any(routers.broadcast("leave").results(timeout_s=QUIET_S * 5)) and time.monotonic() < deadline:
             time.sleep(QUIET_S)
     except (RayError, RayServeException, TimeoutError) as error:

@@ -255,7 +255,7 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
 def test_a_deployment_is_ready_when_its_routers_are(monkeypatch, problems, ready):
     answer = SimpleNamespace(results=lambda: problems)
     monkeypatch.setattr(
-        deployment.serve, "get_app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer)
+        deployment, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer)
     )
     assert deployment._routers_are_ready(APP_NAME) == ready
     problems.append(("two tokenizers", True))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cluster.serve import farewell
@@ -33,7 +32,7 @@ def no_pauses(monkeypatch):
 
 def asked(monkeypatch, reply: Callable[[int], list[bool]]) -> int:
     routers = Routers(reply)
-    monkeypatch.setattr(serve, "get_app_handle", lambda name: routers)
+    monkeypatch.setattr(farewell, "app_handle", lambda name: routers)
     send_clients_away("skim")
     return routers.asked
 
