@@ -17,6 +17,7 @@ from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local
 from cluster.batch.worker import Work, answer_parts
 from cluster.config.load import load_config
+from kv_transfer.environment import with_environment
 from kv_transfer.errors import SkimError
 
 Say = Callable[[str], None]
@@ -138,11 +139,15 @@ def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
     assert options.endpoint is not None
     import ray
 
+    from cluster.serve.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+
     try:
-        ray.init(
-            address=options.address or "local", include_dashboard=False if options.address is None else None,
-            log_to_driver=False, logging_level="ERROR",
-        )  # fmt: skip
+        init_on_loopback(options.address is None or is_on_loopback(options.address))
+        with with_environment(ON_LOOPBACK if options.address is None else {}):
+            ray.init(
+                address=options.address or "local", include_dashboard=False if options.address is None else None,
+                log_to_driver=False, logging_level="ERROR",
+            )  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise SkimError(f"cannot reach the Ray cluster at {options.address or 'this machine'}: {error}") from error
     try:

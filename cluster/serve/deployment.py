@@ -20,6 +20,7 @@ from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_optio
 from cluster.serve.cores import on_own_cores
 from cluster.serve.farewell import send_clients_away
 from cluster.serve.handle import app_handle
+from cluster.serve.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
 from cluster.serve.patience import in_time, ray_answers
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
 from cluster.serve.preflight import (
@@ -68,9 +69,8 @@ def deployed(
             fetch_weights(config, progress)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
-            _start_ray(
-                config, {**unless_set(SERVE_SWITCHES), **stack.enter_context(proxy_switches(config.router, progress))}
-            )
+            proxy = stack.enter_context(proxy_switches(config.router, progress))
+            _start_ray(config, {**unless_set(SERVE_SWITCHES | ON_LOOPBACK), **proxy})
         else:
             join_ray(address)
             _prepare_cluster(config, name)
@@ -131,11 +131,15 @@ def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     found_by_ray = ("CPU", "GPU", ACCELERATOR)
     pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
     cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
+    init_on_loopback(switches.items() >= ON_LOOPBACK.items())
     with with_environment(switches):
         _init_ray("start Ray on this machine", address="local", num_cpus=cpus, resources=pools, include_dashboard=False)
 
 
 def join_ray(address: str) -> None:
+    """Connect to the Ray cluster at `address`, which may have been started by Skim. Raises SkimError."""
+    with suppress(ConnectionError):  # no address: Ray says so
+        init_on_loopback(is_on_loopback(address))
     _init_ray(f"reach the Ray cluster at {address}", address=address)
 
 

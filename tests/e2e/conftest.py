@@ -18,6 +18,7 @@ import ray
 import yaml
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
+from cluster.serve.loopback import init_on_loopback, is_on_loopback
 from cluster.serve.preflight import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,9 @@ class Served(NamedTuple):
         For an address that is not `auto`, `ray.init` does not take over the cluster's token by itself.
         """
         maybe_enable_token_auth_if_token_available()
-        ray.init(address=self._ray_address(), log_to_driver=False)
+        address = self._ray_address()
+        init_on_loopback(is_on_loopback(address))
+        ray.init(address=address, log_to_driver=False)
 
     def _ray_address(self) -> str:
         for child in psutil.Process(self.process.pid).children(recursive=True):

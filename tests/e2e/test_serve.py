@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from openai import BadRequestError, OpenAI
 from cluster.commands.demo_document import DemoDocument, make_document
 from cluster.in_process.prompts import load_tokenizer
 from evals.turns import make_conversations
+from tests.e2e.conftest import Served
 from tests.unit.conftest import MODELS
 
 pytestmark = pytest.mark.slow
@@ -172,3 +175,17 @@ def test_a_second_server_on_the_port_says_so(endpoint: str) -> None:
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_only_serves_grpc_of_the_replicas_is_reached_from_other_machines(demo_pair: Served) -> None:
+    """GCS, raylet, metrics, agents, proxies and the draft channel listen on loopback."""
+    open_to_all = Counter()
+    for process in psutil.Process(demo_pair.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            listening = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            others = [ip for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")]
+            open_to_all.update({process.pid: len(others)} if others else {})
+    assert set(open_to_all.values()) == {1}
+    titles = [" ".join(psutil.Process(pid).cmdline()) for pid in open_to_all]
+    assert all(title.startswith("ray::ServeReplica:skim:") for title in titles), titles
+    assert len(titles) == 3

@@ -12,6 +12,7 @@ from ray import serve
 
 from cluster.commands.demo_document import make_document
 from cluster.serve.app import APP_NAME
+from tests.e2e.conftest import Served
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +20,10 @@ DRAFTED = {"method": "remote", "adaptive": False}
 
 
 @pytest.fixture(scope="module")
-def client(endpoint: str) -> Iterator[httpx.Client]:
+def client(demo_pair: Served) -> Iterator[httpx.Client]:
     """A client; this process joins the Ray of `skim serve`, to read the replicas' counters and to kill replicas."""
-    ray.init(address="auto", log_to_driver=False)
-    with httpx.Client(base_url=endpoint, timeout=120) as http:
+    demo_pair.join_ray()
+    with httpx.Client(base_url=demo_pair.url, timeout=120) as http:
         yield http
     ray.shutdown()
 

@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from ray._private import ray_constants
 from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
@@ -14,6 +15,7 @@ from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
 from cluster.serve.deployment import FAILED_START
+from cluster.serve.loopback import ON_LOOPBACK
 from kv_transfer.environment import CORES
 from kv_transfer.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -254,9 +256,7 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
 )
 def test_a_deployment_is_ready_when_its_routers_are(monkeypatch, problems, ready):
     answer = SimpleNamespace(results=lambda: problems)
-    monkeypatch.setattr(
-        deployment, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer)
-    )
+    monkeypatch.setattr(deployment, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer))
     assert deployment._routers_are_ready(APP_NAME) == ready
     problems.append(("two tokenizers", True))
     with pytest.raises(SkimError, match="the deployment did not start: two tokenizers"):
@@ -279,6 +279,8 @@ def dry_run(cluster, monkeypatch):
     monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)
     monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setattr(deployment, "is_on_loopback", lambda address: False)
     monkeypatch.setattr(deployment, "_stop", lambda name: None)
     monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
     return told
@@ -292,12 +294,23 @@ def test_pools_get_cores_of_their_own_on_a_ray_of_this_machine_alone(dry_run, mo
         assert [pool.environment.get(CORES) for pool in applied.pools.values()] == cores
 
 
+@pytest.mark.parametrize(("variable", "everywhere"), [(None, False), ("0", False), ("1", True)])
+def test_a_ray_of_this_machine_alone_listens_on_loopback_by_default(dry_run, monkeypatch, variable, everywhere):
+    [name] = ON_LOOPBACK
+    monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(name, variable)
+    with deployment.deployed(CONFIG):
+        assert everywhere is ray_constants.ENABLE_RAY_CLUSTER
+        assert dry_run[name] == ("1" if everywhere else "0")
+
+
 def test_a_ray_of_this_machine_alone_is_told_how_to_serve(dry_run, monkeypatch):
     monkeypatch.setenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
     with deployment.deployed(CONFIG):
         pass
     of_the_user = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}
-    assert dry_run.items() >= (SERVE_SWITCHES | of_the_user).items()
+    assert dry_run.items() >= (SERVE_SWITCHES | ON_LOOPBACK | of_the_user).items()
     assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ
 
 
