@@ -3,10 +3,23 @@
 A client that keeps its connection would otherwise come back to an endpoint that has no routers any more.
 """
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CLOSE = [(b"connection", b"close"), (b"x-skim-leaving", b"1")]
 """Serve's proxy closes on the first. HAProxy drops it, and closes on the second (`cluster.serve.haproxy_child`)."""
+
+
+def closing(send: Send, is_leaving: Callable[[], bool]) -> Send:
+    """`send` of an ASGI app whose answer closes its connection if `is_leaving` when it begins."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start" and is_leaving():
+            message = {**message, "headers": [*message.get("headers", ()), *CLOSE]}
+        await send(message)
+
+    return send_closing
 
 
 class LeavingApp:
@@ -27,15 +40,9 @@ class LeavingApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-
-        async def send_closing(message: Message) -> None:
-            if self._leaving and message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *CLOSE]}
-            await send(message)
-
         self._arrived += 1
         self._running += 1
         try:
-            await self._app(scope, receive, send_closing)
+            await self._app(scope, receive, closing(send, lambda: self._leaving))
         finally:
             self._running -= 1

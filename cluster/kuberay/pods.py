@@ -8,6 +8,7 @@ from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
 from cluster.kuberay.settings import KubernetesConfig, PodConfig
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
+from cluster.serve.pod_proxy import LEAVING_FILE, SENDING_AWAY
 
 Object = dict[str, Any]
 
@@ -17,6 +18,8 @@ API_KEYS_PATH = "/etc/skim/api-keys"
 AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
 PROBE_EVERY_S = 10
+DRAIN_COMMAND_S = 20
+"""So long `ray drain-node` may take; it starts Python and joins the cluster."""
 
 # The router checks the endpoint's key, the batch job sends it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
@@ -69,7 +72,7 @@ def ray_pod(
     volumes = _volumes(config, component, pod) | _claimed(claims)
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
-        "terminationGracePeriodSeconds": settings.drain_seconds + 30,
+        "terminationGracePeriodSeconds": settings.drain_seconds + DRAIN_COMMAND_S + 10,
         "securityContext": POD_SECURITY,
         "containers": [
             {
@@ -101,8 +104,12 @@ def resources(cpu: str, memory: str, others: dict[str, int] | None = None) -> Ob
 
 
 def _drain(seconds: int) -> Object:
-    """A hook before a pod ends: Serve moves its replicas to other nodes and lets running answers finish."""
+    """A hook before a pod ends: its proxy sends clients away, Serve moves its replicas, running answers are finished.
+
+    If the whole cluster is deleted, the head may be gone already. Ray would wait for it for more than a minute.
+    """
     drain = (
+        f'touch "${LEAVING_FILE}"; timeout {DRAIN_COMMAND_S} '
         "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is ending' "
         f"--deadline-remaining-seconds {seconds}; sleep {seconds}"
     )
@@ -118,7 +125,8 @@ def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     private["HOME"] = HOME
-    env: list[Object] = [{"name": name, "value": value} for name, value in {**private, **SERVE_SWITCHES}.items()]
+    plain = {**private, **SERVE_SWITCHES, **SENDING_AWAY}
+    env: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):

@@ -61,9 +61,10 @@ class RayService:
     def drain(self, group: str, node: str) -> None:
         """Run the preStop command of the group's pods for `node`, without the wait after it."""
         hook = self._groups[group]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        command, _, wait = hook[-1].partition("; ")
+        _, command, wait = hook[-1].split("; ")
         assert wait.startswith("sleep ")
-        words = [*shlex.split(command), "--node-id", node, "--address", self.cluster.address]
+        _, _, *ray_words = shlex.split(command)  # without its time limit
+        words = [*ray_words, "--node-id", node, "--address", self.cluster.address]
         ray_command = Path(sys.executable).with_name(words[0])
         subprocess.run([ray_command, *words[1:]], check=True, capture_output=True, timeout=60)
 

@@ -1,6 +1,7 @@
 """The objects match the config, and fit Ray, Serve and each other."""
 
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from cluster.config.load import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
+from cluster.serve.pod_proxy import LEAVING_FILE, SENDING_AWAY
 from kv_transfer.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
@@ -98,6 +100,21 @@ def test_pods_are_guarded(objects):
             shared = next(v for v in spec["volumes"] if v["name"] == "shared-memory")
             assert shared["emptyDir"]["medium"] == "Memory"
             assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_a_serving_pod_sends_clients_away_before_it_ends(objects):
+    """The file comes first, because Ray's command may wait for a head that is gone. Kubernetes waits for all of it."""
+    for name, template in pods(objects):
+        if name.removeprefix("RayService ") in ("router", "speculator", "target", "prefill"):
+            spec, container = template["spec"], template["spec"]["containers"][0]
+            *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
+            file, drain, wait = hook.split("; ")
+            assert file == f'touch "${LEAVING_FILE}"'
+            assert drain.startswith("timeout 20 ray drain-node ")
+            assert spec["terminationGracePeriodSeconds"] > 20 + int(wait.removeprefix("sleep "))
+            env = {e["name"]: e.get("value") for e in container["env"]}
+            assert env.items() >= SENDING_AWAY.items()
+            assert {"name": "tmp", "mountPath": str(Path(env[LEAVING_FILE]).parent)} in container["volumeMounts"]
 
 
 def test_the_head_does_no_work_and_comes_back(objects):
