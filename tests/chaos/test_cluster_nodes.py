@@ -4,11 +4,7 @@ Three Ray nodes on this machine beside the head: the speculator's, and two for t
 here is Ray's part and the router's.
 """
 
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -18,19 +14,17 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions
 
-from cluster.commands.demo_document import make_document
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import apply, deployed
 from cluster.serve.preflight import free_port
 from tests.chaos.conftest import await_replicas, replicas
+from tests.chaos.load import BODY, CLIENTS, Load
 from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
 UPGRADE = {"target.engine_options": {"prefill_ms": 100.0, "decode_ms": 20.0}}
-BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 20, "stream": True}
-CLIENTS = 6
 QUIET = {"progress": lambda line: None}
 
 
@@ -48,52 +42,6 @@ def config(**overrides: Any) -> DeploymentConfig:
         **overrides,
     }
     return config_from_flags(ROOT / "examples" / "demo.yaml", settings)
-
-
-@dataclass
-class Load:
-    """Clients that send requests in a loop. failed: the errors, each with whether the stream had begun."""
-
-    url: str
-    answered: int = 0
-    modes: Counter[str] = field(default_factory=Counter)
-    failed: list[tuple[bool, str]] = field(default_factory=list)
-
-    def __enter__(self) -> "Load":
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self) -> None:
-        with httpx.Client(base_url=self.url, timeout=60) as client:
-            while not self._ended.is_set():
-                streamed, began = False, time.monotonic()
-                try:
-                    with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
-                        self.modes[response.headers.get("x-skim-mode", "none")] += 1
-                        for line in response.iter_lines():
-                            streamed = streamed or '"content"' in line
-                            if '"error"' in line:
-                                raise RuntimeError(line)
-                    if response.status_code != 200:
-                        raise RuntimeError(f"status {response.status_code}")
-                    self.answered += 1
-                except Exception as error:
-                    self.failed.append((streamed, f"{time.monotonic() - began:.1f} s: {error!r}"[:200]))
-
-    def go_on(self, answers: int = 2 * CLIENTS) -> None:
-        """Wait until this many more requests are answered."""
-        goal, deadline = self.answered + answers, time.monotonic() + 90
-        while self.answered < goal and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert self.answered >= goal, self.failed
 
 
 @pytest.fixture(scope="module")
