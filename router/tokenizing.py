@@ -8,6 +8,9 @@ import numpy as np
 from router.context import CURRENT
 from router.known_tokens import KnownTokens
 
+INLINE_CHARS = 16384
+"""A text of so many characters takes a few ms. That is less than the way to a thread and back under load."""
+
 
 def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
     """Replace `_tokenize_prompt_async` of this `renderer` (vllm.renderers.BaseRenderer). None if its tokenizer is not
@@ -30,8 +33,12 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
         if wanted["add_special_tokens"] or not renderer._wants_offsets(prompt, params):
             return await plain(prompt, params)
         salt = context.salt(context.sent_salt)
-        loop = asyncio.get_running_loop()
-        ids, offsets = await loop.run_in_executor(renderer._executor, known.tokenize, prompt["prompt"], salt)
+        text = prompt["prompt"]
+        if len(text) <= INLINE_CHARS:
+            ids, offsets = known.tokenize(text, salt)
+        else:
+            loop = asyncio.get_running_loop()
+            ids, offsets = await loop.run_in_executor(renderer._executor, known.tokenize, text, salt)
         if wanted["truncation"] and ids.size > wanted["max_length"]:
             return await plain(prompt, params)
         # A list of pairs would cost as much to make and to read again as all the rest of this.
