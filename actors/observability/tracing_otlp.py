@@ -101,6 +101,7 @@ class OtelSpan:
         self._tracer, self._request_id, self._above = tracer, request_id, above
         self._children = 0
         self._begin_ns = begin_ns or time.time_ns()
+        self._monotonic_ns = time.monotonic_ns()  # the clock may be set while the span lasts
         self._span = tracer.start_span(name, parent, _KINDS[kind], start_time=self._begin_ns)
         self._context = trace.set_span_in_context(self._span, Context())
         self.recording = self._span.is_recording()
@@ -118,7 +119,7 @@ class OtelSpan:
             self.fail(kind.__name__)
         if self._above is not None:
             self._above._children -= 1
-        self._span.end()
+        self._span.end(self._at(self.now()))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -128,7 +129,8 @@ class OtelSpan:
 
     def child(self, name: str, kind: Kind = "internal") -> "OtelSpan":
         self._children += 1
-        return OtelSpan(self._tracer, name, self._context, kind, self._request_id, above=self)
+        begin = self._at(self.now())
+        return OtelSpan(self._tracer, name, self._context, kind, self._request_id, begin, above=self)
 
     def part(self, name: str, begin_ms: float, end_ms: float) -> None:
         if self.recording:
@@ -136,7 +138,7 @@ class OtelSpan:
             OtelSpan(self._tracer, name, self._context, "internal", self._request_id, begin)._span.end(end)
 
     def now(self) -> float:
-        return (time.time_ns() - self._begin_ns) / 1e6
+        return (time.monotonic_ns() - self._monotonic_ns) / 1e6
 
     def set(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)

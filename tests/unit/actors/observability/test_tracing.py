@@ -235,3 +235,15 @@ def test_a_collector_gets_the_spans_and_who_made_them(monkeypatch):
     assert (received.name, received.service, received.instance) == ("a", "mine-target", "r1")
     assert f"00-{received.trace_id}-{received.parent_id}-01" == HEADERS["traceparent"]
     assert received.attributes == {"skim.kept_tokens": 3, "skim.request_id": "r-1"}
+
+
+def test_a_span_lasts_as_long_as_it_did_though_the_clock_is_set_meanwhile(monkeypatch):
+    recorder, hour_ns = SpanRecorder(), 3600 * 10**9
+    wall = actors.observability.tracing_otlp.time.time_ns
+    with recorder.tracer.span("a", HEADERS) as span:
+        for by in (-hour_ns, hour_ns):
+            monkeypatch.setattr(actors.observability.tracing_otlp.time, "time_ns", lambda by=by: wall() + by)
+            with span.child(f"child {by}"):
+                assert 0 <= span.now() < 60_000
+    whole, *children = (recorder.named(name) for name in ("a", f"child {-hour_ns}", f"child {hour_ns}"))
+    assert all(whole.start_time <= child.start_time <= child.end_time <= whole.end_time for child in children)
