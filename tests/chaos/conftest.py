@@ -16,6 +16,7 @@ from ray.serve.context import _disconnect
 
 from cluster.commands.demo_document import make_document
 from cluster.serve.app import APP_NAME
+from tests.chaos.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
 # Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only. An
@@ -57,12 +58,27 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def disturbance(tmp_path_factory: pytest.TempPathFactory) -> Disturbance | None:
+    """Of the clock and the files of `served`; None without a compiler."""
+    return Disturbance(tmp_path_factory.mktemp("disturbance")) if can_disturb() else None
+
+
+@pytest.fixture(scope="package")
+def disk() -> Iterator[Disk | None]:
+    """Where the Ray of `served` has its files; None without the right to mount one."""
+    with small_disk() as mounted:
+        yield mounted
+
+
+@pytest.fixture(scope="package")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, disturbance: Disturbance | None, disk: Disk | None
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     config = folder / "mock.yaml"
     shutil.copytree(ROOT / "demo_models" / "target", target_folder(folder))
     config.write_text(yaml.safe_dump(settings_in(folder)))
-    served = skim_serve(config, folder)
+    served = skim_serve(config, folder, **variables(disturbance, disk))
     processes = [psutil.Process(served.process.pid)]
     try:
         served.await_ready()

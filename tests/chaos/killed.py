@@ -1,6 +1,7 @@
 """The parts of a `skim serve` as processes: finds them, kills them, and keeps them from starting."""
 
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,10 @@ class Killed:
                 if word in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    def one_of(self, pool: str, rng: random.Random) -> psutil.Process:
+        """One of the pool's replicas."""
+        return rng.choice(sorted(self.find(f"replica:{pool}"), key=lambda process: process.pid))
 
     def below(self, part: str, word: str) -> list[psutil.Process]:
         """The processes of engines: those below the replicas of a part that have the word in command line or name."""

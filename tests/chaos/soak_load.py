@@ -1,11 +1,11 @@
-"""Clients of the soak run: they ask without a pause and compare each answer with the undisturbed deployment's."""
+"""The load of the soak run: requests at random times, each answer compared with the undisturbed deployment's."""
 
 import asyncio
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ from cluster.commands.demo_document import make_document
 
 HUNG_S = 120
 """A request without an answer after this time hangs. It is longer than every time limit of the deployment."""
+
+LEAVING = 0.1
+"""The share of clients that hang up before their answer is complete."""
 
 
 @dataclass(frozen=True)
@@ -93,35 +96,79 @@ async def ask(client: httpx.AsyncClient, request: Request) -> tuple[int, str, st
 
 
 class Load:
-    """Clients that ask without a pause, each with its own random choice of requests."""
+    """Requests that arrive as a Poisson process, whether or not earlier ones are answered. rate: per second."""
 
-    def __init__(self, url: str, known: list[Request], clients: int, rng: random.Random) -> None:
-        self._url, self._known, self._clients, self._rng = url, known, clients, rng
+    def __init__(self, url: str, known: Sequence[Request], rate: float, rng: random.Random) -> None:
+        self._url, self._known, self._rate, self._rng = url, known, rate, rng
+        self._ask: Callable[[], None]
+        self._loop: asyncio.AbstractEventLoop
 
     async def during(self, act: Callable[[], None]) -> Seen:
         """What clients see while `act` runs in a thread."""
-        seen, ended = Seen(), asyncio.Event()
-        async with httpx.AsyncClient(base_url=self._url, timeout=HUNG_S) as client:
-            asking = [asyncio.create_task(self._ask(client, seen, ended)) for _ in range(self._clients)]
+        seen, self._loop = Seen(), asyncio.get_running_loop()
+        async with _client(self._url) as client, asyncio.TaskGroup() as asked:
+
+            def ask() -> None:
+                leaves_after_s = self._rng.random() if self._rng.random() < LEAVING else None
+                asked.create_task(_one(client, self._rng.choice(self._known), leaves_after_s, seen))
+
+            self._ask = ask
+            arriving = asked.create_task(self._arrive())
             try:
                 await asyncio.to_thread(act)
             finally:
-                ended.set()
-                await asyncio.gather(*asking)
+                arriving.cancel()
         return seen
 
-    async def _ask(self, client: httpx.AsyncClient, seen: Seen, ended: asyncio.Event) -> None:
-        while not ended.is_set():
-            request = self._rng.choice(self._known)
-            began, failed = time.monotonic(), False
-            if self._rng.random() < 0.1:
-                await _leave(client, request, self._rng.random())
-                seen.add("left", 0.0)
-            else:
-                kind, example = await judge(client, request)
-                seen.add(kind, time.monotonic() - began, example)
-                failed = kind in ("lost", "refused")
-            await asyncio.sleep(0.5 if failed else 0.05)
+    async def ask_one(self) -> None:
+        """One request and its answer, which nobody looks at."""
+        async with _client(self._url) as client:
+            await judge(client, self._rng.choice(self._known))
+
+    def burst(self, count: int) -> None:
+        """So many requests at once, from the thread of `act`."""
+        for _ in range(count):
+            self._loop.call_soon_threadsafe(self._ask)
+
+    async def _arrive(self) -> None:
+        due = time.monotonic()
+        while True:
+            due += self._rng.expovariate(self._rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self._ask()
+
+
+async def sustainable(url: str, known: Sequence[Request], clients: int, seconds: float, rng: random.Random) -> float:
+    """Answers per second when `clients` ask without a pause. Raises AssertionError unless all answers are right."""
+    seen = Seen()
+    async with _client(url) as client:
+        ends = time.monotonic() + seconds
+
+        async def ask_on() -> None:
+            while time.monotonic() < ends:
+                await _one(client, rng.choice(known), None, seen)
+
+        began = time.monotonic()
+        await asyncio.gather(*(ask_on() for _ in range(clients)))
+        took = time.monotonic() - began
+    assert set(seen.kinds) == {"answered"}, f"{seen.kinds} undisturbed: {seen.examples}"
+    return seen.kinds["answered"] / took
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    """One whose requests never wait for a connection."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    return httpx.AsyncClient(base_url=url, timeout=HUNG_S, limits=limits)
+
+
+async def _one(client: httpx.AsyncClient, request: Request, leaves_after_s: float | None, seen: Seen) -> None:
+    began = time.monotonic()
+    if leaves_after_s is not None:
+        await _leave(client, request, leaves_after_s)
+        seen.add("left", 0.0)
+        return
+    kind, example = await judge(client, request)
+    seen.add(kind, time.monotonic() - began, example)
 
 
 async def _leave(client: httpx.AsyncClient, request: Request, after_s: float) -> None:

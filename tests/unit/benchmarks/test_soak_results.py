@@ -3,10 +3,19 @@
 from benchmarks.soak_results import describe, plot, table
 
 USED = {"processes": 2, "mib": 100.0, "descriptors": 80}
-ROUND = {"case": "proxy", "at_s": 60.0, "answers": {"answered": 7, "refused": 2}, "usage": {"router": USED}}
+ROUND = {
+    "case": "proxy",
+    "at_s": 60.0,
+    "could_answer": False,
+    "answers": {"answered": 7, "refused": 2},
+    "usage": {"router": USED},
+}
 RESULT = {
-    "settings": {"minutes": 5, "clients": 8, "seed": 1},
-    "rounds": [{**ROUND, "findings": []}, {**ROUND, "answers": {"wrong": 1}, "findings": ["1 wrong: ['x']"]}],
+    "settings": {"minutes": 5, "load": 0.8, "clients": 8, "seed": 1, "sustainable_per_s": 10.0, "rate_per_s": 8.0},
+    "rounds": [
+        {**ROUND, "findings": []},
+        {**ROUND, "answers": {"wrong": 1}, "could_answer": True, "findings": ["1 wrong: ['x']"]},
+    ],
     "usage": {"router": {"begin": USED, "end": {**USED, "mib": 130.0}, "mib_per_minute": 0.5}},
 }
 
@@ -15,6 +24,9 @@ def test_every_answer_and_finding_is_told() -> None:
     text = describe(RESULT)
     assert "Of 10 requests 7 had the right answer; 1 wrong, 0 without an end, 2 refused" in text
     assert "Findings: proxy: 1 wrong: ['x']. Cases: proxy (2)." in text
+    assert "arrive at random times (Poisson), 8.0 per second: 80% of the 10.0" in text
+    assert "In the 1 rounds in which something was left that could answer, 0 of 1 failed" in text
+    assert "in the 1 rounds in which nothing was left, 2 of 9 failed" in text
     assert "Findings: none" in describe({**RESULT, "rounds": RESULT["rounds"][:1]})
 
 

@@ -1,9 +1,10 @@
-"""A speculator process dies, restarts or stalls: drafts resume on a new stream."""
+"""A speculator process dies, restarts or stalls, or the network does: drafts resume on a new stream."""
 
 import signal
 
 from kv_transfer.channel_deadline import ExchangeDeadline
-from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, process, until
+from tests.chaos.switch import threaded
+from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, process, serving, until
 
 
 def test_a_killed_server_that_comes_back():
@@ -46,3 +47,35 @@ def test_a_stopped_server_that_goes_on():
         until(lambda: it.exchange(REQUEST))
         assert it.exchange(REQUEST)
         assert it.counters["reconnects"] == 1
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_a_network_that_is_cut_and_mended():
+    with serving(honest) as address, threaded(port_of(address)) as switch, client(f"{HOST}:{switch.port}") as it:
+        assert it.exchange(REQUEST)
+        switch.cut()
+        until(lambda: it.exchange(REQUEST) is None)
+        failed = it.counters["breaker_opened"]
+        until(lambda: it.exchange(REQUEST) or it.counters["breaker_opened"] > failed + 3)
+        assert it.counters["reconnects"] == 0
+        switch.mend()
+        until(lambda: it.exchange(REQUEST))
+        assert it.exchange(REQUEST)
+        assert it.counters["reconnects"] == 1
+
+
+def test_a_network_that_is_slow_for_a_while():
+    """A late reply is dropped, though it answers a request that looks like the next one."""
+    with serving(honest) as address, threaded(port_of(address)) as switch, client(f"{HOST}:{switch.port}") as it:
+        assert it.exchange(REQUEST)
+        it._deadline = ExchangeDeadline(0.05)
+        switch.delay_s = 0.2
+        until(lambda: it.exchange(REQUEST) or it.counters["timeouts"] == 5)
+        assert it.counters["exchanges"] == 1
+        switch.delay_s = 0.0
+        it._deadline = ExchangeDeadline(60)
+        until(lambda: it.exchange(REQUEST))
+        assert it.exchange(REQUEST)
