@@ -33,7 +33,7 @@ def describe(result: dict[str, Any]) -> str:
     seen = [f"{found['case']}: {finding}" for found in rounds for finding in found["findings"]]
     return (
         f"{_load(settings)} {len(rounds)} rounds in {settings['minutes']:g} minutes: parts are killed, stopped and kept"
-        " from starting, and what they need is taken away. Each answer is compared with that of the undisturbed"
+        " from starting. Each answer is compared with that of the undisturbed"
         f" deployment. Of {asked:,} requests {answers['answered']:,} had the right answer; {others}. {_failed(rounds)}"
         f" Findings: {'; '.join(seen) or 'none'}. Cases: {told}. *Memory*: what only these processes use, after a"
         " warm-up, with the load paused. *Growth*: within a process, by least squares; killed processes are replaced,"
