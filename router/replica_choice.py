@@ -1,8 +1,8 @@
 """Serve's request router for the pools: replicas by affinity within bounds of load (`router.affinity`).
 
 Hooks into ray.serve._private.request_router.request_router.RequestRouter of the pinned Ray: `choose_replicas`,
-`on_request_routed` and `_fulfill_next_pending_request`. The caller's wish is in the handle's option `session_id`, which
-Serve carries to this class and nowhere else.
+`_choose_replica_for_request`, `on_request_routed` and `_fulfill_next_pending_request`. The caller's wish is in the
+handle's option `session_id`, which Serve carries to this class and nowhere else.
 """
 
 import random
@@ -71,16 +71,24 @@ class AffinityRouter(RequestRouter):
         """Requests that the replica runs, of all routers, by its last answer to this one; 0 if that is too old."""
         return self._replica_queue_len_cache.get(replica.replica_id) or 0
 
+    async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:
+        """Remember the replica before it has accepted the call.
+
+        Meanwhile the caller may leave, and the call be done all the same. What it left behind is then on this replica.
+        """
+        replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        key, named, request_id = pending_request.metadata.session_id.partition("/")
+        if named and key != "@":
+            self._places[request_id] = replica.replica_id
+            self._places.move_to_end(request_id)
+            while len(self._places) > PLACES:
+                self._places.popitem(last=False)
+        return replica
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve calls this when a replica has accepted a call."""
-        key, named, request_id = pending_request.metadata.session_id.partition("/")
-        if not named or key == "@":
-            return
-        self._places[request_id] = replica_id
-        self._places.move_to_end(request_id)
-        while len(self._places) > PLACES:
-            self._places.popitem(last=False)
-        if not key:
+        key, named, _ = pending_request.metadata.session_id.partition("/")
+        if not named or key in ("", "@"):
             return
         home = ranked(key, list(self._replicas))[:1] == [replica_id]
         outcome = "home" if home else "spilled"

@@ -64,6 +64,15 @@ async def test_calls_with_one_key_go_to_one_replica(router):
     assert recorded == [(1, {"pool": "target", "outcome": "home"})] * 15
 
 
+@pytest.mark.parametrize("key", ["", "one"])
+async def test_a_call_whose_caller_leaves_before_it_is_accepted_has_its_place(router, key):
+    """It may have begun a drafting session, which is ended where it is."""
+    for call in range(8):  # a random replica would be the right one once in four times
+        request = f"{key}-{call}"
+        sent_to = await router._choose_replica_for_request(pending(by_prefix(key, request)))
+        assert await route(router, where(request)) == sent_to.replica_id
+
+
 async def test_a_popular_key_spreads_in_its_order_within_the_bound(router):
     taken = [await route(router, by_prefix("hot", f"r{i}")) for i in range(16)]
     order = ranked("hot", IDS)
