@@ -144,58 +144,57 @@ def deployment(folder: Path) -> dict[str, Any]:
 
 def run(deployed: Deployment, asked: argparse.Namespace) -> dict[str, Any]:
     """Settings; the rounds until the time is over, or until the deployment does not come back; usage of memory."""
-    rng = random.Random(asked.seed)
-    killed = deployed.killed
-    await_whole(killed, BACK_S)
-    url = killed.served.url
+    rng, url = random.Random(asked.seed), deployed.killed.served.url
+    await_whole(deployed.killed, BACK_S)
     known = asyncio.run(learn(url, requests(asked.seed)))
     most = asyncio.run(sustainable(url, known, asked.clients, MEASURED_S, rng))
     rate = asked.load * most
     print(f"{most:.1f} answers/s without a pause; the load is {asked.load:g} of it: {rate:.1f} requests/s", flush=True)
     load = Load(url, known, rate, rng)
-    root, since = psutil.Process(killed.served.process.pid), time.time()
+    root, since = psutil.Process(deployed.killed.served.process.pid), time.time()
     began, evicted_by = time.monotonic(), 0.0
     rounds: list[dict[str, Any]] = []
     order: list[str] = []
     looks: list[list[Sample]] = []
-    while time.monotonic() < began + asked.minutes * 60:
-        every = all_cases(killed, rng, deployed.disturbance, deployed.disk)
+    while time.monotonic() < began + asked.minutes * 60 and not (rounds and rounds[-1]["missing"]):
+        every = all_cases(deployed.killed, rng, deployed.disturbance, deployed.disk)
         choices = {name: act for name, act in every.items() if asked.only in name}
         order = order or rng.sample(sorted(choices), len(choices))
         case = order.pop()
-        at, before = time.monotonic(), deployed.processes()
-        seen, missing = one_round(killed, load, choices[case])
-        loaded_s = time.monotonic() - at
+        excused = case not in ENDING or time.monotonic() < evicted_by
+        found = one_round(deployed, load, case, choices[case], excused=excused)
         if case not in ENDING:
             evicted_by = time.monotonic() + EVICTED_S
-        left = left_behind(load, 30, wait_for_sessions=case in ENDING) if not missing else {}
         looks.append(samples(root, since, time.time()))
-        died = sorted(before - deployed.processes()) if case in WHOLE else []
-        found = {
-            "case": case,
-            "seconds": round(time.monotonic() - at, 1),
-            "loaded_s": round(loaded_s, 1),
-            "at_s": round(time.monotonic() - began, 1),
-            "slowest_s": round(seen.slowest_s, 1),
-            "could_answer": case in UNSEEN,
-            "answers": dict(seen.kinds),
-            "left": left,
-            "findings": missing
-            + findings(case, seen, left, excused=time.monotonic() < evicted_by)
-            + [f"{part} was replaced" for part, _ in died],
-            "usage": by_kind(looks[-1]),
-        }
-        rounds.append(found)
+        rounds.append({**found, "at_s": round(time.monotonic() - began, 1), "usage": by_kind(looks[-1])})
         shown = {key: found[key] for key in ("seconds", "slowest_s", "answers", "findings")}
         print(f"{case}: {json.dumps(shown)}", flush=True)
-        if missing:
-            break
     rates = {"sustainable_per_s": round(most, 2), "rate_per_s": round(rate, 2)}
     settings = {name: getattr(asked, name) for name in ("minutes", "load", "clients", "seed")} | rates
     return {"settings": settings, "rounds": rounds, "usage": usage(looks)}
 
 
-def one_round(killed: Killed, load: Load, break_it: Callable[[], None]) -> tuple[Seen, list[str]]:
+def one_round(deployed: Deployment, load: Load, case: str, act: Callable[[], None], *, excused: bool) -> dict[str, Any]:
+    """What the clients saw, what was left behind, and what is missing `BACK_S` after the case."""
+    began, before = time.monotonic(), deployed.processes()
+    seen, missing = under(load, deployed.killed, act)
+    left = left_behind(load, 30, wait_for_sessions=case in ENDING) if not missing else {}
+    died = sorted(before - deployed.processes()) if case in WHOLE else []
+    return {
+        "case": case,
+        "could_answer": case in UNSEEN,
+        "seconds": round(time.monotonic() - began, 1),
+        "slowest_s": round(seen.slowest_s, 1),
+        "answers": dict(seen.kinds),
+        "left": left,
+        "missing": missing,
+        "findings": missing
+        + findings(case, seen, left, excused=excused)
+        + [f"{part} was replaced" for part, _ in died],
+    }
+
+
+def under(load: Load, killed: Killed, break_it: Callable[[], None]) -> tuple[Seen, list[str]]:
     """What the clients saw, and what is still missing `BACK_S` after the case."""
     missing: list[str] = []
 
