@@ -32,7 +32,7 @@ from benchmarks.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port
-from tests.chaos.disturbance import Disturbance
+from tests.chaos.disturbance import Disturbance, can_disturb
 from tests.chaos.killed import BACK_S, Killed
 from tests.chaos.lost_replicas import demo_settings
 from tests.chaos.soak_load import Load, Seen, learn, requests, sustainable
@@ -163,6 +163,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--out", type=Path, help="a file for the result, in JSON")
     asked = parser.parse_args()
+    if not can_disturb():
+        print("nothing was run: the connections are led through the switch by a library, which needs the compiler `cc`")
+        return 1
     print(f"seed {asked.seed}", flush=True)
     at_start, port = machine(), free_port()
     with ExitStack() as stack:
