@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 
-LIMIT_S = 55
+LIMIT_S = 40
 """A process that shows no sign of life for so long ends. It is longer than Serve's own health checks take."""
 GRACE_S = 5
 """After a pause of the whole machine, the process has so long to show that it lives."""
