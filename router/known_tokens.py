@@ -7,18 +7,18 @@ next turn of a conversation is such a text.
 """
 
 import copy
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from re import Pattern, compile, escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from transformers import TokenizersBackend
+
+from router.token_offsets import TextEncoder, Tokens
 
 MIN_CHARS = 1024
 """Shorter texts are not held: to tokenize them costs as little as to find them."""
@@ -26,16 +26,6 @@ CUTS = 16
 """So many of a text's last special tokens are held; where it is changed before them, its tokens are made again."""
 MAX_TOKENS = 2**21
 """Tokens that are held in all, at 12 bytes each."""
-
-Offsets = npt.NDArray[np.int32]
-"""Each token's half-open character range, [M, 2]."""
-
-
-class Tokens(NamedTuple):
-    """A tokenized text. ids: int32 [M]. offsets: their character ranges in the text."""
-
-    ids: npt.NDArray[np.int32]
-    offsets: Offsets
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +44,7 @@ class KnownTokens:
 
     def __init__(self, backend: Any, cuts: Sequence[tuple[int, str]], max_tokens: int = MAX_TOKENS) -> None:
         """backend: a tokenizers.Tokenizer. cuts: ids and texts of the special tokens at which a text may be cut."""
-        self._backend, self._max_tokens = backend, max_tokens
+        self._encode, self._max_tokens = TextEncoder(backend).encode, max_tokens
         self._ids = np.array([id for id, _ in cuts], np.int32)
         longest_first = sorted((text for _, text in cuts), key=len, reverse=True)
         self._cut: Pattern[str] = compile("|".join(map(escape, longest_first)))
@@ -98,14 +88,6 @@ class KnownTokens:
             )
         self._hold(tokens, digests)
         return tokens
-
-    def _encode(self, text: str) -> Tokens:
-        # Of both methods of a tokenizer, only the one for batches lets other threads run meanwhile.
-        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
-        ids = np.array(encoding.ids, np.int32)
-        # From a flat sequence, numpy makes the array faster than from pairs.
-        offsets = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, 2 * ids.size)
-        return Tokens(ids, offsets.reshape(-1, 2))
 
     def _digests(self, text: str, salt: str | None) -> dict[int, bytes]:
         """By the place of each special token: the digest of the text up to its end."""

@@ -5,75 +5,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from router import known_tokens
 from router.known_tokens import KnownTokens
+from tests.unit.router.small_tokenizers import KINDS, SPECIAL, byte_level, trained, with_other_added_tokens
 
 FOLDER = Path(__file__).parent / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in FOLDER.rglob("*.jinja")}
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<bos>", "</s>"]
-SPECIAL += ["<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<|begin_of_text|>", "<|e"]
-CORPUS = [
-    "the cat sat on the mat, the end",
-    "user assistant system tool 12 345",
-    "naïve 東京 <| |> im_start",
-    "  a \n\n b\t",
-]
 
 
-def byte_level(**options):
-    """As GPT-2, Llama 3 and Qwen."""
-    made = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(r" ?\w+|\s+(?!\S)|\s+| ?[^\s\w]+"), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.post_processor = processors.ByteLevel(trim_offsets=True)
-    made.decoder = decoders.ByteLevel()
-    return made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-
-
-def metaspace(scheme):
-    """As Llama 2, Mistral and Gemma: the first word, or each one after a special token, gets a space."""
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    return made, trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"])
-
-
-def normalized():
-    """As older SentencePiece conversions: a normalizer puts a space before each piece."""
-    made = Tokenizer(models.BPE(unk_token="<unk>"))
-    made.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    return made, trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"])
-
-
-KINDS = {
-    "byte-level": byte_level,
-    "metaspace first": lambda: metaspace("first"),
-    "metaspace always": lambda: metaspace("always"),
-    "normalized": normalized,
-}
-
-
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=[*KINDS, "byte-level, places by lengths"])
 def tokenizer(request):
-    made, trainer = KINDS[request.param]()
-    made.train_from_iterator([text for text in CORPUS for _ in range(5)], trainer)
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    # Kinds of added tokens that read what stands around them.
-    made.add_special_tokens([AddedToken("<|left|>", lstrip=True), AddedToken("<|right|>", rstrip=True)])
-    made.add_special_tokens(
-        [AddedToken("<|word|>", single_word=True), AddedToken("<|eot_id|>x", special=True, normalized=False)]
-    )
-    made.add_tokens([AddedToken("a<|end_header_id|>x", normalized=False)])
-    made.add_tokens(["the cat", AddedToken("mat", normalized=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    if request.param in KINDS:
+        return PreTrainedTokenizerFast(tokenizer_object=with_other_added_tokens(trained(*KINDS[request.param]())))
+    return PreTrainedTokenizerFast(tokenizer_object=trained(*byte_level(trim_offsets=False)))
 
 
 PIECES = [
@@ -196,7 +143,6 @@ def test_short_texts_are_not_held(tokenizer):
 
 
 def test_a_tokenizer_without_special_tokens_is_left_alone():
-    made, trainer = byte_level()
-    made.train_from_iterator(CORPUS, trainer)
+    made = trained(*byte_level(), special=())
     assert KnownTokens.of(PreTrainedTokenizerFast(tokenizer_object=made)) is None
     assert KnownTokens.of(object()) is None
