@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ray.serve.context import _disconnect
 
 from cluster.commands.demo_document import make_document
 from cluster.serve.app import APP_NAME
-from tests.chaos.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
 # Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only. An
@@ -57,28 +56,13 @@ def settings_in(folder: Path) -> dict[str, Any]:
     return {**SETTINGS, "target": {**SETTINGS["target"], "model": str(target_folder(folder))}}
 
 
-@pytest.fixture(scope="package")
-def disturbance(tmp_path_factory: pytest.TempPathFactory) -> Disturbance | None:
-    """Of the clock and the files of `served`; None without a compiler."""
-    return Disturbance(tmp_path_factory.mktemp("disturbance")) if can_disturb() else None
-
-
-@pytest.fixture(scope="package")
-def disk() -> Iterator[Disk | None]:
-    """Where the Ray of `served` has its files; None without the right to mount one."""
-    with small_disk() as mounted:
-        yield mounted
-
-
-@pytest.fixture(scope="package")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, disturbance: Disturbance | None, disk: Disk | None
-) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("serve")
+@contextmanager
+def serving(folder: Path, **variables: str) -> Iterator[Served]:
+    """`skim serve` with mock engines, its files in `folder`, and these environment variables; all its processes end."""
     config = folder / "mock.yaml"
     shutil.copytree(ROOT / "demo_models" / "target", target_folder(folder))
     config.write_text(yaml.safe_dump(settings_in(folder)))
-    served = skim_serve(config, folder, **variables(disturbance, disk))
+    served = skim_serve(config, folder, **variables)
     processes = [psutil.Process(served.process.pid)]
     try:
         served.await_ready()
@@ -89,6 +73,12 @@ def served(
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         served.process.wait()
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("serve")) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
