@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 DECAY = 0.9
 """Weight of a pair after the next one: about the latest ten count."""
+MOST_PACE = 10.0
+"""A wait of more than so many times the own work ahead has another cause: an engine that stopped or started again, not
+the pace. It would foretell such a wait for every later request behind as much work, and refuse them all.
+"""
 ENOUGH = 3
 """Pairs before the pace counts. Until then no wait is expected."""
 PROBE_S = 5.0
@@ -69,7 +73,7 @@ class PoolLoad:
         if ahead_ms > 0:
             decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
             self._pairs, self._paired_at = self._pairs + 1, now
-            self._products = decay * self._products + ahead_ms * waited_ms
+            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_PACE * ahead_ms)
             self._squares = decay * self._squares + ahead_ms * ahead_ms
         self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
         self._others_at = now

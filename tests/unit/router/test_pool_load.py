@@ -98,3 +98,16 @@ def test_a_pool_has_room_until_it_has_both_its_work_and_its_requests(room, reque
         assert load.has_room
         load.enter(100.0)
     assert not load.has_room
+
+
+def test_an_engine_that_was_away_for_long_does_not_make_the_pace_absurd():
+    """Five prompts of 200 ms wait for half a minute. A minute later, eight at once are not expected to wait as long."""
+    now = [0.0]
+    load = PoolLoad(lambda: now[0])
+    for ahead in range(1, 6):
+        load.learn(200.0 * ahead, 30_000.0)
+    now[0] += 60
+    assert load.wait_ms(8 * 200.0) < 20_000
+    for ahead in range(1, 6):  # and the wait of that time is told to those that come at once
+        load.learn(200.0 * ahead, 30_000.0)
+    assert load.wait_ms(200.0) > 20_000
