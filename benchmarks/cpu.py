@@ -146,9 +146,9 @@ def describe(result: dict[str, Any]) -> str:
     settings = result["settings"]
     return (
         f"CPU time in ms of a chat request by process: prompts of {settings['prompt_tokens']} tokens, answers of "
-        f"{settings['answer_tokens']} tokens, one message for each token, keep rate {settings['keep_rate']}, "
+        f"{settings['answer_tokens']} tokens, keep rate {settings['keep_rate']}, "
         f"{settings['requests']} requests per row, {settings['turns']} of each conversation. The engines are mocks: "
-        "they select at random and answer at once."
+        "they select at random and answer at once, so that the tokens of an answer share a few messages."
     )
 
 
