@@ -12,6 +12,7 @@ HARMLESS = {
     ),
     "actors/observability/tracing_otlp.py": "the times of spans are shown, and nothing waits for them",
     "benchmarks/batch.py": "compares with the times of files; a jump spoils one measurement, and nothing waits for it",
+    "cluster/serve/steady_clock.py": "begins with the wall clock's time, once, and goes on with the monotonic clock",
 }
 """By file, why its reading of the wall clock may be wrong."""
 
