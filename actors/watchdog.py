@@ -6,9 +6,12 @@ then keeps its resources for ever, and no other replica takes its place. Nothing
 it does.
 """
 
+import logging
 import os
 import subprocess
 import threading
+
+logger = logging.getLogger(__name__)
 
 LIMIT_S = 40
 """A process that shows no sign of life for so long ends. It is longer than Serve's own health checks take."""
@@ -32,10 +35,17 @@ that has ended while another one keeps its end open is no longer the shell's par
 
 def start_watchdog(
     limit_s: float = LIMIT_S, grace_s: float = GRACE_S, period_s: float = PERIOD_S
-) -> subprocess.Popen[bytes]:
-    """Start it for this process. period_s: seconds between two signs of life. Returns the shell."""
+) -> subprocess.Popen[bytes] | None:
+    """Start it for this process. period_s: seconds between two signs of life. Returns the shell.
+
+    Without bash there is none, the log says so, and the process serves all the same.
+    """
     command = ["bash", "-c", _SHELL, "watchdog", str(limit_s), str(grace_s)]
-    shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        logger.warning("a replica that is stopped is left to Ray, because bash cannot be started: %s", error.strerror)
+        return None
     threading.Thread(target=_live, args=(shell, period_s), name="watchdog", daemon=True).start()
     return shell
 

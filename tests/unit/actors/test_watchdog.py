@@ -7,6 +7,8 @@ import sys
 import psutil
 import pytest
 
+from actors.watchdog import start_watchdog
+
 CODE = """
 import sys, time
 from actors.watchdog import start_watchdog
@@ -71,6 +73,12 @@ def test_the_shell_ends_with_its_process(watched):
     process.communicate()
     assert process.returncode == 0
     assert psutil.wait_procs([shell], timeout=60)[1] == []
+
+
+def test_without_bash_the_process_has_no_watchdog(monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert start_watchdog() is None
+    assert "bash cannot be started" in caplog.text
 
 
 def test_a_process_whose_shell_was_killed_lives_on(watched):
