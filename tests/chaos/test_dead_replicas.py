@@ -2,12 +2,16 @@
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 import ray
 
 from tests.chaos.conftest import BODY, await_answers, kill, replicas
+from tests.chaos.killed import BACK_S, Killed
+from tests.chaos.whole import await_whole
+from tests.e2e.conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
 
@@ -39,12 +43,18 @@ def test_requests_before_their_first_token_move_to_another_replica(client: httpx
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_without_any_replica_a_request_gets_one_clean_503(client: httpx.Client, stream: bool) -> None:
-    await_answers("target", 2, client)
+def test_without_any_replica_a_request_gets_one_clean_503(
+    served: Served, tmp_path: Path, client: httpx.Client, stream: bool
+) -> None:
+    # No replica is still starting: it could be ready in time to answer.
+    await_whole(killed := Killed(served, tmp_path), BACK_S)
+    # The processes are found before and killed by signal: Ray may take longer to kill them than they take to answer.
+    targets = killed.find("replica:target")
+    assert len(targets) == 2
     with ThreadPoolExecutor(2) as pool:
         requests = in_flight(client, 2, stream, pool)
-        for name in replicas("target"):
-            kill(name)
+        for process in targets:
+            process.kill()
         answers = [request.result() for request in requests]
     for answer in answers:
         assert answer.status_code == 503, answer.text
