@@ -41,11 +41,16 @@ def kept_log_file() -> Iterator[None]:
 
 
 def log_through_serve() -> None:
-    """Call this when a replica's process starts; elsewhere it does nothing. Processes of engines are not affected."""
+    """Call this when a replica's process starts; elsewhere it does nothing. Processes of engines are not affected.
+
+    A line that cannot be written is lost, and says nothing of that on stderr.
+    """
     try:
         serve.get_replica_context()
     except RayServeException:
         return
+    # Serve sends stderr to its log. A line that the disk has no room for would be reported there, and so without end.
+    logging.raiseExceptions = False
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_ToServe()], False

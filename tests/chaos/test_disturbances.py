@@ -108,3 +108,15 @@ def test_the_disk_is_full(client: httpx.Client, disk: Disk | None) -> None:
     if disk is None:
         pytest.skip("no right to mount a disk")
     goes_on(client, lambda: disk.full(AWAY_S))
+
+
+def test_a_replica_dies_while_the_disk_is_full(client: httpx.Client, disk: Disk | None) -> None:
+    """Its death is logged, and no line can be written."""
+    if disk is None:
+        pytest.skip("no right to mount a disk")
+    await_running(2)
+    await_answers("target", 2, client)
+    with asking(client) as failed:
+        disk.full(AWAY_S, lambda: kill(replicas("target")[0]))
+        await_running(2)
+    assert failed == []
