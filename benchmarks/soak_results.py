@@ -37,7 +37,8 @@ def describe(result: dict[str, Any]) -> str:
         f" deployment. Of {asked:,} requests {answers['answered']:,} had the right answer; {others}. {_failed(rounds)}"
         f" Findings: {'; '.join(seen) or 'none'}. Cases: {told}. *Memory*: what only these processes use, after a"
         " warm-up, with the load paused. *Growth*: within a process, by least squares; killed processes are replaced,"
-        " so that begin and end need not be of the same ones."
+        " so that begin and end need not be of the same ones. *Descriptors*: the fewest after a round, begin:"
+        " in the first third of the run, end: in the last third."
     )
 
 

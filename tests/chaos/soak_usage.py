@@ -93,13 +93,29 @@ def slope(taken: Sequence[Sample]) -> float | None:
 
 
 def usage(looks: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """By kind: `begin` (the first look after the run's warm-up), `end` (the last one), `mib_per_minute`."""
+    """By kind: `begin` (the first look after the run's warm-up), `end` (the last one), `mib_per_minute`.
+
+    descriptors: the fewest of the first and of the last third of the looks. Connections that clients keep come and go;
+    what leaked stays.
+    """
     warm = [look for look in looks if look and look[0].at_s >= WARM_S] or looks[-1:]
     if not warm:
         return {}
-    begin, end = by_kind(warm[0]), by_kind(warm[-1])
+    sums = [by_kind(look) for look in warm]
+    third = -(-len(sums) // 3)
+    begin = _with_fewest_descriptors(sums[0], sums[:third])
+    end = _with_fewest_descriptors(sums[-1], sums[-third:])
     found = {}
     for kind in sorted(begin.keys() & end.keys()):
         grown = slope([one for look in warm for one in look if one.kind == kind])
         found[kind] = {"begin": begin[kind], "end": end[kind], "mib_per_minute": grown and round(grown, 3)}
     return found
+
+
+def _with_fewest_descriptors(
+    at: dict[str, dict[str, float]], looks: Sequence[dict[str, dict[str, float]]]
+) -> dict[str, dict[str, float]]:
+    return {
+        kind: {**used, "descriptors": min(look[kind]["descriptors"] for look in looks if kind in look)}
+        for kind, used in at.items()
+    }

@@ -27,8 +27,10 @@ def test_kinds(command: str, kind: str) -> None:
     assert kind_of(command) == kind
 
 
-def sample(pid: int, at_s: float, mib: float, *, kind: str = "router", age_s: float = 1e3) -> Sample:
-    return Sample(kind, pid, at_s, age_s, mib, 10)
+def sample(
+    pid: int, at_s: float, mib: float, *, kind: str = "router", age_s: float = 1e3, descriptors: int = 10
+) -> Sample:
+    return Sample(kind, pid, at_s, age_s, mib, descriptors)
 
 
 def test_growth_is_within_processes() -> None:
@@ -52,3 +54,13 @@ def test_begin_is_after_the_warm_up() -> None:
     assert (found["begin"]["mib"], found["end"]["mib"], found["end"]["processes"]) == (5, 10, 2)
     assert found["mib_per_minute"] == pytest.approx(1.0)
     assert by_kind(looks[2])["router"]["descriptors"] == 20
+
+
+def test_kept_connections_are_no_leak_and_leaked_descriptors_are_told() -> None:
+    def counts(*descriptors: int) -> tuple[float, float]:
+        found = usage([[sample(1, 70 + 60 * at, 1, descriptors=count)] for at, count in enumerate(descriptors)])
+        return found["router"]["begin"]["descriptors"], found["router"]["end"]["descriptors"]
+
+    assert counts(50, 90, 60, 80, 50, 95) == (50, 50)
+    assert counts(50, 90, 70, 80, 90, 95) == (50, 90)
+    assert counts(50) == (50, 50)
