@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
+from actors.repeated_polls import repeat_polls
 from actors.start_up import retried_start, uncollected
 from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
@@ -26,7 +27,7 @@ from router.intake import Intake
 from router.leaving import LeavingApp
 from router.options import PrefillOptions, SpeculationOptions
 from router.pool_load import Room
-from router.pool_states import PoolStates, watch_pools
+from router.pool_states import TIMEOUT_S, PoolStates, watch_pools
 from router.pools import ServePools
 from router.prompt_text import read_token_text
 from router.request_limits import BodyLimits
@@ -91,6 +92,7 @@ class RouterDeployment:
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
+        repeat_polls()
         self._tracer = create_tracer(traces)
         self._meter, self._states = RayMeter(), PoolStates(pool_down_after_s)
         self._intake = Intake()
@@ -149,7 +151,8 @@ class RouterDeployment:
         for _ in range(OTHERS_ATTEMPTS):
             try:
                 here = serve.get_replica_context()
-                if not (await self._serve_state())[here.deployment].running:
+                counts = await asyncio.wait_for(self._serve_state(), TIMEOUT_S)
+                if not counts[here.deployment].running:
                     return False
                 replies = await self._broadcast("serves")
             except (RayError, RayServeException, TimeoutError, KeyError, ValueError) as error:

@@ -8,6 +8,8 @@ Hooks into `time` in ray.serve._private.deployment_state and Timer in ray._commo
 import time
 from typing import Any
 
+from cluster.serve import proxy_polls
+
 
 class SteadyClock:
     """The module `time`, but `time()` begins with the wall clock's time and goes on with the monotonic clock."""
@@ -30,3 +32,4 @@ def use() -> None:
     clock = SteadyClock()
     deployment_state.time = clock
     Timer.time = lambda timer: clock.time()
+    proxy_polls.use()

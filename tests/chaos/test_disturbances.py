@@ -1,20 +1,20 @@
 """No request fails, and no replica is replaced, while the clock is wrong or the disk slow or full.
 
-The deployment is this module's own: after these jumps of the clock, its routers do not notice any more that Serve's
-controller has started again (seen with Ray 2.60; the cause is not known, and it is not so without the jumps).
+The deployment is this module's own: after these jumps, timers of its Ray stand still for an hour.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 
 from tests.chaos.conftest import BODY, await_answers, kill, replicas, serving
 from tests.chaos.disturbance import JUMP_S, Disk, Disturbance, can_disturb, small_disk, variables
+from tests.chaos.killed import Killed
 from tests.chaos.lost_replicas import await_running, running_replicas
 from tests.e2e.conftest import Served
 
@@ -45,6 +45,16 @@ def asking(client: httpx.Client, clients: int = 4) -> Iterator[list[str]]:
             ended.set()
             for one in asked:
                 one.result()
+
+
+def await_answer(client: httpx.Client) -> None:
+    """Until the endpoint answers. A connection to a router that was killed breaks."""
+    deadline, answered = time.monotonic() + 120, 0
+    while answered != 200:
+        assert time.monotonic() < deadline, f"the last answer has status {answered}"
+        with suppress(httpx.TransportError):
+            answered = client.post("/v1/chat/completions", json=BODY).status_code
+        time.sleep(0.2)
 
 
 def goes_on(client: httpx.Client, act: Callable[[], None]) -> None:
@@ -98,6 +108,18 @@ def test_a_dead_replica_is_replaced_after_the_clock_was_set_back(client: httpx.C
             assert time.monotonic() < deadline, f"only {alive}, and {dead} is dead"
             time.sleep(0.2)
     assert other in alive
+
+
+def test_new_parts_are_used_after_the_clock_was_set_back_and_the_controller_died(
+    served: Served, client: httpx.Client, disturb: Disturbance
+) -> None:
+    """Ray repeats no call to the dead controller meanwhile: those by which router and proxy learn of new replicas."""
+    killed = Killed(served, served.log.parent)
+    with disturb.clock(-JUMP_S):
+        killed.kill("ServeController")
+        for pool in ("target", "router"):
+            killed.kill(f"replica:{pool}")
+            await_answer(client)
 
 
 def test_all_files_are_slow(client: httpx.Client, disturb: Disturbance) -> None:

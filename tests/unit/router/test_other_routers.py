@@ -1,5 +1,6 @@
 """How a router asks the other routers of its deployment: for an entry of the explain view, and whether they serve."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -63,7 +64,7 @@ async def test_a_router_that_starts_holds_nothing():
 @pytest.fixture
 def others_serve(monkeypatch):
     """Ask a starting router whether others serve. Each attempt takes the next of `attempts`, the last one for ever: how
-    many routers run, or what asking Serve raises, and what a broadcast to them gives or raises.
+    many routers run, or what asking Serve raises, or "hangs", and what a broadcast to them gives or raises.
     """
 
     async def ask(*attempts):
@@ -71,6 +72,9 @@ def others_serve(monkeypatch):
 
         async def state():
             running = left[0][0]
+            if running == "hangs":
+                left.pop(0)
+                await asyncio.Event().wait()
             if isinstance(running, Exception):
                 left.pop(0)
                 raise running
@@ -88,6 +92,7 @@ def others_serve(monkeypatch):
 
     monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
     monkeypatch.setattr(deployment, "OTHERS_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(deployment, "TIMEOUT_S", 0.01)
     return ask
 
 
@@ -103,6 +108,7 @@ def others_serve(monkeypatch):
         ([(1, [ActorDiedError()]), (0, None)], False),
         ([(2, TimeoutError()), (2, DeploymentUnavailableError(None)), (2, [True, True])], True),
         ([(ActorDiedError(), None), (1, [True])], True),
+        ([("hangs", None), (1, [True])], True),
         ([(1, TimeoutError())], False),
     ],
 )

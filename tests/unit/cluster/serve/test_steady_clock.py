@@ -10,6 +10,7 @@ from ray.serve._private import deployment_state, proxy_state
 from cluster.serve.app import SERVE_SWITCHES
 
 HOUR_S = 3600.0
+CREATE = vars(proxy_state.ActorProxyWrapper)["_get_or_create_proxy_actor"]
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def set_back(monkeypatch):
     wall = time.time
     monkeypatch.setattr(deployment_state, "time", time)
     monkeypatch.setattr(Timer, "time", Timer.time)
+    monkeypatch.setattr(proxy_state.ActorProxyWrapper, "_get_or_create_proxy_actor", CREATE)
     import_attr(SERVE_SWITCHES["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"])()
     return lambda: monkeypatch.setattr(time, "time", lambda: wall() - HOUR_S)
 

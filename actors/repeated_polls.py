@@ -1,0 +1,32 @@
+"""The processes of Serve ask its controller again when an answer does not come.
+
+Each of them learns of new replicas by a call to the controller that is always open: it returns when something changed
+or after some seconds, and then the next one begins. Ray repeats a call that a dead controller left open, but times this
+by the wall clock: after that was set back by an hour, an hour late.
+
+Hooks into ray.serve._private.long_poll.LongPollClient of the pinned Ray: `_poll_next` is replaced. Like Ray's, it uses
+`is_running`, `host_actor`, `snapshot_ids`, `_callbacks_processed_count`, `_current_ref` and `_process_update`, and also
+`event_loop`.
+"""
+
+from typing import Any
+
+from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
+
+LIMIT_S = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1] + 5.0
+"""The controller answers 5 s earlier at the latest, also if nothing changed."""
+
+
+def repeat_polls() -> None:
+    """In this process, from each client's next call on."""
+    LongPollClient._poll_next = _poll_next
+
+
+def _poll_next(client: Any) -> None:
+    """As Ray's method, and only the answer to the latest call counts; another one follows after LIMIT_S in any case."""
+    if not client.is_running:
+        return
+    client._callbacks_processed_count = 0
+    call = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
+    call._on_completed(lambda update: client._process_update(update) if client._current_ref is call else None)
+    client.event_loop.call_later(LIMIT_S, lambda: client._poll_next() if client._current_ref is call else None)
