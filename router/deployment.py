@@ -19,6 +19,7 @@ from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.repeated_polls import repeat_polls
 from actors.start_up import retried_start, uncollected
+from actors.wall_clock import WallClock, watch_clock
 from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
 from router.control_tokens import Handling
@@ -131,6 +132,7 @@ class RouterDeployment:
     async def __serve_build_asgi_app__(self) -> LeavingApp:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
+        self._clock_watch = asyncio.create_task(watch_clock(self._meter, WallClock()))
         self._app = StartingApp(self._build_app, self._patience_s, self._others_serve)
         async with retried_start("router", self._model, self._vllm_args, limit_s=None):
             await self._app.start()

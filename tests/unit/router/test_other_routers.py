@@ -141,6 +141,7 @@ async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_a
 
     monkeypatch.setattr(deployment, "ServeState", lambda: None)
     monkeypatch.setattr(deployment, "watch_pools", nothing)
+    monkeypatch.setattr(deployment, "watch_clock", nothing)
     router = object.__new__(RouterDeployment)
     router._model, router._vllm_args, router._patience_s = "model", {}, 3600.0
     router._states = router._meter = None
