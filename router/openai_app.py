@@ -93,8 +93,8 @@ async def build_openai_app(
     await init_app_state(client, app.state, args, tasks)
     for served in app.state.openai_serving_models.base_model_paths:
         served.model_path = root
-    for kind in (AttributeError, KeyError, RecursionError):
-        app.exception_handler(kind)(_refuse_unreadable)
+    for kind in (AttributeError, LookupError, RecursionError, Exception):
+        app.exception_handler(kind)(_answer_unexpected)
     app.state.server = types.SimpleNamespace()
     keys = ApiKeys(api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
@@ -232,12 +232,20 @@ class PooledEngineClient(EngineClient):
         raise _unsupported("pausing")
 
 
-async def _refuse_unreadable(request: Request, error: Exception) -> Response:
-    """A 400 if vLLM failed to read the body, for example a tool without its function, or a message without a role."""
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
+    """A 400 if vLLM failed to read the body, for example a tool without its function, or a message without a role.
+
+    Other errors are as in vLLM's server, but a 500 shows nothing of the router's inside.
+    """
     frames = traceback.walk_tb(error.__traceback__)
-    if not any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
-        return await exception_handler(request, error)
-    shown = HttpError(400, "BadRequestError", f"the body has a missing name or a value of the wrong kind: {error}")
+    if any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
+        problem = f"the body has a missing name, an empty list or a value of the wrong kind: {error}"
+        shown = HttpError(400, "BadRequestError", problem)
+    elif (response := await exception_handler(request, error)).status_code < 500:
+        return response
+    else:
+        logger.error("a request failed in the router", exc_info=error)
+        shown = HttpError.of(error)
     return JSONResponse(shown.body(), shown.status)
 
 

@@ -247,3 +247,20 @@ async def test_items_of_a_response_that_vllm_cannot_read_are_a_400(client):
     response = await client.post("/v1/responses", json={"model": MODEL_NAME, "input": items})
     assert response.status_code == 400
     assert "ResponseToolSearchCall" in response.json()["error"]["message"]
+
+
+async def test_an_earlier_answer_without_content_is_a_400(client):
+    """Found by fuzzing: vLLM takes the first content of such a message."""
+    items = [{"type": "message", "id": "1", "role": "assistant", "status": "completed", "content": []}]
+    error = await refused(client, "/v1/responses", {"model": MODEL_NAME, "input": items}, 400)
+    assert "empty list" in error.message
+
+
+@pytest.mark.parametrize("kind", [IndexError, OSError])
+async def test_an_error_outside_of_the_pools_shows_nothing_of_its_inside(served, client, document, monkeypatch, kind):
+    async def fail(*_, **__):
+        raise kind("secret /root/path")
+
+    monkeypatch.setattr(served.app.state.openai_serving_chat, "create_chat_completion", fail)
+    error = await refused(client, ENDPOINTS[0], request_body(ENDPOINTS[0], document), 500)
+    assert (error.type, error.message) == ("InternalServerError", INTERNAL)
