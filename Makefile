@@ -63,9 +63,8 @@ fuzz: $(INSTALLED) ## send random bytes and requests to the decoders and the rou
 	@printf '\n== fuzz: random bytes and requests\n'
 	$(BIN)/python -m tests.fuzz.nightly $(if $(SEED),--seed $(SEED))
 
-soak: $(INSTALLED) ## break every part at random under load, for 30 minutes; then clock, draft channel and KV cache
+soak: $(INSTALLED) ## break every part at random under load, for 30 minutes; then draft channel and KV cache
 	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30)
-	$(BIN)/python -m tests.chaos.soak --minutes 3 --clock
 	$(BIN)/python -m tests.chaos.soak_engines
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh

@@ -104,7 +104,6 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16, help="that ask without a pause to measure this number")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--only", default="", help="only the cases whose name has this part")
-    parser.add_argument("--clock", action="store_true", help="only the cases of a wrong clock, which are left out else")
     parser.add_argument("--out", type=Path, help="a file for the result, in JSON")
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
@@ -132,7 +131,6 @@ def main() -> int:
         print(f"{kind}: {told}, {used['begin']['descriptors']} to {used['end']['descriptors']} descriptors")
     if asked.out:
         command = f"python -m tests.chaos.soak --minutes {asked.minutes:g} --load {asked.load:g} --seed {asked.seed}"
-        command += " --clock" * asked.clock
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return 1 if any(one["findings"] for one in found["rounds"]) else 0
 
@@ -145,11 +143,6 @@ def deployment(folder: Path) -> dict[str, Any]:
         found[pool]["replicas"] = 2
     found["target"]["engine_options"] = {"prefill_ms": 50.0, "decode_ms": 20.0}
     return found
-
-
-def wanted(case: str, asked: argparse.Namespace) -> bool:
-    """A wrong clock has a run of its own, because it has effects that last (tests.chaos.test_disturbances)."""
-    return asked.only in case and ("clock" in case) == asked.clock
 
 
 def run(deployed: Deployment, asked: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +161,7 @@ def run(deployed: Deployment, asked: argparse.Namespace) -> dict[str, Any]:
     looks: list[list[Sample]] = []
     while time.monotonic() < began + asked.minutes * 60 and not (rounds and rounds[-1]["missing"]):
         every = all_cases(deployed.killed, rng, deployed.disturbance, deployed.disk)
-        choices = {name: act for name, act in every.items() if wanted(name, asked)}
+        choices = {name: act for name, act in every.items() if asked.only in name}
         order = order or rng.sample(sorted(choices), len(choices))
         case = order.pop()
         excused = case not in ENDING or time.monotonic() < evicted_by
