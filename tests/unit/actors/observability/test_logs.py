@@ -122,14 +122,15 @@ def test_a_full_disk_fails_no_request(replica: Any, monkeypatch: pytest.MonkeyPa
     if not ours:
         monkeypatch.setattr(logging, "raiseExceptions", True)
     monkeypatch.setattr(sys, "stderr", logging_utils.StreamToLogger(serves, logging.INFO, sys.stderr))
-    usual = to_file.stream
-    with open("/dev/full", "w", encoding="utf-8") as full:
+    usual, records = to_file.stream, list[logging.LogRecord]()
+    monkeypatch.setattr(to_file, "filters", [lambda record: records.append(record) or True])
+    with suppress(OSError), open("/dev/full", "w", encoding="utf-8") as full:
         to_file.stream = full
-        with nullcontext() if ours else pytest.raises(RecursionError):
+        with nullcontext() if ours else suppress(RecursionError):
             reply_to_failure(RuntimeError("out of memory"), "target")
             logging.getLogger("router.dispatch").warning("lost")
-        to_file.stream = usual
-        with suppress(OSError):
-            full.close()
+    to_file.stream = usual
+    # The control logs the failure of each line as a line, until Python's stack ends. What happens then differs.
+    assert len(records) == 2 if ours else len(records) > 20
     logging.getLogger("router.dispatch").warning("kept")
     assert '"kept"' in file.read_text()
