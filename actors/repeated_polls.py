@@ -6,11 +6,12 @@ by the wall clock: after that was set back by an hour, an hour late.
 
 Hooks into ray.serve._private.long_poll.LongPollClient of the pinned Ray: `_poll_next` is replaced. Like Ray's, it uses
 `is_running`, `host_actor`, `snapshot_ids`, `_callbacks_processed_count`, `_current_ref` and `_process_update`, and also
-`event_loop`.
+`event_loop`. `core_worker` of ray._private.worker.global_worker is the connection to Ray.
 """
 
 from typing import Any
 
+from ray._private import worker
 from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
 
 LIMIT_S = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1] + 5.0
@@ -29,4 +30,16 @@ def _poll_next(client: Any) -> None:
     client._callbacks_processed_count = 0
     call = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
     call._on_completed(lambda update: client._process_update(update) if client._current_ref is call else None)
-    client.event_loop.call_later(LIMIT_S, lambda: client._poll_next() if client._current_ref is call else None)
+    connection = _connection()
+
+    def repeat() -> None:
+        # In a process that has left this Ray, the call would start another one.
+        if client._current_ref is call and _connection() is connection:
+            client._poll_next()
+
+    client.event_loop.call_later(LIMIT_S, repeat)
+
+
+def _connection() -> Any:
+    """Of this process to Ray: another object after each ray.init; None without one."""
+    return getattr(worker.global_worker, "core_worker", None)

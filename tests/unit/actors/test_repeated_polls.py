@@ -9,6 +9,7 @@ import pytest
 from ray.serve._private import long_poll
 from ray.serve._private.long_poll import LongPollClient, LongPollState, UpdatedObject
 
+from actors import repeated_polls
 from actors.repeated_polls import LIMIT_S, repeat_polls
 from cluster.serve.app import SERVE_SWITCHES
 from cluster.serve.proxy_polls import repeat_polls_of
@@ -98,6 +99,19 @@ def client(unrepeated):
 
 def update(version):
     return {"replicas": UpdatedObject(f"replicas {version}", version, 0.0)}
+
+
+@pytest.mark.parametrize("later", [None, object()])
+def test_a_process_that_has_left_its_ray_calls_no_more(client, monkeypatch, later):
+    """The call would start a Ray of its own, or go to one that does not know the controller."""
+    monkeypatch.setattr(repeated_polls.worker.global_worker, "core_worker", object(), raising=False)
+    client.own._poll_next()
+    calls = len(client.calls)
+    client.loop.wait()
+    assert len(client.calls) == calls + 1, "while it is in Ray"
+    monkeypatch.setattr(repeated_polls.worker.global_worker, "core_worker", later)
+    client.loop.wait()
+    assert len(client.calls) == calls + 1
 
 
 def test_each_answer_is_followed_by_one_call(client):
