@@ -59,6 +59,11 @@ SECTIONS = (
     Section("scale", "Autoscaling under a step of the load", "benchmarks.scale"),
     Section("explain", "The cost of the explain view", "benchmarks.explain"),
     Section("soak", "A long run while parts die", "benchmarks.soak_results"),
+    Section(
+        "engine-soak",
+        "Real engines while the draft channel is cut, or the KV cache full",
+        "benchmarks.engine_soak_results",
+    ),
     Section("eval", "Answer quality by keep rate", "evals.results"),
     Section("families", "Answer quality on real text, over time to first token", "evals.family_results"),
     Section("evidence", "Evidence kept by a selection", "evals.evidence_kept"),

@@ -5,8 +5,8 @@ and have no KV cache. The target's connections to the speculator go through a sw
 cache has room for a few requests. The load is as in the soak run. Every answer, in float32, must be one of the
 undisturbed deployment.
 
-Exit status 1 and a line per finding if a request fails or its answer is wrong, if the target gets no drafts again, or
-if a session or a block of the KV cache is left behind.
+Exit status 1 and a line per finding if a request fails or its answer is wrong, if the target gets no drafts again, if
+a session or a block of the KV cache is left behind, or if no request was preempted though the cache should be full.
 """
 
 import argparse
@@ -17,11 +17,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import ray
@@ -35,18 +37,25 @@ from cluster.serve.preflight import free_port
 from tests.chaos.disturbance import Disturbance, can_disturb
 from tests.chaos.killed import BACK_S, Killed
 from tests.chaos.lost_replicas import demo_settings
-from tests.chaos.soak_load import Load, Seen, learn, requests, sustainable
+from tests.chaos.soak_load import Load, Request, Seen, learn, requests, sustainable
 from tests.chaos.switch import Switch, threaded
 from tests.chaos.whole import await_whole
 from tests.e2e.conftest import skim_serve
 
 MAX_MODEL_LEN = 4096
-BLOCKS = 36
-"""Blocks of the target's KV cache, of 128 tokens: the longest request fits in."""
+BLOCK = 32
+"""Tokens. An answer is longer, so that each running request needs another block when none may be left."""
+
+BLOCKS = 144
+"""Of the target's KV cache: the longest request fits in."""
 
 AWAY_S, SLOW_S = 8.0, 0.5
 BURST = 32
-"""Requests at once, of 3 to 25 blocks each."""
+"""Requests at once, none of which finds its prompt in the cache."""
+FULL = f"KV cache full: {BURST} requests at once"
+
+REPORT_S = 1
+"""How often Ray's processes report their metrics."""
 
 GAUGES = {"preempted": "ray_vllm_num_preemptions_total", "kv_used": "ray_vllm_kv_cache_usage_perc"}
 
@@ -56,13 +65,21 @@ def deployment(port: int) -> dict[str, Any]:
     found = demo_settings(1)
     options = found["target"]["engine_options"]
     options |= {"max_model_len": MAX_MODEL_LEN, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
+    options["block_size"] = BLOCK
     options["stat_loggers"] = ["vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger"]
     found["decode"]["adaptive"] = False
     found["channel"] = {"port": port}
     return found
 
 
-def cases(switch: Switch, load: Load) -> dict[str, Callable[[], None]]:
+def uncached(known: Sequence[Request]) -> Iterator[Request]:
+    """The longest chats, each with a `cache_salt` of its own."""
+    chats = [request for request in known if request.path == "/v1/chat/completions"][-4:]
+    for request in islice(cycle(chats), BURST):
+        yield replace(request, body={**request.body, "cache_salt": uuid4().hex})
+
+
+def cases(switch: Switch, load: Load, known: Sequence[Request]) -> dict[str, Callable[[], None]]:
     """By name, what is done in a round."""
 
     def cut() -> None:
@@ -78,12 +95,12 @@ def cases(switch: Switch, load: Load) -> dict[str, Callable[[], None]]:
     return {
         "draft channel cut": cut,
         f"draft channel slower by {SLOW_S:g} s in each direction": slow,
-        f"KV cache full: {BURST} requests at once": partial(load.burst, BURST),
+        FULL: lambda: load.burst(uncached(known)),
     }
 
 
 def counts() -> dict[str, Any]:
-    """Of the target's drafting, and of vLLM, whose counts arrive some seconds later."""
+    """Of the target's drafting, and of vLLM, whose counts arrive later (REPORT_S)."""
     node = ray.nodes()[0]
     lines = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics").text.splitlines()
     found = {
@@ -91,7 +108,8 @@ def counts() -> dict[str, Any]:
         for name, gauge in GAUGES.items()
     }
     target = _stats("target")
-    return {**found, "accepted": target["accepted"], "fallbacks": target["fallbacks"], "resumed": target["resumed"]}
+    counted = {name: target[name] for name in ("accepted", "fallbacks", "resumed")}
+    return {**found, **counted, "answered": target["channel"]["exchanges"]}
 
 
 def _stats(pool: str) -> dict[str, Any]:
@@ -100,14 +118,14 @@ def _stats(pool: str) -> dict[str, Any]:
 
 
 def left_behind(load: Load, before: int) -> list[str]:
-    """What is still missing or open a minute after the load. before: drafts that were accepted when it ended."""
+    """What is still missing or open a minute after the load. before: exchanges that the drafter answered until then."""
     deadline = time.monotonic() + 60
     while True:
         asyncio.run(load.ask_one())
         now, sessions = counts(), _stats("speculator")["sessions"]
         found = [f"{sessions} sessions"] * (sessions > 1)  # the last one is reported with the next request
         found += [f"{now['kv_used']:.0%} of the KV cache"] * bool(now["kv_used"])
-        found += ["no drafts"] * (now["accepted"] <= before)
+        found += ["no drafts"] * (now["answered"] <= before)
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(1)
@@ -122,8 +140,10 @@ def one_round(load: Load, case: str, act: Callable[[], None]) -> dict[str, Any]:
     began, before = time.monotonic(), counts()
     seen: Seen = asyncio.run(load.during(around))
     bad = {kind: count for kind, count in seen.kinds.items() if kind not in ("answered", "left")}
-    left = left_behind(load, counts()["accepted"])
+    left = left_behind(load, counts()["answered"])
+    time.sleep(2 * REPORT_S)
     after = counts()
+    preempted = int(after["preempted"] - before["preempted"])
     return {
         "case": case,
         "seconds": round(time.monotonic() - began, 1),
@@ -132,8 +152,12 @@ def one_round(load: Load, case: str, act: Callable[[], None]) -> dict[str, Any]:
         "accepted": after["accepted"] - before["accepted"],
         "fallbacks": {why: count - before["fallbacks"][why] for why, count in after["fallbacks"].items()},
         "resumed": after["resumed"] - before["resumed"],
-        "preempted": after["preempted"] - before["preempted"],
-        "findings": [f"{bad}: {seen.examples}"] * bool(bad) + [f"left behind: {one}" for one in left],
+        "preempted": preempted,
+        "findings": [
+            *[f"{bad}: {seen.examples}"] * bool(bad),
+            *(f"left behind: {one}" for one in left),
+            *["no request was preempted"] * (case == FULL and not preempted),
+        ],
     }
 
 
@@ -145,9 +169,11 @@ def run(killed: Killed, switch: Switch, asked: argparse.Namespace) -> dict[str, 
     most = asyncio.run(sustainable(url, known, asked.clients, 20.0, rng))
     rate = asked.load * most
     print(f"{most:.1f} answers/s without a pause; the load is {asked.load:g} of it: {rate:.1f} requests/s", flush=True)
-    load, rounds, ends = Load(url, known, rate, rng), [], time.monotonic() + asked.minutes * 60
+    load, rounds = Load(url, known, rate, rng), []
+    assert not (found := left_behind(load, counts()["answered"])), f"left behind before the first round: {found}"
+    ends = time.monotonic() + asked.minutes * 60
     while time.monotonic() < ends:
-        choices = cases(switch, load)
+        choices = cases(switch, load, known)
         for case in rng.sample(sorted(choices), len(choices)):
             rounds.append(one_round(load, case, choices[case]))
             print(json.dumps(rounds[-1]), flush=True)
@@ -170,12 +196,14 @@ def main() -> int:
     at_start, port = machine(), free_port()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        switch = stack.enter_context(threaded(port, ray.util.get_node_ip_address()))
+        switch = stack.enter_context(threaded(port))
         disturbance = Disturbance(folder)
         disturbance.lead(port, switch.port)
         config = folder / "serve.yaml"
         config.write_text(yaml.safe_dump(deployment(port)))
-        served = skim_serve(config, folder, **disturbance.variables)
+        served = skim_serve(
+            config, folder, **disturbance.variables, RAY_metrics_report_interval_ms=str(REPORT_S * 1000)
+        )
         try:
             served.await_ready()
             served.join_ray()

@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,7 @@ class Load:
 
     def __init__(self, url: str, known: Sequence[Request], rate: float, rng: random.Random) -> None:
         self._url, self._known, self._rate, self._rng = url, known, rate, rng
-        self._ask: Callable[[], None]
+        self._ask: Callable[[Request], None]
         self._loop: asyncio.AbstractEventLoop
 
     async def during(self, act: Callable[[], None]) -> Seen:
@@ -108,9 +108,9 @@ class Load:
         seen, self._loop = Seen(), asyncio.get_running_loop()
         async with _client(self._url) as client, asyncio.TaskGroup() as asked:
 
-            def ask() -> None:
+            def ask(request: Request) -> None:
                 leaves_after_s = self._rng.random() if self._rng.random() < LEAVING else None
-                asked.create_task(_one(client, self._rng.choice(self._known), leaves_after_s, seen))
+                asked.create_task(_one(client, request, leaves_after_s, seen))
 
             self._ask = ask
             arriving = asked.create_task(self._arrive())
@@ -125,17 +125,17 @@ class Load:
         async with _client(self._url) as client:
             await judge(client, self._rng.choice(self._known))
 
-    def burst(self, count: int) -> None:
-        """So many requests at once, from the thread of `act`."""
-        for _ in range(count):
-            self._loop.call_soon_threadsafe(self._ask)
+    def burst(self, requests: Iterable[Request]) -> None:
+        """These requests at once, from the thread of `act`."""
+        for request in requests:
+            self._loop.call_soon_threadsafe(self._ask, request)
 
     async def _arrive(self) -> None:
         due = time.monotonic()
         while True:
             due += self._rng.expovariate(self._rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            self._ask()
+            self._ask(self._rng.choice(self._known))
 
 
 async def sustainable(url: str, known: Sequence[Request], clients: int, seconds: float, rng: random.Random) -> float:

@@ -19,9 +19,9 @@ class Switch:
     delay_s: so long each piece of data takes in each direction.
     """
 
-    def __init__(self, backend: int, host: str = HOST) -> None:
-        """backend: the port of `host` that gets new connections."""
-        self.backend, self._host = backend, host
+    def __init__(self, backend: int) -> None:
+        """backend: the port of this machine that gets new connections."""
+        self.backend = backend
         self.open: Counter[int] = Counter()
         self.port = 0
         self.delay_s = 0.0
@@ -58,7 +58,7 @@ class Switch:
         try:
             if self._is_cut:
                 raise ConnectionError
-            server, to_server = await asyncio.open_connection(self._host, backend)
+            server, to_server = await asyncio.open_connection(HOST, backend)
         except OSError:
             to_client.transport.abort()
             return
@@ -87,9 +87,9 @@ class Switch:
 
 
 @contextmanager
-def threaded(backend: int, host: str = HOST) -> Iterator[Switch]:
+def threaded(backend: int) -> Iterator[Switch]:
     """A switch that listens in a thread of its own."""
-    switch, listens, over = Switch(backend, host), threading.Event(), threading.Event()
+    switch, listens, over = Switch(backend), threading.Event(), threading.Event()
 
     async def run() -> None:
         async with switch.listening():

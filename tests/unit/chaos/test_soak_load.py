@@ -60,7 +60,7 @@ async def test_requests_come_though_none_is_answered(text, status, kind) -> None
 async def test_a_burst_comes_at_once() -> None:
     async with answering("known", after=20) as (url, told):
         load = Load(url, [REQUEST], 1e-9, random.Random(1))
-        found = await load.during(lambda: load.burst(30) or (told.wait(60) and None))
+        found = await load.during(lambda: load.burst([REQUEST] * 30) or (told.wait(60) and None))
     assert sum(found.kinds.values()) == 30
 
 
