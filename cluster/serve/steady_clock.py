@@ -8,8 +8,6 @@ Hooks into `time` in ray.serve._private.deployment_state and Timer in ray._commo
 import time
 from typing import Any
 
-from cluster.serve import proxy_polls
-
 
 class SteadyClock:
     """The module `time`, but `time()` begins with the wall clock's time and goes on with the monotonic clock."""
@@ -25,11 +23,10 @@ class SteadyClock:
 
 
 def use() -> None:
-    """Serve's controller calls this when it starts: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH."""
+    """In the process of Serve's controller."""
     from ray._common.utils import Timer
     from ray.serve._private import deployment_state
 
     clock = SteadyClock()
     deployment_state.time = clock
     Timer.time = lambda timer: clock.time()
-    proxy_polls.use()
