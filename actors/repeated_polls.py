@@ -6,7 +6,8 @@ by the wall clock: after that was set back by an hour, an hour late.
 
 Hooks into ray.serve._private.long_poll.LongPollClient of the pinned Ray: `_poll_next` is replaced. Like Ray's, it uses
 `is_running`, `host_actor`, `snapshot_ids`, `_callbacks_processed_count`, `_current_ref` and `_process_update`, and also
-`event_loop`. `core_worker` of ray._private.worker.global_worker is the connection to Ray.
+`event_loop`. `core_worker` of ray._private.worker.global_worker is the connection to Ray, and `connected` says whether
+it may be used: it ends some time before `core_worker` is gone, and calls meanwhile end the process.
 """
 
 from typing import Any
@@ -25,15 +26,15 @@ def repeat_polls() -> None:
 
 def _poll_next(client: Any) -> None:
     """As Ray's method, and only the answer to the latest call counts; another one follows after LIMIT_S in any case."""
-    if not client.is_running:
+    connection = _connection()
+    # In a process that has left its Ray, a call would start another one.
+    if not client.is_running or connection is None:
         return
     client._callbacks_processed_count = 0
     call = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
     call._on_completed(lambda update: client._process_update(update) if client._current_ref is call else None)
-    connection = _connection()
 
     def repeat() -> None:
-        # In a process that has left this Ray, the call would start another one.
         if client._current_ref is call and _connection() is connection:
             client._poll_next()
 
@@ -41,5 +42,5 @@ def _poll_next(client: Any) -> None:
 
 
 def _connection() -> Any:
-    """Of this process to Ray: another object after each ray.init; None without one."""
-    return getattr(worker.global_worker, "core_worker", None)
+    """Of this process to Ray: another object after each ray.init; None without one, from the begin of ray.shutdown."""
+    return getattr(worker.global_worker, "core_worker", None) if worker.global_worker.connected else None

@@ -79,7 +79,14 @@ def rays_own():
 
 
 @pytest.fixture
-def unrepeated(monkeypatch):
+def connected(monkeypatch):
+    """This process is in Ray."""
+    monkeypatch.setattr(repeated_polls.worker.global_worker, "_is_connected", True)
+    monkeypatch.setattr(repeated_polls.worker.global_worker, "core_worker", object(), raising=False)
+
+
+@pytest.fixture
+def unrepeated(monkeypatch, connected):
     """loop, calls of the controller, seen: the replicas that the client was told, own: its LongPollClient."""
     monkeypatch.setattr(long_poll.metrics, "Histogram", lambda *_, **__: SimpleNamespace(observe=lambda *_, **__: None))
     monkeypatch.setattr(LongPollClient, "_poll_next", rays_own())
@@ -101,17 +108,23 @@ def update(version):
     return {"replicas": UpdatedObject(f"replicas {version}", version, 0.0)}
 
 
-@pytest.mark.parametrize("later", [None, object()])
-def test_a_process_that_has_left_its_ray_calls_no_more(client, monkeypatch, later):
-    """The call would start a Ray of its own, or go to one that does not know the controller."""
-    monkeypatch.setattr(repeated_polls.worker.global_worker, "core_worker", object(), raising=False)
-    client.own._poll_next()
-    calls = len(client.calls)
+@pytest.mark.parametrize(
+    ("name", "later"), [("core_worker", None), ("core_worker", object()), ("_is_connected", False)]
+)
+def test_a_process_that_has_left_its_ray_calls_no_more(client, monkeypatch, name, later):
+    """The call would start a Ray of its own, or go to one that does not know the controller, or end the process."""
     client.loop.wait()
-    assert len(client.calls) == calls + 1, "while it is in Ray"
-    monkeypatch.setattr(repeated_polls.worker.global_worker, "core_worker", later)
+    assert len(client.calls) == 2, "while it is in Ray"
+    monkeypatch.setattr(repeated_polls.worker.global_worker, name, later)
     client.loop.wait()
-    assert len(client.calls) == calls + 1
+    assert len(client.calls) == 2
+
+
+def test_a_process_that_is_leaving_its_ray_does_not_follow_an_answer_with_a_call(client, monkeypatch):
+    monkeypatch.setattr(repeated_polls.worker.global_worker, "_is_connected", False)
+    client.calls[0].answer(update(1))
+    client.loop.run()
+    assert len(client.calls) == 1
 
 
 def test_each_answer_is_followed_by_one_call(client):
