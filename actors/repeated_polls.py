@@ -31,11 +31,13 @@ def _poll_next(client: Any) -> None:
     if not client.is_running or connection is None:
         return
     client._callbacks_processed_count = 0
-    call = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
-    call._on_completed(lambda update: client._process_update(update) if client._current_ref is call else None)
+    # A number stands for the call: its reference, held until the timer, would outlive the connection.
+    number = client.polls = getattr(client, "polls", 0) + 1
+    client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
+    client._current_ref._on_completed(lambda update: client._process_update(update) if client.polls == number else None)
 
     def repeat() -> None:
-        if client._current_ref is call and _connection() is connection:
+        if client.polls == number and _connection() is connection:
             client._poll_next()
 
     client.event_loop.call_later(LIMIT_S, repeat)

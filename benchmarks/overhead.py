@@ -49,13 +49,16 @@ _DENSE_CONCURRENCY = (1, 8)  # 32 dense prompts on three paths take minutes on t
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NAME = "bench"
+FEWEST_WAVES = 4
+"""Of a row: with fewer, one slow wave decides its medians."""
+
 # Number of warm-up waves, by the number of requests in a wave.
 _WARM_UPS = {1: 3, 8: 1}
 
 
 @dataclass(frozen=True)
 class OverheadSettings:
-    """requests: number per row, but at least two waves. ray_llm: also measure the path ray_serve_llm."""
+    """requests: number per row, but at least FEWEST_WAVES waves. ray_llm: also measure the path ray_serve_llm."""
 
     target: str
     speculator: str
@@ -211,7 +214,7 @@ async def _take_turns(
     """
     times: dict[str, list[Timed]] = {path: [] for path in clients}
     warm_ups = _WARM_UPS.get(size, 0)
-    for wave in range(warm_ups + max(2, -(-requests // size))):
+    for wave in range(warm_ups + max(FEWEST_WAVES, -(-requests // size))):
         batch = [next(prompts) for _ in range(size)]
         for path, client in clients.items():
             taken = await asyncio.gather(*(client(prompt, stream) for prompt in batch))

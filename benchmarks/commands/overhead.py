@@ -17,7 +17,7 @@ def overhead(
     answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
     requests: Annotated[
-        int, typer.Option(min=2, help="Number of requests per table row, at least twice those that run together.")
+        int, typer.Option(min=2, help="Number of requests per table row, at least four times those that run together.")
     ] = 24,
     seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
     ray_llm: Annotated[bool, typer.Option(help="Also measure ray.serve.llm on dense prompts.")] = True,
