@@ -25,10 +25,11 @@ def describe(result: dict[str, Any]) -> str:
         f" compared with that of the undisturbed deployment. Of {sum(answers.values()):,} requests"
         f" {answers['answered']:,} had the right answer, {answers['wrong']:,} a wrong one;"
         f" {sum(answers[kind] for kind in FAILED):,} failed, {answers['hung']:,} had no end, and {answers['left']:,}"
-        " clients left. After each round the target had drafts again, and no session and no block of the KV cache was"
-        f" left, except: {'; '.join(seen) or 'nothing'}. *Drafts*: accepted tokens. *Steps without drafts*: steps of"
-        " requests for which the speculator was asked in vain, or not asked. *Resumed*: sessions that had drafts again"
-        " within the same answer. *Preempted*: requests that vLLM stopped and began again: the KV cache was full."
+        " clients left. It is a finding, too, if after a round the target gets no drafts, or a session or a block of"
+        f" the KV cache is left. Findings: {'; '.join(seen) or 'none'}. *Drafts*: accepted tokens. *Steps without"
+        " drafts*: steps of requests for which the speculator was asked in vain, or not asked. *Resumed*: sessions that"
+        " had drafts again within the same answer. *Preempted*: requests that vLLM stopped and began"
+        " again: the KV cache was full."
     )
 
 

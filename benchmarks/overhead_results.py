@@ -15,10 +15,10 @@ def describe(result: dict[str, Any]) -> str:
     lines = [
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`, prompts of {settings['prompt_tokens']} "
         f"tokens, answers of {settings['answer_tokens']} tokens, keep rate {settings['keep_rate']}, "
-        f"{settings['requests']} requests per row. *In-process*: the same prompts, as token ids, to engines in the "
-        "process of the benchmark. *Added*: median of the differences to in-process, with quartiles. The path *skim, "
-        "token ids* sends token ids too, so router, Ray and network are all that it adds. The path *skim* sends chat "
-        "requests, which the router also tokenizes."
+        f"at least {settings['requests']} requests per row. *In-process*: the same prompts, as token ids, to engines in"
+        " the process of the benchmark. *Added*: median of the differences to in-process, with quartiles. The path"
+        " *skim, token ids* sends token ids too, so router, Ray and network are all that it adds. The path *skim* sends"
+        " chat requests, which the router also tokenizes."
     ]
     if "ray_serve_llm_failed" in result:
         lines.append(f"ray.serve.llm did not run: {result['ray_serve_llm_failed']}.")

@@ -30,6 +30,7 @@ import ray
 import yaml
 from ray import serve
 
+from benchmarks.engine_soak_results import FINE
 from benchmarks.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
@@ -139,7 +140,7 @@ def one_round(load: Load, case: str, act: Callable[[], None]) -> dict[str, Any]:
 
     began, before = time.monotonic(), counts()
     seen: Seen = asyncio.run(load.during(around))
-    bad = {kind: count for kind, count in seen.kinds.items() if kind not in ("answered", "left")}
+    bad = {kind: count for kind, count in seen.kinds.items() if kind not in FINE}
     left = left_behind(load, counts()["answered"])
     time.sleep(2 * REPORT_S)
     after = counts()

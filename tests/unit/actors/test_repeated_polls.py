@@ -1,6 +1,8 @@
 """A call to Serve's controller that is never answered is followed by another one, and only by one."""
 
+import gc
 import inspect
+import weakref
 from collections import deque
 from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
@@ -56,6 +58,13 @@ class Loop:
         self.run()
 
 
+class Call:
+    """The reference to an answer."""
+
+    def __init__(self, on_completed):
+        self._on_completed = on_completed
+
+
 class Controller:
     """calls: the version of the replicas that each one knows, and `answer`."""
 
@@ -67,7 +76,7 @@ class Controller:
         def on_completed(answer):
             self.calls.append(SimpleNamespace(knows=known["replicas"], answer=answer))
 
-        return SimpleNamespace(_on_completed=on_completed)
+        return Call(on_completed)
 
 
 def rays_own():
@@ -136,6 +145,14 @@ def test_each_answer_is_followed_by_one_call(client):
     client.loop.run()
     assert [call.knows for call in client.calls] == [-1, 0, 1, 2, 3, 4, 4]
     assert client.seen == [f"replicas {version}" for version in range(5)]
+
+
+def test_the_reference_to_an_answered_call_is_dropped(client):
+    call = weakref.ref(client.own._current_ref)
+    client.calls[0].answer(update(1))
+    client.loop.run()
+    gc.collect()
+    assert call() is None
 
 
 def test_a_call_without_an_answer_is_repeated(client):

@@ -27,8 +27,8 @@ def test_every_answer_and_finding_is_told() -> None:
     text = describe(RESULT)
     assert "8.0 requests per second: 80% of what it answered" in text
     assert "Of 48 requests 41 had the right answer, 1 a wrong one; 1 failed, 1 had no end, and 4 clients left." in text
-    assert "was left, except: KV cache full: 32 requests at once: left behind: 2 sessions." in text
-    assert "was left, except: nothing." in describe({**RESULT, "rounds": RESULT["rounds"][1:]})
+    assert "Findings: KV cache full: 32 requests at once: left behind: 2 sessions." in text
+    assert "Findings: none." in describe({**RESULT, "rounds": RESULT["rounds"][1:]})
 
 
 def test_a_row_for_each_case(tmp_path) -> None:
