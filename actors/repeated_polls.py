@@ -31,12 +31,19 @@ def _poll_next(client: Any) -> None:
     if not client.is_running or connection is None:
         return
     client._callbacks_processed_count = 0
-    # A number stands for the call: its reference, held until the timer, would outlive the connection.
+    call = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
     number = client.polls = getattr(client, "polls", 0) + 1
-    client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
-    client._current_ref._on_completed(lambda update: client._process_update(update) if client.polls == number else None)
+
+    def answered(update: Any) -> None:
+        # Ray holds this function, and so the reference, until the answer: a large answer to a call without a reference
+        # would end the process.
+        if client._current_ref is call:
+            client._process_update(update)
+
+    call._on_completed(answered)
 
     def repeat() -> None:
+        # By the number, since a reference that is held until here would outlive the connection.
         if client.polls == number and _connection() is connection:
             client._poll_next()
 

@@ -32,4 +32,11 @@ def repeat_polls_of(proxy: Any) -> None:
     repeat_polls()
     client = proxy.long_poll_client
     # An empty context, as in Serve: otherwise the call would be part of this one, and end with it.
-    client.event_loop.call_soon_threadsafe(client._poll_next, context=Context())
+    client.event_loop.call_soon_threadsafe(_poll_now, client, context=Context())
+
+
+def _poll_now(client: Any) -> None:
+    open_call = client._current_ref
+    # Serve holds the reference only until its next call. See `actors.repeated_polls`.
+    open_call._on_completed(lambda _: open_call)
+    client._poll_next()

@@ -36,8 +36,8 @@ class Loop:
     def is_running(self):
         return True
 
-    def call_soon_threadsafe(self, call, context=None):
-        self._soon.append(call)
+    def call_soon_threadsafe(self, call, *given, context=None):
+        self._soon.append(lambda: call(*given))
 
     def call_later(self, seconds, call):
         assert seconds == LIMIT_S
@@ -73,10 +73,15 @@ class Controller:
         self.listen_for_change = SimpleNamespace(remote=self._call)
 
     def _call(self, known):
-        def on_completed(answer):
-            self.calls.append(SimpleNamespace(knows=known["replicas"], answer=answer))
+        held = []
 
-        return Call(on_completed)
+        def answer(update):
+            # Ray lets go of each function as it calls it.
+            while held:
+                held.pop(0)(update)
+
+        self.calls.append(SimpleNamespace(knows=known["replicas"], answer=answer))
+        return Call(held.append)
 
 
 def rays_own():
@@ -155,6 +160,17 @@ def test_the_reference_to_an_answered_call_is_dropped(client):
     assert call() is None
 
 
+def test_the_reference_to_a_call_without_an_answer_is_held(client):
+    """Until its answer, also after another call was made."""
+    call = weakref.ref(client.own._current_ref)
+    client.loop.wait()
+    gc.collect()
+    assert call() is not None
+    client.calls[0].answer(update(1))
+    gc.collect()
+    assert call() is None
+
+
 def test_a_call_without_an_answer_is_repeated(client):
     client.calls[0].answer(update(1))
     client.loop.run()
@@ -214,6 +230,18 @@ def test_the_open_call_of_a_proxy_is_repeated_at_once(unrepeated):
         before = len(unrepeated.calls)
         unrepeated.loop.wait()
         assert len(unrepeated.calls) == before + 1, "one row"
+
+
+def test_the_reference_to_the_open_call_of_a_proxy_is_held(unrepeated):
+    unrepeated.loop.run()
+    call = weakref.ref(unrepeated.own._current_ref)
+    repeat_polls_of(SimpleNamespace(long_poll_client=unrepeated.own))
+    unrepeated.loop.run()
+    gc.collect()
+    assert call() is not None
+    unrepeated.calls[0].answer(update(1))
+    gc.collect()
+    assert call() is None
 
 
 def test_the_controller_answers_within_the_limit():
