@@ -26,6 +26,8 @@ def logits(folder: Path, **changed: float) -> torch.Tensor:
 def test_the_logits_are_the_originals(tmp_path: Path, family) -> None:
     source, padded = Path(build_model(tmp_path / "own", family)), tmp_path / "padded"
     parameters = pad_target(source, padded, 6)
+    # On a busy machine, the first forward of a process differed by 0.003 once, from all 59 that followed.
+    logits(source)
     assert torch.equal(logits(padded), logits(source))
     model = AutoModelForCausalLM.from_pretrained(padded)
     assert len(model.model.layers) == model.config.num_hidden_layers == 6
