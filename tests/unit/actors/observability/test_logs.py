@@ -27,6 +27,8 @@ def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     monkeypatch.setattr(logging_utils, "RAY_SERVE_LOG_TO_STDERR", True)  # else it takes print and stdout over
     monkeypatch.setattr(logging, "raiseExceptions", True)
+    # `skim serve` filters what it prints: a test of it may have run in this process.
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "filters", [])
 
     def start(encoding: str) -> Path:
         logging.getLogger("ray.serve").handlers = []
