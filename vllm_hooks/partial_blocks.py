@@ -63,7 +63,10 @@ Slots = npt.NDArray[np.int64]
 
 
 class PartialBlock(NamedTuple):
-    """A block whose first slots hold `slots`, as long as it has the hash `hash`."""
+    """A block whose first slots hold `slots`, as long as it has the very object `hash`.
+
+    An equal hash may be a new one: vLLM gives a block its hash when it plans to compute it, and copies blocks before.
+    """
 
     block: KVCacheBlock
     hash: BlockHashWithGroupId | None
@@ -71,7 +74,7 @@ class PartialBlock(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        return self.hash is not None and self.block.block_hash == self.hash
+        return self.hash is not None and self.block.block_hash is self.hash
 
 
 def why_impossible(config: VllmConfig) -> str | None:

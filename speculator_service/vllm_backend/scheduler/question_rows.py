@@ -20,8 +20,9 @@ class QuestionRowScheduler(PartialBlockScheduler):
         first = _first_row(request)
         if first is None or count <= first:
             return blocks, count, boundary, diverged
-        # vLLM copies a block that is used in part; as partial blocks, this needs room for the copy.
-        if not (self._remembers and self._has_room(request)):
+        # vLLM copies a block that is used in part; as partial blocks, this needs room for the copy. A block in use may
+        # have its hash already and be computed in this step only, after the copy.
+        if not (self._remembers and self._has_room(request)) or blocks.blocks[0][first // self.block_size].ref_cnt:
             first -= first % self.block_size
         within = -(-first // self.block_size)
         return KVCacheBlocks(tuple(group[:within] for group in blocks.blocks)), first, boundary, diverged

@@ -158,6 +158,54 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     engine.close()
 
 
+async def test_a_block_is_copied_only_after_it_was_computed(start):
+    """Its hash comes with the schedule. A request of the same step must compute its own, even if the block is known."""
+    engine = start()
+    simulated, rng = engine._engine, np.random.default_rng(0)
+    whole = np.arange(16, 16 + 3 * BLOCK, dtype=np.int32)
+
+    def begun(name):
+        """A prompt that shares one block and a part of the next one."""
+        ids = np.concatenate([whole[: BLOCK + 8], rng.integers(16, 1016, 20).astype(np.int32)])
+        return engine.score(name, ids, SelectionOptions())
+
+    await engine.score("before", whole, SelectionOptions())
+    pool = simulated.scheduler.kv_cache_manager.block_pool
+    blocks = [known.block for known in simulated.scheduler._whole_blocks.values()][::-1]
+    # Another prompt gets the same blocks, and then the first one again, at the same places.
+    for other in (rng.integers(16, 1016, whole.size).astype(np.int32), None):
+        for block in blocks:
+            pool._remove_cached_block_hashes(block)
+            pool.free_block_queue.remove(block)
+        pool.free_block_queue.prepend_n(blocks)
+        if other is not None:
+            await engine.score("between", other, SelectionOptions())
+    simulated._arrivals = itertools.repeat(0)  # both come before the next step
+    steps = simulated.steps
+    await asyncio.gather(engine.score("again", whole, SelectionOptions()), begun("beside"))
+    assert simulated.steps == steps + 1
+    assert (simulated.wrong_reads, simulated.copied) == (0, 0)
+    await begun("after")
+    assert (simulated.wrong_reads, simulated.copied) == (0, 1)
+    engine.close()
+
+
+async def test_two_equal_questions_in_one_step_copy_no_block(start):
+    """The second one computes its question again, from inside a block that the first one computes in this step."""
+    engine = start()
+    simulated, prompt = engine._engine, np.random.default_rng(0).integers(16, 1016, 100).astype(np.int32)
+    simulated._arrivals = itertools.repeat(0)  # both come before the next step
+
+    def ask(name):
+        return engine.score(name, prompt, SelectionOptions(score_queries="question"), question=(70, 90))
+
+    await asyncio.gather(ask("first"), ask("second"))
+    assert (simulated.steps, simulated.wrong_reads, simulated.copied) == (1, 0, 0)
+    await ask("third")
+    assert (simulated.wrong_reads, simulated.copied) == (0, 1)
+    engine.close()
+
+
 async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
     """Idle sessions hold no block and no slot. A prompt evicts their blocks, the least recently used first."""
     engine = start()
