@@ -18,6 +18,7 @@ import yaml
 
 from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
+from cluster.serve.app import SERVE_SWITCHES
 from tests.chaos.load import CLIENTS, Load
 from tests.chaos.pods import LIMIT_S, Pods
 from tests.e2e.conftest import ROOT
@@ -25,6 +26,8 @@ from tests.e2e.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 DRAIN_S = 3
+REPEATED_AFTER_S = float(SERVE_SWITCHES["LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND"]) + 5.0
+"""`actors.repeated_polls.LIMIT_S` of the pods."""
 
 
 def deployment(**target: Any) -> dict[str, Any]:
@@ -65,14 +68,19 @@ def deploy(pods: Pods, settings: dict[str, Any]) -> None:
     pods.deploy(file)
 
 
-def replicas(pods: Pods, name: str = "") -> dict[int, psutil.Process]:
-    """The processes of the replicas of the deployment `name`, by their pid."""
+def actor_processes(pods: Pods, name: str) -> dict[int, psutil.Process]:
+    """The worker's processes of the actors whose names begin so, by their pid."""
     found = {}
     for process in pods.processes("worker"):
         with suppress(psutil.NoSuchProcess):
-            if f"ServeReplica:skim:{name}" in " ".join(process.cmdline()):
+            if f"ray::{name}" in " ".join(process.cmdline()):
                 found[process.pid] = process
     return found
+
+
+def replicas(pods: Pods, name: str = "") -> dict[int, psutil.Process]:
+    """The processes of the replicas of the deployment `name`, by their pid."""
+    return actor_processes(pods, f"ServeReplica:skim:{name}")
 
 
 def test_an_update_in_place_replaces_routers_and_targets_and_no_request_fails(pods: Pods) -> None:
@@ -88,13 +96,16 @@ def test_an_update_in_place_replaces_routers_and_targets_and_no_request_fails(po
 
 
 def test_a_head_that_dies_comes_back_and_no_request_fails(pods: Pods) -> None:
-    """All replicas stay. Then a target replica dies: only a controller that knows the deployment replaces it."""
+    """All parts stay. Then a target replica dies: only a controller that knows the deployment replaces it."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
-    before = replicas(pods)
+    before, proxy = replicas(pods), actor_processes(pods, "ProxyActor")
+    assert len(proxy) == 1
     with Load(pods.url) as load:
         load.go_on()
         pods.kill("head")
+        # Meanwhile, each part repeats its open call to the controller.
+        time.sleep(REPEATED_AFTER_S + 1)
         load.go_on()
         pods.start_head()
         load.go_on()
@@ -107,6 +118,7 @@ def test_a_head_that_dies_comes_back_and_no_request_fails(pods: Pods) -> None:
     while len(replicas(pods, "target").keys() - {victim}) < len(targets):
         assert time.monotonic() < deadline, replicas(pods, "target")
         time.sleep(0.2)
+    assert actor_processes(pods, "ProxyActor").keys() == proxy.keys()
 
 
 def test_a_deleted_cluster_sends_its_clients_away(pods: Pods) -> None:
