@@ -29,7 +29,12 @@ def start(tmp_path_factory):
 
 
 class Life:
-    """Random sessions, one after the other under new ids, until all lives together have done `rounds` rounds."""
+    """Random sessions, one after the other under new ids, until all lives together have done `rounds` rounds.
+
+    asked: some prompts of all lives, with their salts; one of five prompts is one of them again.
+    """
+
+    asked = [(np.arange(16, 216, dtype=np.int32), None)] * 4
 
     def __init__(self, engine, seed):
         self.engine, self.rng, self.wrong, self.cancelled = engine, np.random.default_rng(seed), 0, 0
@@ -58,7 +63,14 @@ class Life:
             await self.engine.open_session(name, prompt)
             session = self.engine._sessions.get(name)
             return (session.cache_salt, session.extra_args), prompt.token_ids
-        await self.engine.score(name, ids, SelectionOptions(look_ahead=4), cache_salt=salt, keep_session=True)
+        if self.rng.random() < 0.2:
+            ids, salt = self.asked[self.rng.integers(0, len(self.asked))]
+        self.asked[self.rng.integers(0, len(self.asked))] = ids, salt
+        # A question's tokens are computed, also if they are cached.
+        question = self.rng.random() < 0.3
+        options = SelectionOptions(look_ahead=4, score_queries="both" if question else "look_ahead")
+        rows = (ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)) if question else None
+        await self.engine.score(name, ids, options, cache_salt=salt, keep_session=True, question=rows)
         return (salt, None), ids
 
     async def round(self, name, keys, prompt, answer):
