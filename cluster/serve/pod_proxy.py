@@ -14,9 +14,9 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.serve.proxy_certificate import CALLBACK
 from router.leaving import closing
 
+CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 LEAVING_FILE = "SKIM_LEAVING_FILE"
 """Environment variable with the path of the file that the hook makes."""
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from cluster.config.schema import RouterConfig
 from cluster.serve.front_proxy import ENABLE, haproxy_switches
-from cluster.serve.proxy_certificate import RENEWING
-from kv_transfer.environment import unless_set
 from kv_transfer.errors import SkimError
 
 
@@ -41,11 +39,11 @@ def base_url(router: RouterConfig) -> str:
 
 @contextmanager
 def proxy_switches(router: RouterConfig, progress: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """As `haproxy_switches`; with TLS, Serve's proxy renews its certificate. SkimError if HAProxy is asked for too."""
+    """As `haproxy_switches`; empty with TLS, which Serve's proxy ends. Raises SkimError if HAProxy is asked for too."""
     if router.tls_cert is None:
         with haproxy_switches(progress) as switches:
             yield switches
         return
     if os.environ.get(ENABLE) == "1":
         raise SkimError(f"router.tls_cert: HAProxy has no TLS here, and {ENABLE} is 1: leave one of them out")
-    yield unless_set(RENEWING)
+    yield {}

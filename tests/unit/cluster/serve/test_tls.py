@@ -8,7 +8,6 @@ from ray.serve.config import HTTPOptions
 
 from cluster.config.load import config_from_flags
 from cluster.serve.front_proxy import ENABLE
-from cluster.serve.proxy_certificate import CALLBACK, RENEWING
 from cluster.serve.tls import base_url, check_certificate, http_options, proxy_switches
 from kv_transfer.errors import SkimError
 from tests.reference.certificates import self_signed
@@ -63,9 +62,8 @@ def test_one_of_two_files_is_refused(files):
 
 def test_haproxy_is_not_used_with_tls(files, monkeypatch):
     monkeypatch.delenv(ENABLE, raising=False)
-    monkeypatch.delenv(CALLBACK, raising=False)
     with proxy_switches(router(files), print) as switches:
-        assert switches == RENEWING
+        assert switches == {}
     monkeypatch.setenv(ENABLE, "1")
     with pytest.raises(SkimError, match="HAProxy has no TLS"), proxy_switches(router(files), print):
         pass
