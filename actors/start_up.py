@@ -20,7 +20,6 @@ from actors.engine_processes import ask_for_stacks, kill_below, states
 from actors.failed_starts import FailedStarts
 from actors.heartbeat import Heartbeat
 from actors.placement import nodes_of
-from actors.watchdog import start_watchdog
 from kv_transfer.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -66,12 +65,9 @@ async def retried_start(pool: str, *settings: object, limit_s: float | None) -> 
     """The start of a replica's engine: paused after failed starts of this pool with these settings.
 
     Serve 2.60 starts a replica again at once, for ever, and waits for one that hangs, for ever. A start that takes
-    longer than `limit_s` ends the process, so that Serve starts another one. None, and outside Ray: no limit. A replica
-    of Serve gets its watchdog here.
+    longer than `limit_s` ends the process, so that Serve starts another one. None, and outside Ray: no limit.
     """
     starts = FailedStarts(_application(), pool, settings)
-    if _application():
-        start_watchdog()
     if failures := starts.in_a_row():
         pause = min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
         logger.warning("the %s pool failed to start %d times in a row; it starts again in %g s", pool, failures, pause)

@@ -102,9 +102,6 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
     def twice(part: str) -> Callable[[], None]:
         return lambda: killed.kill_next(part)
 
-    def signal_to(part: str, number: signal.Signals) -> Callable[[], None]:
-        return lambda: [process.send_signal(number) for process in killed.find(part)] and None
-
     target = "replica:target"
     if engines:
 
@@ -155,7 +152,6 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
             "ServeController", target, "replica:speculator", "replica:router", "HAProxyManager"
         ),
         "target replica, whose next start hangs": lambda: killed.with_hanging_start("target"),
-        "target replica, stopped (SIGSTOP)": signal_to(target, signal.SIGSTOP),
         "target replica, at its memory limit for 5 s": lambda: killed.at_limit(killed.find(target)),
         "router replica, at its memory limit for 5 s": lambda: killed.at_limit(killed.find("replica:router")),
     }
