@@ -17,9 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
-from actors.repeated_polls import repeat_polls
 from actors.start_up import retried_start, uncollected
-from actors.wall_clock import WallClock, watch_clock
 from kv_transfer.model_source import local_folder, public_name
 from router.admission import Admission
 from router.control_tokens import Handling
@@ -93,7 +91,6 @@ class RouterDeployment:
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
-        repeat_polls()
         self._tracer = create_tracer(traces)
         self._meter, self._states = RayMeter(), PoolStates(pool_down_after_s)
         self._intake = Intake()
@@ -132,7 +129,6 @@ class RouterDeployment:
     async def __serve_build_asgi_app__(self) -> LeavingApp:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
-        self._clock_watch = asyncio.create_task(watch_clock(self._meter, WallClock()))
         self._app = StartingApp(self._build_app, self._patience_s, self._others_serve)
         async with retried_start("router", self._model, self._vllm_args, limit_s=None):
             await self._app.start()

@@ -105,11 +105,6 @@ _ALL = (
         "replicas of a pool or the router: configured (wanted) and running (serving)",
         ("pool", "state"),
     ),
-    Metric(
-        "skim_router_clock_behind_seconds",
-        "gauge",
-        "how far the wall clock is behind the latest time that it has shown to a router",
-    ),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),

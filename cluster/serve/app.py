@@ -40,9 +40,6 @@ SERVE_SWITCHES = {
     "RAY_worker_niceness": "0",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(MAX_STARTS),
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.serve.controller.prepare",
-    "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND": "5",
-    "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND": "10",
 }
 """Environment of every process of a Ray cluster that serves Skim.
 
@@ -50,9 +47,7 @@ The HTTP proxy sends requests to replicas over gRPC, as the router does. Each re
 three loops in threads that wait for one another. A starting engine blocks that loop, but Serve calls a replica only
 after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
 workers is removed: the engines are the main work of the machine. A replica that hangs is killed: it could not finish
-its answers, and another one needs its resources. The controller times its checks by a clock that nobody sets
-(`cluster.serve.steady_clock`). It answers within 10 s, so that the others soon see that an answer is missing
-(`actors.repeated_polls`).
+its answers, and another one needs its resources.
 """
 
 LASTING: dict[str, Any] = {

@@ -15,7 +15,6 @@ from ray.serve.context import _disconnect
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from actors.failed_starts import forget_failed_starts, last_failed_start
-from actors.repeated_polls import repeat_polls
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.cores import on_own_cores
@@ -146,7 +145,6 @@ def join_ray(address: str) -> None:
 
 def _init_ray(what: str, **options: Any) -> None:
     _forget_earlier_serve()
-    repeat_polls()
     # Serve sets this logger's level itself, so a filter is needed; the terminal shows our own progress lines.
     logging.getLogger("ray.serve").addFilter(_is_for_the_user)
     try:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ray import serve
@@ -11,7 +10,6 @@ from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 from ray.util import placement_group_table
 
 from actors.failed_starts import FailedStart, last_failed_start
-from actors.wall_clock import behind_until
 from cluster.serve.app import APP_NAME
 
 ORDER = ("router", "speculator", "prefill", "target")
@@ -21,8 +19,8 @@ PROXY_ENDS = ("UNHEALTHY", "DRAINED")
 
 
 class Part(NamedTuple):
-    """A pool, the router, a proxy or the clock. line: its state and, if it is not healthy, the reason. reason: empty if
-    there is nothing to repair: it is healthy, or changes its size."""
+    """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
+    nothing to repair: it is healthy, or changes its size."""
 
     name: str
     healthy: bool
@@ -46,7 +44,7 @@ def current_parts(name: str = APP_NAME) -> list[Part] | None:
     down = [part for part, found in application.deployments.items() if found.status != "HEALTHY"]
     failed = {part: last_failed_start(name, part) for part in down}
     waiting = waiting_groups(placement_group_table(), name) if down else {}
-    return [*parts_of(application, Causes(waiting, failed)), *_proxies(status), *_clock(behind_until())]
+    return [*parts_of(application, Causes(waiting, failed)), *_proxies(status)]
 
 
 def waiting_groups(table: Mapping[str, Mapping[str, Any]], name: str = APP_NAME) -> dict[str, str]:
@@ -75,18 +73,6 @@ def _proxies(status: ServeStatus) -> list[Part]:
     ends = [node for node, state in status.proxies.items() if state in PROXY_ENDS]
     reason = f"{len(ends)} of {len(status.proxies)} do not answer"
     return [Part("proxy", False, f"proxy: {reason}", reason)] if ends else []
-
-
-def _clock(until: float | None) -> list[Part]:
-    """The wall clock, if it was set back. until: see `behind_until`."""
-    if until is None:
-        return []
-    caught_up = datetime.fromtimestamp(until, UTC)
-    reason = (
-        f"it was set back; until {caught_up:%Y-%m-%d %H:%M} UTC Ray does not notice dead nodes, and autoscaled pools"
-        " may keep their size; if that is too long, start Ray again"
-    )
-    return [Part("clock", False, f"clock: {reason}", reason)]
 
 
 def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> Part:

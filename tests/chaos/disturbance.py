@@ -1,7 +1,7 @@
-"""A `skim serve` whose wall clock jumps, whose files are slow, and whose disk is full, while it runs.
+"""A `skim serve` whose files are slow, and whose disk is full, while it runs.
 
-Clock, files, and connections that go through a switch of ours: a library in C (`disturb.c`) that its processes load
-first. It needs a compiler, `cc`. The clock of the machine stays as it is. Disk: a small one in memory that holds all
+Files, and connections that go through a switch of ours: a library in C (`disturb.c`) that its processes load first. It
+needs a compiler, `cc`. Disk: a small one in memory that holds all
 files of Ray: sessions, logs and spilled objects. It needs the right to mount.
 """
 
@@ -18,11 +18,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 SOURCE = Path(__file__).with_name("disturb.c")
-LAYOUT = struct.Struct("4q")
+LAYOUT = struct.Struct("3q")
 """`struct disturbance` of the library."""
 
 DISK_MIB = 256
-JUMP_S = 3600
 WRITE_MS = 100
 """A slow disk takes so long for each write."""
 
@@ -49,29 +48,14 @@ class Disturbance:
             "RAY_LD_PRELOAD_ON_WORKERS": "1",  # otherwise Ray's raylet takes it from its workers
         }
 
-    def tell(self, *, clock_s: int = 0, write_ms: int = 0) -> None:
-        """From now on. clock_s: added to the wall clock. write_ms: the time of each write to a file."""
-        LAYOUT.pack_into(self._told, 0, clock_s, write_ms, *self._way)
+    def tell(self, *, write_ms: int = 0) -> None:
+        """From now on. write_ms: the time of each write to a file."""
+        LAYOUT.pack_into(self._told, 0, write_ms, *self._way)
 
     def lead(self, port: int, instead: int) -> None:
         """From now on, connections to `port` of any machine go to the port `instead` of this one."""
         self._way = port, instead
         self.tell()
-
-    @contextmanager
-    def clock(self, by_s: int) -> Iterator[None]:
-        """The clock jumps by so much, and back when the context ends."""
-        self.tell(clock_s=by_s)
-        try:
-            yield
-        finally:
-            self.tell()
-
-    def clock_away(self, by_s: int, seconds: float) -> None:
-        """The clock jumps by so much, and back after a while."""
-        with self.clock(by_s):
-            time.sleep(seconds)
-        time.sleep(seconds)
 
     def slow_files(self, seconds: float) -> None:
         """All files are slow for so long."""

@@ -114,7 +114,7 @@ def main() -> int:
         disturbance = Disturbance(folder) if can_disturb() else None
         config = folder / "serve.yaml"
         config.write_text(yaml.safe_dump(deployment(folder)))
-        reasons = {"a wrong clock, slow files: no compiler": disturbance, "a full disk: no right to mount": disk}
+        reasons = {"slow files: no compiler": disturbance, "a full disk: no right to mount": disk}
         for reason in (reason for reason, part in reasons.items() if part is None):
             print(f"left out: {reason}", flush=True)
         served = skim_serve(config, folder, **variables(disturbance, disk))

@@ -18,7 +18,6 @@ import yaml
 
 from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
-from cluster.serve.app import SERVE_SWITCHES
 from tests.chaos.load import CLIENTS, Load
 from tests.chaos.pods import LIMIT_S, Pods
 from tests.e2e.conftest import ROOT
@@ -26,8 +25,6 @@ from tests.e2e.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 DRAIN_S = 3
-REPEATED_AFTER_S = float(SERVE_SWITCHES["LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND"]) + 5.0
-"""`actors.repeated_polls.LIMIT_S` of the pods."""
 
 
 def deployment(**target: Any) -> dict[str, Any]:
@@ -104,8 +101,6 @@ def test_a_head_that_dies_comes_back_and_no_request_fails(pods: Pods) -> None:
     with Load(pods.url) as load:
         load.go_on()
         pods.kill("head")
-        # Meanwhile, each part repeats its open call to the controller.
-        time.sleep(REPEATED_AFTER_S + 1)
         load.go_on()
         pods.start_head()
         load.go_on()

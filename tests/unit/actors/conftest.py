@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors import failed_starts, wall_clock
+from actors import failed_starts
 
 
 @pytest.fixture
@@ -10,9 +10,8 @@ def kv_store(monkeypatch):
     """The store by key, in a process that is in Ray."""
     store = {}
     monkeypatch.setattr(failed_starts.ray, "is_initialized", lambda: True)
-    for user in (failed_starts, wall_clock):
-        monkeypatch.setattr(user, "_internal_kv_get", lambda key: store.get(key))
-        monkeypatch.setattr(user, "_internal_kv_put", lambda key, value, overwrite: store.update({key: value}))
+    monkeypatch.setattr(failed_starts, "_internal_kv_get", lambda key: store.get(key))
+    monkeypatch.setattr(failed_starts, "_internal_kv_put", lambda key, value, overwrite: store.update({key: value}))
     monkeypatch.setattr(failed_starts, "_internal_kv_del", store.pop)
     keys = lambda prefix: [key.encode() for key in store if key.startswith(prefix)]  # noqa: E731
     monkeypatch.setattr(failed_starts, "_internal_kv_list", keys)

@@ -1,4 +1,4 @@
-"""A jump of the wall clock harms nothing: all times are monotonic, except in a few places that are named here."""
+"""A jump of the wall clock harms nothing in Skim's own code: times are monotonic, except in the places named here."""
 
 import ast
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ HARMLESS = {
         " show the reason of an earlier one. Pauses count failures."
     ),
     "actors/observability/tracing_otlp.py": "the times of spans are shown, and nothing waits for them",
-    "actors/wall_clock.py": "compares its time with the latest one that it has shown, to tell that it was set back",
     "benchmarks/batch.py": "compares with the times of files; a jump spoils one measurement, and nothing waits for it",
-    "cluster/serve/steady_clock.py": "begins with the wall clock's time, once, and goes on with the monotonic clock",
 }
 """By file, why its reading of the wall clock may be wrong."""
 

@@ -1,7 +1,6 @@
 """`skim status`: one line per pool, with the reason if it is down."""
 
 import threading
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -120,17 +119,6 @@ def test_a_proxy_that_does_not_answer(skim, served):
     served.proxies = {"one": "HEALTHY", "two": "UNHEALTHY"}
     ran = skim("status")
     assert (ran.code, ran.out) == (1, "router: healthy (1 running)\nproxy: 1 of 2 do not answer\n")
-
-
-def test_a_clock_that_was_set_back(skim, served, monkeypatch):
-    put(served, router=part("HEALTHY", {"RUNNING": 1}))
-    monkeypatch.setattr(state, "behind_until", lambda: datetime(2026, 11, 13, 12, 25, tzinfo=UTC).timestamp())
-    ran = skim("status")
-    assert ran.code == 1
-    assert ran.out == (
-        "router: healthy (1 running)\nclock: it was set back; until 2026-11-13 12:25 UTC Ray does not notice dead"
-        " nodes, and autoscaled pools may keep their size; if that is too long, start Ray again\n"
-    )
 
 
 def test_a_controller_that_does_not_answer_is_waited_for_in_vain(skim, served, monkeypatch):

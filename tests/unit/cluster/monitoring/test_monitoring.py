@@ -18,7 +18,6 @@ import ray.serve
 import yaml
 
 from actors.observability.metric_table import EXPORT_PREFIX, METRICS
-from actors.wall_clock import SHOWN_S
 from cluster.config.load import load_config
 from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
 
@@ -98,10 +97,6 @@ def test_the_dashboard_shows_what_matters() -> None:
     assert [name for name in wanted.split() if name not in shown] == []
     ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
     assert len(set(ids)) == len(ids)
-
-
-def test_the_alert_of_a_set_back_clock_comes_when_skim_status_tells_of_it() -> None:
-    assert f"max({EXPORT_PREFIX}skim_router_clock_behind_seconds) > {SHOWN_S:g}" in (e.strip() for e in expressions())
 
 
 def test_kubernetes_gets_both_files_as_they_are() -> None:
