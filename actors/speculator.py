@@ -7,7 +7,6 @@ from typing import Any
 import ray
 
 from actors.failures import reply_to_failure
-from actors.idle_work import IdleWork
 from actors.observability.draft_spans import DraftSpans
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
@@ -20,7 +19,7 @@ from kv_transfer.channel_tls import CertificateFiles, Tls
 from kv_transfer.codec import decode, encode
 from kv_transfer.deadline import Deadline
 from kv_transfer.drafts import DraftRequest
-from kv_transfer.messages import SelectRequest, WarmUpRequest
+from kv_transfer.messages import SelectRequest
 from speculator_service.acceptance import Acceptances
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
@@ -69,7 +68,6 @@ class SpeculatorActor:
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address, acceptances=self._acceptances)
         self._work = WorkMeter(batch)
-        self._idle = IdleWork(self._work, self._watch)
         self._metrics = PoolMetrics("speculator", self.stats)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
@@ -101,7 +99,6 @@ class SpeculatorActor:
 
     async def _select(self, payload: bytes) -> bytes:
         try:
-            self._idle.stop()
             request = decode(payload, SelectRequest)
             with self._tracer.span(SELECT, request.trace) as span, self._work.request(int(request.token_ids.size)):
                 async with Deadline.after(request.timeout_ms).limit():
@@ -116,10 +113,6 @@ class SpeculatorActor:
         except Exception as error:
             await self._watch.check()
             return reply_to_failure(error, "speculator")
-
-    async def warm_up(self, payload: bytes) -> bool:
-        """Takes a WarmUpRequest. False if this replica is not idle or did not read the prompt."""
-        return await self._idle.run(self._service.warm_up(decode(payload, WarmUpRequest)))
 
     async def end_session(self, session: str) -> None:
         """Close a session that needs no more drafts. An unknown session is no error."""

@@ -11,7 +11,6 @@ import ray
 
 from actors.draining import Draining, own_replica
 from actors.failures import reply_to_failure
-from actors.idle_work import IdleWork
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
@@ -22,10 +21,9 @@ from actors.work_meter import WorkMeter
 from kv_transfer.codec import decode, encode
 from kv_transfer.deadline import Deadline
 from kv_transfer.errors import HandoverError
-from kv_transfer.messages import ACCEPTED, GenerateRequest, WarmUpRequest
+from kv_transfer.messages import ACCEPTED, GenerateRequest
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
-from target_service.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,6 @@ class TargetActor:
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._work = WorkMeter(batch)
-        self._idle = IdleWork(self._work, self._watch)
         self._metrics = PoolMetrics("target", self.stats)
 
     async def info(self) -> bytes:
@@ -78,7 +75,6 @@ class TargetActor:
         """
         yield ACCEPTED
         try:
-            self._idle.stop()
             request = decode(payload, GenerateRequest)
             deadline = Deadline.after(request.timeout_ms)
             tokens = int(request.prompt.token_ids.size)
@@ -95,10 +91,6 @@ class TargetActor:
         except Exception as error:
             await self._watch.check()
             yield reply_to_failure(error, "target")
-
-    async def warm_up(self, payload: bytes) -> bool:
-        """Takes a WarmUpRequest. False if this replica is not idle or did not read the prompt."""
-        return await self._idle.run(warm_up(self._engine, decode(payload, WarmUpRequest)))
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""

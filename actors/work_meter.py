@@ -41,11 +41,6 @@ class WorkMeter:
             self._running -= 1
             self._tokens -= tokens
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request runs."""
-        return not self._running
-
     def stats(self) -> dict[str, float]:
         """The numbers for `cluster.serve.autoscaling`.
 

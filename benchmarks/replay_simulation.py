@@ -31,7 +31,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    WarmUpRequest,
 )
 from router.affinity import PrefixKeys, preferred
 from router.context import RequestContext
@@ -92,10 +91,6 @@ class MockPools:
             async with aclosing(target.generate(decode(encode(request), GenerateRequest))) as outputs:
                 async for output in outputs:
                     yield decode(encode(output), GenerateOutput)
-
-    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
-        """Not simulated: the dispatcher is made without warm-ups."""
-        return False
 
     async def end_session(self, session: SessionHandle) -> None:
         """No session is kept, because nothing drafts."""

@@ -68,7 +68,6 @@ SECTIONS = (
     Section("families", "Answer quality on real text, over time to first token", "evals.family_results"),
     Section("evidence", "Evidence kept by a selection", "evals.evidence_kept"),
     Section("calibrate", "Calibration of a pair", "evals.calibration"),
-    Section("recall", "Recall in mid-answer", "evals.mid_answer.results"),
     Section("gpu-ttft", "On a GPU: time to first token", "benchmarks.gpu.ttft"),
     Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
     Section("gpu-scoring", "On a GPU: scoring", "benchmarks.gpu.scoring"),

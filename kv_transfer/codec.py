@@ -27,7 +27,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    WarmUpRequest,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.validation import sentence
@@ -47,7 +46,7 @@ class ErrorMessage(msgspec.Struct):
     message: str
 
 
-# A number is never reused for another message.
+# A number is never reused for another message; 11 was one.
 _NUMBERS: dict[type, int] = {
     ErrorMessage: 0,
     SelectRequest: 1,
@@ -60,7 +59,6 @@ _NUMBERS: dict[type, int] = {
     SelectionOptions: 8,
     DraftRequest: 9,
     DraftReply: 10,
-    WarmUpRequest: 11,
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 

@@ -224,19 +224,6 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WarmUpRequest:
-    """Router to either pool: read this prompt into the prefix cache, if nothing else is to be done.
-
-    follows: id of the request whose replica holds most of the prompt. cache_salt: as in SelectRequest.
-    """
-
-    request_id: str
-    prompt: KeptPrompt
-    follows: str
-    cache_salt: str | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprob:
     """One candidate at one position: id, natural-log probability, rank (1 is the most likely), decoded text."""
 

@@ -20,7 +20,7 @@ STREAM_INTERVAL = 16
 
 @dataclass(slots=True)
 class _Part:
-    """One of the n answers. text: kept if `keeps_text`. logprobs: kept if the client gets more than new tokens.
+    """One of the n answers. text, logprobs: kept if the client gets more than new tokens.
 
     before: the cumulative logprob of the tokens that other replicas made.
     """
@@ -37,13 +37,12 @@ class _Part:
 class AnswerRecord:
     """The n answers of one request.
 
-    request: as the dispatcher made it; its `output_kind` is the client's. keeps_text: also where the client gets only
-    new tokens. asked: what an engine gets: the same request with DELTA outputs.
+    request: as the dispatcher made it; its `output_kind` is the client's. asked: what an engine gets: the same request
+    with DELTA outputs.
     """
 
-    def __init__(self, request: GenerateRequest, *, keeps_text: bool = False) -> None:
+    def __init__(self, request: GenerateRequest) -> None:
         self._kind = request.sampling.get("output_kind", DELTA)
-        self._keeps_text = keeps_text or self._kind != DELTA
         self._parts = [_Part() for _ in range(request.sampling.get("n") or 1)]
         self._first: GenerateOutput | None = None
         self._cached_tokens = 0
@@ -74,13 +73,6 @@ class AnswerRecord:
     def first_token_ids(self) -> Int32Array:
         """The tokens of the first answer, int32 [A]."""
         return np.array(self._parts[0].token_ids, np.int32)
-
-    @property
-    def whole_text(self) -> str | None:
-        """The text of the only answer; None if there are several, or if it did not end by itself."""
-        part = self._parts[0]
-        ended = len(self._parts) == 1 and part.finish_reason in ("stop", "length")
-        return part.text if ended and self._keeps_text else None
 
     def continuation(self, index: int) -> GenerateRequest:
         """The request that continues answer `index` alone, on any replica.
@@ -141,10 +133,10 @@ class AnswerRecord:
         part.token_ids += new.token_ids.tolist()
         part.cumulative_logprob = new.cumulative_logprob
         part.finish_reason, part.stop_reason = new.finish_reason, new.stop_reason
-        if self._keeps_text:
+        if self._kind != DELTA:
             part.text += new.text
-        if self._kind != DELTA and new.logprobs is not None:
-            part.logprobs = (part.logprobs or []) + new.logprobs
+            if new.logprobs is not None:
+                part.logprobs = (part.logprobs or []) + new.logprobs
         return new
 
     def _whole(self, indices: Iterable[int]) -> list[Completion]:

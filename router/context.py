@@ -137,8 +137,7 @@ def nothing() -> None:
 
 @dataclass(slots=True)
 class RequestContext:
-    """options, decode: resolved for this request. chats, next_turns: the contents of each chat, and what renders the
-    start of its next turn (`warm_up.NextTurn`), by its rendered text.
+    """options, decode: resolved for this request. chats: the contents of each chat, by its rendered text.
 
     outcomes: one per prompt, in the client's order. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. keeps: the client's wishes for content parts, whose texts are marked in the body.
@@ -167,7 +166,6 @@ class RequestContext:
     sent_salt: str | None = None
     render_only: bool = False
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
-    next_turns: dict[str | None, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     answering: bool = False
     error: HttpError | None = None

@@ -12,12 +12,7 @@ from actors.observability.metrics import Meter
 from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import Span
 from kv_transfer.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
-from kv_transfer.messages import (
-    GenerateOutput,
-    GenerateRequest,
-    KeptPrompt,
-    WarmUpRequest,
-)
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from router.admission import Admission
 from router.affinity import PrefixKeys
@@ -46,7 +41,6 @@ from router.server_timing import add_prefill
 from router.session_ends import SessionEnds
 from router.shedding import AUDIT
 from router.tracing import GENERATE, note_prompt, note_tokenized
-from router.warm_up import WarmUps
 from target_service.limits import check_length as check_target_length
 
 
@@ -71,7 +65,6 @@ class Dispatcher:
         on_speculator_failure: str = "dense",
         affinity: bool = True,
         migration: bool = True,
-        warm_up: bool = False,
         audit_share: float = 0.0,
         audit_max_ongoing: int = 0,
         guard: bool = True,
@@ -86,7 +79,6 @@ class Dispatcher:
         self.forecaster = Forecaster()
         self._keys = PrefixKeys() if affinity else None
         self._migration = migration
-        self._warm_ups = WarmUps(meter, self.forecaster) if warm_up else None
         self._guard = Guard(meter, enabled=guard, entropy=guard_entropy)
         self.admission = admission or Admission(meter)
         self.audits = Audits(meter, audit_share, audit_max_ongoing)
@@ -147,7 +139,7 @@ class Dispatcher:
         reading = self.forecaster.sent(run.forecast, kept)
         with self.audits.request(), reading, context.span.child(GENERATE, "client") as span:
             tally = AnswerTally(span, prompt.sampling)
-            answer = AnswerRecord(_request(run, kept, span), keeps_text=self._warm_ups is not None)
+            answer = AnswerRecord(_request(run, kept, span))
             sent = time.perf_counter()
             admitted = partial(context.admit, outcome)
             self.admission.sent(place)
@@ -178,24 +170,9 @@ class Dispatcher:
                 if kept.session is not None and not held:
                     self._ends.end(self.pools, kept.session)
         self.admission.answered(place, int(answer.first_token_ids.size))
-        self._warm_up(run, kept, answer.whole_text)
         if context.options.enabled == AUTO:
             loaded = self.admission.load() >= AUDIT
             self.audits.begin(self.pools, run.forecast.ids, answer, loaded=loaded)
-
-    def _warm_up(self, run: Run, kept: KeptPrompt, answer: str | None) -> None:
-        """Let idle replicas read the start of the next turn. answer: as `AnswerRecord.whole_text`."""
-        prompt = run.prompt
-        if self._warm_ups is None or prompt.next_turn is None or answer is None:
-            return
-        self._warm_ups.begin(
-            self.pools,
-            WarmUpRequest(f"{run.wire_id}-next-turn", kept, run.wire_id, prompt.cache_salt),
-            prompt.token_ids,
-            prompt.next_turn,
-            answer,
-            speculative=run.outcome.mode == "speculative",
-        )
 
     def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> Run:
         context.request_id = context.request_id or request_id

@@ -167,20 +167,6 @@ class Forecaster:
         if prompt.session is not None:
             self.read.add(hashes, [0] * len(hashes))
 
-    def warmed(self, pool: str, ids: Int32Array, salt: str | None, prompt: KeptPrompt, new: int) -> None:
-        """Learn that a pool has read the start of a next turn.
-
-        ids: int32 [T], that start. prompt: the same as the pool has read it. new: tokens after this turn's prompt.
-        """
-        hashes = block_hashes(ids, BLOCK_TOKENS, salt)
-        if pool == "speculator":
-            self.read.wrote(new)
-            self.read.add(hashes, [0] * len(hashes))
-            return
-        for ledger in (self.dense, self.kept):
-            ledger.wrote(new)
-        self._add(hashes, prompt)
-
     def _add(self, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
         if prompt.is_dense:
             self.dense.add(hashes, [0] * len(hashes))

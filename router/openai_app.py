@@ -290,7 +290,6 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
         cache_salt=context.salt(prompt.get("cache_salt")),
-        next_turn=context.next_turns.get(prompt.get("prompt")),
         priority=priority,
         engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
     )

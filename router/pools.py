@@ -30,7 +30,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    WarmUpRequest,
 )
 from kv_transfer.model_info import check_pair
 from router.answer_record import AnswerRecord
@@ -43,7 +42,6 @@ from router.waking import Admitted, Waking
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
-WARM_UP_TIMEOUT_S = 60.0
 MEET_PAUSE_S = 1.0
 WAKE_AFTER_S = 1.0
 """After this time a selection may be waiting for an empty speculator pool to start."""
@@ -88,13 +86,6 @@ class Pools(Protocol):
         """
         ...
 
-    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
-        """Ask the replica of `pool` (speculator or target) that took the request `request.follows` to read this prompt.
-
-        Returns whether it did. Raises SkimError.
-        """
-        ...
-
     async def end_session(self, session: SessionHandle) -> None:
         """Ask the speculator to free a session that no target will use. Best effort; never raises."""
         ...
@@ -118,7 +109,6 @@ class ServePools:
         intake: Intake | None = None,
     ) -> None:
         self._admission_timeout_s, self._states = admission_timeout_s, states
-        self._unary = (speculator, target)  # for calls that answer once
         self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
         self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
         self._waking = Waking(self._handles, states.answered)
@@ -212,24 +202,12 @@ class ServePools:
         self._waking.wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
 
     async def end_session(self, session: SessionHandle) -> None:
-        replica = self._unary[0].options(method_name="end_session", session_id=where(session.id))
+        replica = self._handles["speculator"].options(method_name="end_session", session_id=where(session.id))
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await replica.remote(session.id)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
-
-    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
-        if pool == "target" and "prefill" in self._handles:
-            # The halves share no prefix cache: the blocks would have to cross now and again with the next turn.
-            return False
-        handle = self._unary[("speculator", "target").index(pool)]
-        replica = handle.options(method_name="warm_up", session_id=where(request.follows))
-        try:
-            async with asyncio.timeout(WARM_UP_TIMEOUT_S):
-                return bool(await replica.remote(encode(request)))
-        except (RayError, RayServeException, TimeoutError) as error:
-            raise EngineUnavailableError(f"the {pool} pool did not warm up: {type(error).__name__}") from error
 
     async def generate(
         self, request: GenerateRequest, admitted: Admitted = unwatched

@@ -1,4 +1,4 @@
-"""Records each chat that vLLM's renderer renders: its contents with their places, and its next turn.
+"""Records each chat that vLLM's renderer renders: its contents with their places.
 
 The engine client gets token ids only; what they were rendered from is found here.
 """
@@ -7,17 +7,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import Int32Array
 from router.contents import ChatContents, MarkedChat, changed, without_marks
 from router.context import CURRENT, HttpError, RequestContext
 from router.control_tokens import ControlTokens
-from router.warm_up import next_conversation, start_of_next_turn
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +51,11 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
         if context is not None:
-            for sent, asked, prompt in zip(conversations, marked, prompts, strict=True):
+            for asked, prompt in zip(marked, prompts, strict=True):
                 text = prompt.get("prompt")
                 context.chats[text] = await find_contents(asked, context, chat_params, prompt)
                 if as_text:
                     make_text(prompt, context)
-                # After a tool call, the next turn does not begin with a user message.
-                if not chat_params.chat_template_kwargs.get("tools"):
-                    context.next_turns[text] = partial(next_turn, sent, chat_params, tok_params)
         return rendered, prompts
 
     def has_control_tokens(conversations: Any, context: RequestContext) -> bool:
@@ -96,12 +90,6 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
         if context is not None and context.options.keep_ranges:
             tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
         return await render_cmpl(prompts, tok_params, **kwargs)
-
-    async def next_turn(conversation: Any, chat_params: Any, tok_params: Any, answer: str) -> Int32Array:
-        """The start of the next turn's prompt (`warm_up.NextTurn`)."""
-        tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
-        _, [prompt] = await render_chat([next_conversation(conversation, answer)], chat_params, tok_params)
-        return start_of_next_turn(prompt["prompt"], prompt["prompt_token_ids"], prompt["prompt_token_offsets"])
 
     renderer.render_chat_async = render_and_note
     renderer.render_cmpl_async = render_completions

@@ -12,7 +12,6 @@ from router.context import Outcome, RequestContext
 from router.forecast import Forecast
 from router.guard import Advice
 from router.protection import Offsets, PromptSpans
-from router.warm_up import NextTurn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,8 +19,7 @@ class Prompt:
     """A rendered prompt with its sampling parameters.
 
     sampling: as in GenerateRequest. chat, text, offsets: the contents of a chat, the text that its template rendered,
-    and each token's character range in that text; chat is None for raw prompts. next_turn: renders the start of the
-    next turn; None where it cannot be predicted.
+    and each token's character range in that text; chat is None for raw prompts.
     """
 
     token_ids: list[int]
@@ -35,7 +33,6 @@ class Prompt:
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    next_turn: NextTurn | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

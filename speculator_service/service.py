@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kv_transfer.errors import SkimError
-from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle, WarmUpRequest
+from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, regions_of
 from speculator_service.acceptance import Acceptances
@@ -71,17 +71,6 @@ class SpeculatorService:
     def info(self) -> ModelInfo:
         """The engine's ModelInfo."""
         return self.engine.info
-
-    async def warm_up(self, request: WarmUpRequest) -> bool:
-        """Read a prompt into the engine's prefix cache, without scores. False if the engine has none.
-
-        Raises InvalidRequestError for a prompt that the engine cannot read.
-        """
-        if not self.engine.cache_tokens:
-            return False
-        await self.engine.open_session(request.request_id, request.prompt, cache_salt=request.cache_salt)
-        await self.engine.close_session(request.request_id)
-        return True
 
     async def select(self, request: SelectRequest) -> Selection:
         """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine.

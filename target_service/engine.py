@@ -7,13 +7,9 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo
 
 
 class TargetEngine(Protocol):
-    """Prefills kept prompts at their original positions and decodes from position `context_length`.
-
-    caches_prefixes: whether a prompt that was read makes a longer one with the same beginning cheaper.
-    """
+    """Prefills kept prompts at their original positions and decodes from position `context_length`."""
 
     info: ModelInfo
-    caches_prefixes: bool = True
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Stream outputs until one is `finished`. Closing the generator, or cancelling its task, aborts the request.

@@ -75,18 +75,6 @@ _ALL = (
     ),
     Metric("skim_router_given_up_total", "counter", "requests that ended with an error after losing target replicas"),
     Metric(
-        "skim_router_warm_ups_total",
-        "counter",
-        "starts of next turns for idle replicas, by pool: read, busy (dropped) or failed",
-        ("pool", "outcome"),
-    ),
-    Metric(
-        "skim_router_warm_up_tokens_total",
-        "counter",
-        "tokens of the starts that were read, without those of this turn's prompt",
-        ("pool",),
-    ),
-    Metric(
         "skim_router_guard_total",
         "counter",
         "verdicts of the guard on prompts that would run speculative: compressed, more or dense, by reason",

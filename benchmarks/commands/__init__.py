@@ -25,7 +25,6 @@ NAMES = (
     "scale",
     "explain",
     "evidence",
-    "recall",
 )
 
 app = typer.Typer(

@@ -97,9 +97,6 @@ class RouterConfig(BaseModel):
     migration: bool = Field(
         True, description="continue the answers of a lost target replica on another one; false: they end with an error"
     )
-    warm_up: bool = Field(
-        False, description="idle replicas read the start of a chat's next turn when an answer is complete"
-    )
     guard: bool = Field(
         True, description="under `auto`, keep more of a prompt, or all, where a selection is likely to fail"
     )

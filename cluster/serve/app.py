@@ -127,7 +127,6 @@ def build_app(config: DeploymentConfig) -> Application:
         **_rooms(config),
         affinity=config.router.affinity,
         migration=config.router.migration,
-        warm_up=config.router.warm_up,
         guard=config.router.guard,
         guard_entropy=config.router.guard_entropy,
         audit_share=config.router.audit_share,

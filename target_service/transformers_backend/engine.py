@@ -23,8 +23,6 @@ class TransformersTarget(TargetEngine):
     Raises ModelError for a folder that cannot be used.
     """
 
-    caches_prefixes = False
-
     def __init__(
         self, model: str, *, device: str = "cpu", dtype: str = "auto", max_model_len: int | None = None
     ) -> None:

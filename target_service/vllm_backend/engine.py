@@ -92,7 +92,6 @@ class VllmTarget(TargetEngine):
                 stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
             )
         continue_outputs(self._engine.output_processor)
-        self.caches_prefixes = bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
         self.info = info
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:

@@ -16,7 +16,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    WarmUpRequest,
 )
 from kv_transfer.options import SelectionOptions
 from router.body import read_fields
@@ -36,7 +35,6 @@ CLASSES: tuple[type, ...] = (
     SelectionOptions,
     DraftRequest,
     DraftReply,
-    WarmUpRequest,
 )
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 

@@ -21,11 +21,9 @@ from kv_transfer.errors import (
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateOutput,
-    KeptPrompt,
     ModelInfo,
     Selection,
     SelectRequest,
-    WarmUpRequest,
 )
 from kv_transfer.model_info import check_pair
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -123,42 +121,6 @@ async def test_a_speculator_with_another_tokenizer_selects_in_the_target_s_token
     selection = decode(await selected(actor, select_request()), Selection)
     assert selection.kept.context_length == IDS.size
     assert np.array_equal(selection.kept.token_ids, IDS[selection.kept.positions])
-
-
-WARM_UP = encode(WarmUpRequest("r-next-turn", KeptPrompt.dense(IDS), "r"))
-CACHE = {"cache_tokens": 1024, "block_size": 4}
-
-
-@pytest.mark.parametrize("make", [speculator, target])
-async def test_an_idle_replica_reads_the_next_turn(make):
-    actor = await make(**CACHE)
-    assert await actor.warm_up(WARM_UP)
-    assert actor._engine.compute.computed_tokens == IDS.size
-    await (selected(actor, select_request()) if make is speculator else replies(actor, generate_request()))
-    assert actor._engine.compute.cached_tokens >= IDS.size - 4
-
-
-@pytest.mark.parametrize("make", [speculator, target])
-async def test_a_busy_replica_drops_a_warm_up_and_a_request_ends_one(make):
-    actor = await make(**CACHE, **{"ms_per_token" if make is speculator else "prefill_ms_per_token": 0.5})
-    call = selected(actor, select_request()) if make is speculator else replies(actor, generate_request())
-    reading = asyncio.create_task(actor.warm_up(WARM_UP))
-    await asyncio.sleep(0)
-    assert actor._idle._running
-    request = asyncio.create_task(call)
-    assert not await reading
-    assert not request.done()
-    assert not await actor.warm_up(WARM_UP)
-    await request
-    assert await actor.warm_up(WARM_UP)
-
-
-async def test_a_warm_up_that_the_engine_refuses_is_no_error():
-    far = KeptPrompt(IDS, np.arange(IDS.size, dtype=np.int32), 2**30)
-    wrong = encode(WarmUpRequest("w", far, "r"))
-    for actor in (await speculator(**CACHE), await target(**CACHE)):
-        assert not await actor.warm_up(wrong)
-        assert not actor._idle._running
 
 
 class Broken:

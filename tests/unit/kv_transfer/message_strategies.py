@@ -19,7 +19,6 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
     TokenLogprob,
-    WarmUpRequest,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
 
@@ -185,9 +184,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 draft_replies = st.builds(DraftReply, ids, by_session(drafts()), st.lists(names, max_size=3))
 
-warm_up_requests = st.builds(WarmUpRequest, names, kept_prompts(), names, st.none() | names)
 messages = st.one_of(
-    warm_up_requests,
     draft_requests,
     draft_replies,
     kept_prompts(),

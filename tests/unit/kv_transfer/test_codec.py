@@ -23,7 +23,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    WarmUpRequest,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.unit.kv_transfer.message_strategies import messages, same
@@ -41,7 +40,6 @@ CLASSES = [
     SelectionOptions,
     DraftRequest,
     DraftReply,
-    WarmUpRequest,
 ]
 INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6

@@ -14,7 +14,7 @@ import pytest_asyncio
 from actors.observability.tracing import NO_TRACER, Span, Tracer
 from cluster.commands.demo_document import DemoDocument, make_document
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle, WarmUpRequest
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pools import Admitted, unwatched
@@ -25,7 +25,6 @@ from speculator_service.records import Records
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.token_text import TokenText
 from target_service.mock_engine import MockTarget
-from target_service.warm_up import warm_up
 from tests.unit.actors.local_meter import LocalMeter
 
 MODELS = Path(__file__).parents[3] / "demo_models"
@@ -39,7 +38,7 @@ KEEP_ALIVE_S = 60.0
 class LocalPools:
     """Both pools in this process. Every message is still encoded to bytes and decoded.
 
-    speculator, target: options of the mocks. selects, generates, warm_ups: the requests that arrived. A selection
+    speculator, target: options of the mocks. selects, generates: the requests that arrived. A selection
     leaves a session in the mock speculator. Nothing drafts, so only `end_session` ends it.
     """
 
@@ -50,7 +49,6 @@ class LocalPools:
         self.selects: list[SelectRequest] = []
         self.generates: list[GenerateRequest] = []
         self.records: Records | None = None  # None: a selection knows no earlier one
-        self.warm_ups: list[tuple[str, WarmUpRequest]] = []
         self.select_error: Exception | None = None
         self.generate_error: Exception | None = None
 
@@ -62,13 +60,6 @@ class LocalPools:
         service = SpeculatorService(self.speculator_engine, "here:1", records=self.records)
         selection = await service.select(decode(encode(request), SelectRequest))
         return decode(encode(selection), Selection)
-
-    async def warm_up(self, pool: str, request: WarmUpRequest) -> bool:
-        self.warm_ups.append((pool, request))
-        asked = decode(encode(request), WarmUpRequest)
-        if pool == "speculator":
-            return await SpeculatorService(self.speculator_engine).warm_up(asked)
-        return await warm_up(self.target_engine, asked)
 
     async def end_session(self, session: SessionHandle) -> None:
         await self.speculator_engine.close_session(session.id)
@@ -152,7 +143,6 @@ def pools(served: SimpleNamespace) -> LocalPools:
     pools = served.dispatcher.pools
     pools.selects.clear()
     pools.generates.clear()
-    pools.warm_ups.clear()
     pools.select_error = pools.generate_error = None
     return pools
 

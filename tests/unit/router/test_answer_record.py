@@ -12,18 +12,14 @@ from tests.unit.router.conftest import MODELS
 PROMPT = KeptPrompt.dense([20, 21, 22])
 
 
-async def recorded(keeps_text: bool = True, **sampling: object) -> AnswerRecord:
-    record = AnswerRecord(GenerateRequest("r", PROMPT, sampling), keeps_text=keeps_text)
-    assert record.first_token_ids.size == 0
-    assert record.whole_text is None
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+async def test_the_tokens_of_the_first_answer(kind: int) -> None:
+    record = AnswerRecord(GenerateRequest("r", PROMPT, {"max_tokens": 40, "output_kind": kind}))
+    sizes = [record.first_token_ids.size]
     async for output in MockTarget(str(MODELS / "target")).generate(record.asked):
         record.add(output)
-    return record
-
-
-@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
-async def test_tokens_and_text_of_the_first_answer(kind: int) -> None:
-    record = await recorded(max_tokens=40, output_kind=kind)
+        sizes.append(record.first_token_ids.size)
+    assert sizes[:2] == [0, 1]
     [answer] = [
         o
         async for o in MockTarget(str(MODELS / "target")).generate(
@@ -31,15 +27,3 @@ async def test_tokens_and_text_of_the_first_answer(kind: int) -> None:
         )
     ]
     assert np.array_equal(record.first_token_ids, answer.completions[0].token_ids)
-    assert record.whole_text == answer.completions[0].text != ""
-
-
-async def test_only_a_single_answer_that_ended_has_a_whole_text() -> None:
-    assert (await recorded(max_tokens=2, n=2)).whole_text is None
-    assert (await recorded(keeps_text=False, max_tokens=2)).whole_text is None
-    record = AnswerRecord(GenerateRequest("r", PROMPT, {"max_tokens": 9}), keeps_text=True)
-    async for output in MockTarget(str(MODELS / "target")).generate(record.asked):
-        record.add(output)
-        break
-    assert record.first_token_ids.size == 1
-    assert record.whole_text is None

@@ -168,17 +168,3 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     assert again.kept.kept == kept.token_ids.size + 256
     assert again.estimate.speculative < 0.2 * first.estimate.speculative
     assert forecaster.look(turn, "another tenant", OPTIONS, 65).kept == Found()
-
-
-def test_a_warm_up_ages_what_else_its_pool_has_cached():
-    forecaster, ids = Forecaster(lambda: 0.0), np.array(text("old", 1280), np.int32)
-    first = forecaster.look(ids, None, OPTIONS, 65)
-    kept = World().kept(ids)
-    forecaster.selected(first, Selection(kept, 0.9, timings={"speculate": 1.0}, cached_tokens=1279), OPTIONS)
-    forecaster.began(first, kept, kept.token_ids.size, 1.0, 0.0)
-    before = forecaster.look(ids, None, OPTIONS, 65)
-    next_turn = np.array(text("next", 640), np.int32)
-    for pool, aged in (("speculator", (300, 0)), ("target", (300, 300))):
-        forecaster.warmed(pool, next_turn, None, KeptPrompt.dense(next_turn), 300)
-        found = forecaster.look(ids, None, OPTIONS, 65)
-        assert (found.read.age - before.read.age, found.kept.age - before.kept.age) == aged

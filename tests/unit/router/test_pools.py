@@ -15,10 +15,8 @@ from kv_transfer.errors import EngineUnavailableError, HandoverError, InvalidReq
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateRequest,
-    KeptPrompt,
     ModelInfo,
     SessionHandle,
-    WarmUpRequest,
 )
 from router.intake import Intake
 from router.migration import ReplicaLostError
@@ -31,7 +29,6 @@ from tests.unit.router.serve_handles import (
     REQUEST,
     SELECT,
     Reply,
-    died,
     output,
     serve_pools,
     texts,
@@ -203,18 +200,6 @@ async def test_the_replica_of_a_session_is_told_that_it_ended_and_a_dead_one_is_
     pools, speculator, _ = serve_pools(speculator=[Reply(reply)])
     await pools.end_session(SessionHandle("here:1", "s"))
     assert (speculator.wishes, speculator.payloads) == ([("end_session", where("s"))], ["s"])
-
-
-@pytest.mark.parametrize("pool", ["speculator", "target"])
-async def test_a_warm_up_goes_to_the_replica_that_has_the_prefix(pool):
-    request = WarmUpRequest("r-next-turn", KeptPrompt.dense([1, 2]), "r")
-    pools, *handles = serve_pools(**{pool: [Reply(True), Reply(False), Reply(died())]})
-    handle = handles[("speculator", "target").index(pool)]
-    assert [await pools.warm_up(pool, request) for _ in range(2)] == [True, False]
-    with pytest.raises(EngineUnavailableError, match=f"the {pool} pool did not warm up"):
-        await pools.warm_up(pool, request)
-    assert handle.wishes == [("warm_up", where("r"))] * 3
-    assert handle.payloads == [encode(request)] * 3
 
 
 async def test_a_request_is_admitted_when_a_replica_confirms_it():

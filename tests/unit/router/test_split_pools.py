@@ -16,7 +16,6 @@ from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
-    WarmUpRequest,
 )
 from router.migration import MAX_REFUSALS
 from router.pools import MIN_INTERVAL_MS
@@ -113,12 +112,6 @@ async def test_a_request_cancelled_in_its_prefill_leg_never_reaches_the_other_ha
         await task
     assert reply.cancelled
     assert target.payloads == []
-
-
-async def test_a_split_target_is_not_warmed_up():
-    pools, target, prefill = split_pools()
-    assert not await pools.warm_up("target", WarmUpRequest("r-next-turn", KeptPrompt.dense([1, 2]), "r"))
-    assert target.wishes == prefill.wishes == []
 
 
 async def test_every_leg_prefers_the_replicas_of_the_prefix():

@@ -11,6 +11,7 @@ from kv_transfer.errors import EngineUnavailableError
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from router.answer_record import AnswerRecord
 from target_service.joined_outputs import join, joined
+from target_service.sampling import CUMULATIVE
 
 
 def output(*tokens, index=0, end=None, text=None, logprobs=False, **fields):
@@ -102,9 +103,10 @@ def test_what_only_the_first_output_has_stays():
 def test_the_router_records_the_same_answer():
     """An answer continues on another replica from what the record holds."""
     outputs = [output(1), output(2), output(3, end="stop")]
-    records = [AnswerRecord(GenerateRequest("r", KeptPrompt.dense([5])), keeps_text=True) for _ in range(2)]
-    for single in outputs:
-        records[0].add(single)
-    records[1].add(join(join(outputs[0], outputs[1]), outputs[2]))
-    told = [(record.first_token_ids.tolist(), record.whole_text, record.finished) for record in records]
+    request = GenerateRequest("r", KeptPrompt.dense([5]), {"output_kind": CUMULATIVE})
+    told = []
+    for arriving in (outputs, [join(join(outputs[0], outputs[1]), outputs[2])]):
+        record = AnswerRecord(request)
+        last = [record.add(one) for one in arriving][-1]
+        told.append((record.first_token_ids.tolist(), last.completions[0].text, record.finished))
     assert told[0] == told[1] == ([1, 2, 3], "<1><2><3>", True)

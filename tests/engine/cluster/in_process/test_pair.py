@@ -1,7 +1,7 @@
 """`Pair` on vLLM with the demo models: right answers from a tenth of the prompt, with and without drafts."""
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,9 @@ from cluster.in_process.prompts import render
 from cluster.in_process.selection import PairSelection
 from evals.tasks import Sample
 from evals.turns import make_conversations, without_late_chunks
-from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection, WarmUpRequest
+from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from router.warm_up import continued, next_conversation, start_of_next_turn
-from speculator_service.service import SpeculatorService
 from target_service.sampling import FINAL_ONLY
-from target_service.warm_up import warm_up
 
 MODELS = Path(__file__).parents[4] / "demo_models"
 BLOCK = 32
@@ -70,42 +67,6 @@ def test_a_selection_is_answered_from_a_file(pair: Pair, tmp_path: Path) -> None
     assert "session" not in json.loads((tmp_path / "kept.json").read_text())
     assert document.is_right(pair.generate(PairSelection.load(tmp_path / "kept.json"), max_tokens=8).text)
     assert document.is_right(pair.generate(selection, max_tokens=8).text)
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_the_start_of_the_next_turn_is_read_ahead(pair: Pair, *, warm: bool) -> None:
-    """An answer that no engine has generated, as where a template rewrites it. The control reads nothing ahead."""
-    document, engines = make_document(1000, seed=20 + warm), pair._pair
-    answer = "The " + make_document(300, seed=30).document
-    turns = next_conversation(document.messages, answer)
-    first, second = render(document.messages, engines.tokenizer), render(turns, engines.tokenizer)
-    text = engines.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    offsets = engines.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-    following = start_of_next_turn(text, second.token_ids.tolist(), offsets)
-
-    async def read() -> tuple[int, int]:
-        """The tokens of the second turn that the speculator and the target take from their caches."""
-        selection = await engines.select(first, SelectionOptions(keep_rate=0.2))
-        await _outputs(engines.generate(selection.kept, {"max_tokens": 1}))
-        kept = continued(selection.kept, first.token_ids.tolist(), following)
-        if warm:
-            service = SpeculatorService(engines.speculator)
-            assert await service.warm_up(WarmUpRequest("next", KeptPrompt.dense(following), "r"))
-            assert await warm_up(engines.target, WarmUpRequest("next", kept, "r"))
-        before = (await engines.speculator.worker_stats())[0]["cached_tokens"]
-        await engines.select(second, SelectionOptions(look_ahead=0))
-        spared = (await engines.speculator.worker_stats())[0]["cached_tokens"] - before
-        more = second.token_ids[following.size :]
-        [output, *_] = await _outputs(engines.generate(kept.extended(more), {"max_tokens": 1}))
-        return int(spared), output.cached_tokens - selection.kept.token_ids.size
-
-    speculator, target = pair._thread.run(read())
-    assert (speculator > first.token_ids.size + 200) == warm
-    assert (target > 100) == warm
-
-
-async def _outputs(stream: AsyncGenerator[GenerateOutput, None]) -> list[GenerateOutput]:
-    return [output async for output in stream]
 
 
 @pytest.mark.parametrize("draft_context", ["full", "kept"])
