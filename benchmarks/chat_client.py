@@ -10,7 +10,7 @@ import aiohttp
 
 from kv_transfer.errors import SkimError
 from router.server_sent_events import read_event, read_late_values
-from router.server_timing import read_server_timing
+from router.timeout_headers import read_server_timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,16 @@ from kv_transfer.errors import InvalidRequestError
 from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
-from router.body_budget import BodyBudget
 from router.context import CURRENT, HttpError, RequestContext, nothing
 from router.held_response import HeldResponse, respond
 from router.intake import Intake
-from router.later_requests import read_later_requests
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
 from router.places import Claim
 from router.refusals import RefusedError
-from router.request_limits import BodyLimits, check_headers, read_body
+from router.request_limits import BodyBudget, BodyLimits, check_headers, read_body
 from router.request_reports import RequestReports
-from router.timeout_headers import read_deadline
+from router.timeout_headers import read_deadline, read_later_requests
 from router.tracing import TracedRequest, traced_request
 
 _GENERATING = ("/completions", "/responses", "/messages")

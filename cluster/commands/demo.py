@@ -21,7 +21,7 @@ from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
 from router.server_sent_events import read_event, read_late_values
-from router.server_timing import read_server_timing
+from router.timeout_headers import read_server_timing
 
 REPOSITORY = Path(__file__).parents[2]
 SHOWN_TOKENS = 360
