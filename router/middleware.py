@@ -16,7 +16,7 @@ from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
 from router.context import CURRENT, HttpError, RequestContext, nothing
-from router.held_response import HeldResponse, respond
+from router.held_response import DeferredResponse, respond
 from router.intake import Intake
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
@@ -36,7 +36,7 @@ class SkimMiddleware:
 
     deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
     case is refused here, before it costs any time; None: all come through.
-    keep_alive_s: as in `HeldResponse`. reports: gets what is told of each request. intake: each request passes it.
+    keep_alive_s: as in `DeferredResponse`. reports: gets what is told of each request. intake: each request passes it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SkimMiddleware:
             return
         context.span = request.span
         token = CURRENT.set(context)
-        response = HeldResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
+        response = DeferredResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:
