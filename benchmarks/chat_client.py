@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 
 from kv_transfer.errors import SkimError
-from router.server_sent_events import read_event, read_late_values
-from router.server_timing import read_server_timing
+from router.server_sent_events import read_event
+from router.timeout_headers import read_server_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Timed:
     first_ms: when the first token came; without streaming it equals end_ms. tokens: length of the answer. parts:
     milliseconds by part, from `Server-Timing` or from the engines. request_id: the id in the response's body. text: the
     streamed answer. usage: as the server reports it (`stream_options: {"include_usage": true}`). headers: those of the
-    response, with names in lower case; also those that came in the stream's last comment.
+    response, with names in lower case; of a Skim with `router.keep_alive_s: 0`, else a slow stream lacks most of them.
     """
 
     first_ms: float
@@ -66,12 +66,11 @@ def _told(headers: Mapping[str, str]) -> dict[str, Any]:
     return {"parts": read_server_timing(headers.get("server-timing", "")), "headers": headers}
 
 
-async def _streamed(response: aiohttp.ClientResponse, began: float, headers: dict[str, str]) -> Timed:
+async def _streamed(response: aiohttp.ClientResponse, began: float, headers: Mapping[str, str]) -> Timed:
     first, chunks, request_id, text, usage = 0.0, 0, "", "", dict[str, Any]()
     async for line in response.content:
         event = read_event(line)
         if event is None:
-            headers |= read_late_values(line)
             continue
         request_id, usage = event["id"], event.get("usage") or usage
         for choice in event["choices"]:

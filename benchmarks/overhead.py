@@ -116,8 +116,9 @@ def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
         }
         # Ray reserves little CPU for Skim, so that ray.serve.llm finds room.
         pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}
-    router = {"router.port": free_port(), "router.cpus": 0.1, "served_model_name": _NAME, "decode.method": "none"}
-    return config_from_flags(None, {**pools, **router})
+    # Without a keep-alive, the headers of each answer wait for their times.
+    router = {"router.port": free_port(), "router.cpus": 0.1, "router.keep_alive_s": 0}
+    return config_from_flags(None, {**pools, **router, "served_model_name": _NAME, "decode.method": "none"})
 
 
 def _environment(pool: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kv_transfer.errors import SkimError
-from router.server_timing import read_server_timing
+from router.timeout_headers import read_server_timing
 from vllm_hooks.start_up import cpu_processes
 
 

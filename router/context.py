@@ -25,7 +25,7 @@ from router.options import InvalidOptionError, PrefillOptions
 from router.part_keeps import PartKeeps
 from router.places import Asked
 from router.refusals import RefusedError
-from router.server_timing import TOTAL, write_server_timing
+from router.timeout_headers import TOTAL, write_server_timing
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class RequestContext:
     isolated: it shares no cached prefix with other keys. sent_salt: the `cache_salt` of a chat, as the client sent it.
     render_only: the client gets the rendered prompt and no answer.
     request_id: the engines' id of the first prompt. admission: set while all prompts are admitted.
-    later_requests: as in `router.later_requests`.
+    later_requests: as in `router.timeout_headers`.
     decode_wished: the request has options of its own for drafts. asked: what its prompts share at the admission.
     leave_intake: called when a prompt is decided; the next request is then taken in.
     """

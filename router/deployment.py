@@ -50,7 +50,7 @@ class RouterDeployment:
     model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
     deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
     Dispatcher. deadline_s: as in SkimMiddleware. max_ongoing_requests, max_wait_s: `most` and `max_wait_s` of
-    Admission. rooms: fields of each `Room`, by pool. keep_alive_s: as in `HeldResponse`. pool_down_after_s: see
+    Admission. rooms: fields of each `Room`, by pool. keep_alive_s: as in `DeferredResponse`. pool_down_after_s: see
     PoolStates. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`. api_keys_file: as in
     `build_openai_app`. max_body_bytes, body_timeout_s, body_memory_bytes: as in BodyLimits.
     """

@@ -37,9 +37,9 @@ from router.refusals import RefusedError
 from router.run import Prompt, Run
 from router.selecting import Selecting
 from router.selection_log import Entry, HeldPrompt, SelectionLog
-from router.server_timing import add_prefill
 from router.session_ends import SessionEnds
 from router.shedding import AUDIT
+from router.timeout_headers import add_prefill
 from router.tracing import GENERATE, note_prompt, note_tokenized
 from target_service.limits import check_length as check_target_length
 

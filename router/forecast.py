@@ -72,7 +72,7 @@ class Forecaster:
     ) -> Forecast:
         """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped.
 
-        told: how many later turns it has, if the client has told it (`router.later_requests`).
+        told: how many later turns it has, if the client has told it (`router.timeout_headers`).
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)

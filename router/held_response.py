@@ -1,10 +1,13 @@
-"""Holds a response back until its headers can tell what happened, and keeps a stream alive that must wait longer.
+"""Defers a response until its headers are true, and keeps a stream alive that must wait longer.
 
-The headers describe the selection, which is made when the first token arrives. An earlier error becomes a plain HTTP
-error, for streams too. A later error ends the stream, in the same form on every endpoint.
+vLLM starts a stream before it asks the engine, but the headers' values are known with the first token only, and an
+error after the start has no HTTP status of its own. So the start, and what follows it, is held until the first token.
+A later error ends the stream, in the same form on every endpoint.
 
-A stream without a first token after `keep_alive_s` is opened with the headers that are known, if the request is
-admitted. The other values follow in a comment before the last event.
+A proxy may cut a silent connection. So a stream that is silent for `keep_alive_s` gets a comment, once the request is
+admitted. A comment before the first token opens the stream with the headers that are known by then; the other values
+are in `GET /v1/requests/{id}`. vLLM's own keep-alive does not serve: it knows neither /v1/responses nor /v1/messages
+(0.29), nor when a request is admitted, until which a refusal needs its status.
 """
 
 import asyncio
@@ -15,15 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from router.context import HttpError, RequestContext
-from router.keep_alive import KeepAlive
-from router.server_sent_events import KEEP_ALIVE, write_error_event, write_late_values
-
-_LAST_EVENTS = (
-    b"data: [DONE]",
-    b"event: message_stop\n",
-    *(b"event: response.%s\n" % end for end in (b"completed", b"incomplete", b"failed")),
-)
-"""How the last event of a stream begins, by endpoint. vLLM sends each event as one message."""
+from router.server_sent_events import KEEP_ALIVE, write_error_event
 
 MAX_VALUE_CHARS = 384
 """Of one header. Proxies refuse a response with more headers than their buffer holds: nginx's has 4 KiB."""
@@ -33,24 +28,25 @@ Report = Callable[[str, Mapping[str, str], str], None]
 """Gets the request's id, the values of its headers and the name of its API key."""
 
 
-class HeldResponse:
+class DeferredResponse:
     """An ASGI `send` that holds all messages until the first token arrives, the request fails, or the body ends.
 
-    keep_alive_s: the longest silence of a stream; 0: it has no limit. report: called when the values are final.
+    keep_alive_s: the longest silence of a stream; 0: it has no limit. The time before the admission counts. report:
+    called once, when the values of the headers are final.
     """
 
     def __init__(
         self, context: RequestContext, scope: Scope, receive: Receive, send: Send, keep_alive_s: float, report: Report
     ) -> None:
         self._context, self._scope, self._receive, self._send = context, scope, receive, send
-        self._report = report
+        self._keep_alive_s, self._report = keep_alive_s, report
         self._held: list[Message] = []
-        self._values: dict[str, str] = {}
-        self._told: dict[str, str] = {}
-        self._open = self._ended = self._final = self._streams = False
+        self._open = self._ended = self._reported = False
         self._between_events = True
         self._sending = asyncio.Lock()
-        self._keep_alive = KeepAlive(keep_alive_s, context.admission, self._comment)
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._keep_alive: asyncio.Task[None] | None = None
 
     async def __call__(self, message: Message) -> None:
         async with self._sending:
@@ -62,10 +58,8 @@ class HeldResponse:
                 await self._pass(message)
                 return
             self._held.append(message)
-            if message["type"] == "http.response.start":
-                self._streams = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
-                if self._streams:
-                    self._keep_alive.start()
+            if self._keep_alive_s and _starts_stream(message):
+                self._keep_alive = asyncio.create_task(self._fill_silence())
             if self._ended or self._context.headers_are_true:
                 await self._release()
 
@@ -75,40 +69,58 @@ class HeldResponse:
             await self._fail(error)
 
     async def close(self) -> None:
-        """End the keep-alive."""
-        await self._keep_alive.stop()
+        """End the keep-alive. If it failed, because the client is gone, all other sends fail, too."""
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            await asyncio.wait([self._keep_alive])
 
     async def _fail(self, error: HttpError) -> None:
         if self._ended:
             return
         self._ended = True
         if self._open:
+            self._values()
             event = write_error_event(error.body())
-            await self._send({"type": "http.response.body", "body": self._late() + event, "more_body": False})
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             await respond(error, self._scope, self._receive, self._send)
 
     async def _release(self) -> None:
         self._open = True
-        self._learn()
-        self._told = self._values
-        headers = MutableHeaders(scope=self._held[0])
-        headers.update({name: bounded(value) for name, value in self._values.items()})
-        if self._streams and self._values:
+        values, headers = self._values(), MutableHeaders(scope=self._held[0])
+        headers.update({name: bounded(value) for name, value in values.items()})
+        if values and _starts_stream(self._held[0]):
             headers["x-accel-buffering"] = "no"  # nginx would collect the events of a stream
         for message in self._held:
             await self._pass(message)
         self._held.clear()
 
     async def _pass(self, message: Message) -> None:
-        self._keep_alive.sent()
+        if not self._reported:
+            self._values()
+        self._last_sent = self._loop.time()
         if body := message.get("body", b""):
             self._between_events = body.endswith(b"\n\n")
-        if self._ended or body.startswith(_LAST_EVENTS):
-            message = {**message, "body": self._late() + body}
-        else:
-            self._learn()
         await self._send(message)
+
+    def _values(self) -> dict[str, str]:
+        """The values of the headers that are known by now. They are reported as soon as they are final."""
+        values = dict(self._context.headers())
+        if values and not self._reported and (self._context.headers_are_true or self._ended):
+            self._reported = True
+            self._report(self._context.request_id, values, self._context.key)
+        return values
+
+    async def _fill_silence(self) -> None:
+        """Send a comment whenever nothing was sent for `keep_alive_s`, once the request is admitted."""
+        while True:
+            await self._context.admission.wait()
+            left = self._last_sent + self._keep_alive_s - self._loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self._comment()
+                self._last_sent = self._loop.time()
 
     async def _comment(self) -> None:
         """Send a comment; open the stream before it."""
@@ -120,21 +132,11 @@ class HeldResponse:
                 await self._release()
             await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
-    def _learn(self) -> None:
-        """Take over the values that are known by now. They are final when the first token has arrived."""
-        if not self._final:
-            self._values, self._final = dict(self._context.headers()), self._context.headers_are_true or self._ended
-            if self._final and self._values:
-                self._report(self._context.request_id, self._values, self._context.key)
 
-    def _late(self) -> bytes:
-        """A comment with the values that the headers do not have; empty if there are none or it was sent."""
-        self._learn()
-        if not self._streams:
-            return b""
-        late = {name: value for name, value in self._values.items() if name not in self._told}
-        self._told = self._values
-        return write_late_values(late) if late else b""
+def _starts_stream(message: Message) -> bool:
+    if message["type"] != "http.response.start":
+        return False
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 def bounded(value: str) -> str:

@@ -2,7 +2,7 @@
 
 A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
 late chunks on the target, while a dense conversation reads only the new tokens. A client can tell their number
-(`router.later_requests`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
+(`router.timeout_headers`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
 """
 
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT

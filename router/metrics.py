@@ -3,7 +3,7 @@
 from actors.observability.metrics import Meter
 from router.context import Outcome
 from router.migration import Migration
-from router.server_timing import TIMING_PARTS, TOTAL
+from router.timeout_headers import TIMING_PARTS, TOTAL
 
 
 def record_decision(meter: Meter, outcome: Outcome) -> None:

@@ -15,18 +15,16 @@ from kv_transfer.errors import InvalidRequestError
 from router.admission import Admission
 from router.authentication import caller_of
 from router.body import read_fields
-from router.body_budget import BodyBudget
 from router.context import CURRENT, HttpError, RequestContext, nothing
-from router.held_response import HeldResponse, respond
+from router.held_response import DeferredResponse, respond
 from router.intake import Intake
-from router.later_requests import read_later_requests
 from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
 from router.part_keeps import take_keeps
 from router.places import Claim
 from router.refusals import RefusedError
-from router.request_limits import BodyLimits, check_headers, read_body
+from router.request_limits import BodyBudget, BodyLimits, check_headers, read_body
 from router.request_reports import RequestReports
-from router.timeout_headers import read_deadline
+from router.timeout_headers import read_deadline, read_later_requests
 from router.tracing import TracedRequest, traced_request
 
 _GENERATING = ("/completions", "/responses", "/messages")
@@ -38,7 +36,7 @@ class SkimMiddleware:
 
     deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
     case is refused here, before it costs any time; None: all come through.
-    keep_alive_s: as in `HeldResponse`. reports: gets what is told of each request. intake: each request passes it.
+    keep_alive_s: as in `DeferredResponse`. reports: gets what is told of each request. intake: each request passes it.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class SkimMiddleware:
             return
         context.span = request.span
         token = CURRENT.set(context)
-        response = HeldResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
+        response = DeferredResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:

@@ -1,8 +1,4 @@
-"""Server-sent events of OpenAI streams: the router writes an error as one, clients read them.
-
-Comments are lines that begin with a colon; clients ignore them. The router writes two kinds: `KEEP_ALIVE`, and at the
-end the values that were not known when the headers had to leave.
-"""
+"""Server-sent events of OpenAI streams: the router writes an error as one, clients read them."""
 
 import json
 from collections.abc import Mapping
@@ -20,20 +16,7 @@ def write_error_event(error: Mapping[str, Any]) -> bytes:
 
 
 KEEP_ALIVE = b": keep-alive\n\n"
-
-_LATE = ": skim "
-
-
-def write_late_values(values: Mapping[str, str]) -> bytes:
-    """A comment with response headers that came too late, by name."""
-    return f"{_LATE}{json.dumps(dict(values))}\n\n".encode()
-
-
-def read_late_values(line: str | bytes) -> dict[str, str]:
-    """The late response headers in one line of a stream; empty for every other line."""
-    text = line.decode() if isinstance(line, bytes) else line
-    values: dict[str, str] = json.loads(text.removeprefix(_LATE)) if text.startswith(_LATE) else {}
-    return values
+"""A comment: clients ignore lines that begin with a colon."""
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:

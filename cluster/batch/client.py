@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from cluster.batch.rows import BatchRequest, Response, RowFault
 from kv_transfer.errors import EngineUnavailableError, SkimError
-from router.later_requests import LATER_REQUESTS, MOST
+from router.timeout_headers import LATER_REQUESTS, MOST_LATER_REQUESTS
 
 CONNECT_TIMEOUT_S = 10.0
 UNAVAILABLE = frozenset({429, 502, 503, 504})
@@ -53,7 +53,7 @@ class BatchClient:
         Raises EngineUnavailableError if the endpoint no longer answers any request: then the row is not at fault.
         """
         async with self._turn:
-            outcome = await self._outcome(request, min(later, MOST))
+            outcome = await self._outcome(request, min(later, MOST_LATER_REQUESTS))
         if self._more:
             self._more -= 1
             self._turn.release()

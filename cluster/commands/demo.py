@@ -20,8 +20,8 @@ from cluster.json_file import write_json
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
 from kv_transfer.errors import SkimError
-from router.server_sent_events import read_event, read_late_values
-from router.server_timing import read_server_timing
+from router.server_sent_events import read_event
+from router.timeout_headers import read_server_timing
 
 REPOSITORY = Path(__file__).parents[2]
 SHOWN_TOKENS = 360
@@ -29,12 +29,15 @@ SHOWN_TOKENS = 360
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer. ttft_ms: from the request to the first token. parts_ms: the server's times, by part."""
+    """One streamed answer. ttft_ms: from the request to the first token. parts_ms: the server's times, by part.
+
+    headers: their values by name in lower case, as `GET /v1/requests/{id}` tells them.
+    """
 
     text: str
     ttft_ms: float
     parts_ms: dict[str, float]
-    headers: httpx.Headers
+    headers: dict[str, str]
     request_id: str
 
 
@@ -101,18 +104,18 @@ def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: b
         if response.status_code != 200:
             response.read()
             raise SkimError(f"the endpoint answered {response.status_code}: {response.text}")
-        headers = httpx.Headers(response.headers)
         for line in response.iter_lines():
             chunk = read_event(line)
             if chunk is None:
-                headers.update(read_late_values(line))
                 continue
             request_id = chunk["id"]
             delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
             if delta:
                 ttft = ttft or 1e3 * (time.perf_counter() - sent)
                 text += delta
-    return Answer(text.strip(), ttft, read_server_timing(headers.get("server-timing", "")), headers, request_id)
+    # The response's own headers lack most values if its first token took longer than `router.keep_alive_s`.
+    headers = client.get(f"/v1/requests/{request_id}").raise_for_status().json()["headers"]
+    return Answer(text.strip(), ttft, read_server_timing(headers["server-timing"]), headers, request_id)
 
 
 def _result(document: DemoDocument, dense: Answer, speculative: Answer) -> dict[str, Any]:

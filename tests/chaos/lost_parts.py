@@ -112,9 +112,11 @@ async def ask(
             try:
                 got = await stream(client, bodies[index], seen)
                 entry = await client.get(f"/v1/requests/{got.request_id}/selection")
+                told = await client.get(f"/v1/requests/{got.request_id}")
             except httpx.HTTPError as error:
                 found.append((index, Stream(errors=[repr(error)]), {}))
             else:
+                got.mode = told.json()["headers"].get("x-skim-mode", "") if told.status_code == 200 else ""
                 found.append((index, got, entry.json() if entry.status_code == 200 else {}))
 
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:

@@ -26,15 +26,12 @@ from cluster.serve.app import APP_NAME
 from tests.chaos.conftest import kill
 from tests.e2e.conftest import ROOT, skim_serve
 
-LATE_HEADERS = ": skim "
-"""Begins the comment that holds them, see `router.held_response`."""
-
 
 @dataclass
 class Stream:
     """What a client got. text, reasons, usage: of the whole stream. tokens: of the log probabilities, if asked for.
 
-    mode: the header x-skim-mode, which comes as a comment at the end of a stream that was silent for long.
+    mode: dense or speculative, if somebody has asked `GET /v1/requests/{id}` for it.
     """
 
     text: str = ""
@@ -67,11 +64,8 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any], seen: Callable
     """One streamed chat. seen: called with each token."""
     got = Stream()
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        got.mode = response.headers.get("x-skim-mode", "")
         async for line in response.aiter_lines():
             if line.startswith(":"):
-                if line.startswith(LATE_HEADERS):
-                    got.mode = json.loads(line.removeprefix(LATE_HEADERS)).get("x-skim-mode", got.mode)
                 continue
             if not line.startswith("data: ") or line == "data: [DONE]":
                 if line and not line.startswith("data: "):

@@ -17,7 +17,6 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from cluster.serve.preflight import free_port
-from router.server_sent_events import read_late_values
 from tests.e2e.conftest import Served, skim_serve
 from tests.unit.conftest import MODELS
 
@@ -111,12 +110,13 @@ def test_a_stream_arrives_whole(url: str, path: str) -> None:
     assert response.status_code == 200
     assert lines[0] == ": keep-alive" or path == "/v1/responses"  # this endpoint begins with two events
     assert lines.count(": keep-alive") > 2
-    [late] = filter(None, map(read_late_values, lines))
-    assert late["x-skim-mode"] == "speculative"
+    assert not [line for line in lines if line.startswith(":") and line != ": keep-alive"]
     first = next(json.loads(line[6:]) for line in lines if line.startswith("data: {"))
     request_id = first.get("id") or first.get("response", first.get("message"))["id"]
     report = httpx.get(f"{url}/v1/requests/{request_id}").raise_for_status().json()
-    assert report["headers"].items() >= late.items()
+    assert report["headers"]["x-skim-mode"] == "speculative"
+    assert "prefill;dur=" in report["headers"]["server-timing"]
+    assert report["headers"].items() >= {k: v for k, v in response.headers.items() if k.startswith("x-skim")}.items()
 
 
 def test_openai_clients_read_it(url: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.chat_client import Timed
 from benchmarks.overhead_parts import OUTSIDE_ENGINES, PARTS, added, parts_table, split
 from benchmarks.overhead_results import describe, table
-from router.server_timing import read_server_timing
+from router.timeout_headers import read_server_timing
 
 
 def test_what_is_added_is_the_difference_of_the_same_prompts() -> None:

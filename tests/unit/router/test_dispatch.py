@@ -14,7 +14,7 @@ from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.pool_states import PoolDownError
-from router.server_timing import TIMING_PARTS
+from router.timeout_headers import TIMING_PARTS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, prompt, run

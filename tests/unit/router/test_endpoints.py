@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from kv_transfer.model_info import check_pair
 from router.middleware import SkimMiddleware
-from router.server_timing import TIMING_PARTS, TOTAL
+from router.timeout_headers import TIMING_PARTS, TOTAL
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.translation.engine import translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import virtual_time
-from router.server_sent_events import KEEP_ALIVE, read_late_values
+from router.server_sent_events import KEEP_ALIVE
 from tests.unit.router.asgi_calls import Call, Streaming, admitted, answering, begun, decided, failing
 
 
@@ -94,10 +94,9 @@ def seen(call):
     return list(zip(call.times, (message.get("body") for message in call.sent), strict=True))
 
 
-def late(call):
-    """The values in the stream's only comment of that kind."""
-    [found] = filter(None, map(read_late_values, call.body.splitlines()))
-    return found
+def reported(call):
+    """The values that `GET /v1/requests/{id}` tells."""
+    return json.loads(call.reports.held("r"))["headers"]
 
 
 def test_a_silent_stream_is_opened_and_kept_alive_until_the_first_token():
@@ -108,30 +107,31 @@ def test_a_silent_stream_is_opened_and_kept_alive_until_the_first_token():
     assert call.headers.keys() - ALWAYS == {"x-skim-prompt-tokens"}
 
 
-def test_the_late_values_come_in_a_comment_before_the_last_event():
+def test_the_values_that_the_headers_lack_are_reported():
     call = kept_alive(begun, admitted, 11.0, decided("dense"), answering, TOKEN, 5.0, EVENT, DONE)
     quick = kept_alive(begun, admitted, 9.0, decided("dense"), answering, TOKEN, 5.0, EVENT, DONE)
-    values = late(call)
-    assert values == {name: value for name, value in values.items() if name not in call.headers}
+    values = reported(call)
+    assert "x-skim-mode" not in call.headers
     assert values["x-skim-mode"] == "dense"
     assert values.keys() | call.headers.keys() == set(quick.headers)
-    *before, comment, done = call.body.removesuffix(b"\n\n").split(b"\n\n")
-    assert (comment.startswith(b": skim {"), done) == (True, b"data: [DONE]")
-    assert not any(event.startswith(b": skim") for event in before)
     # Until the first token, not until the end.
     assert "total;dur=11000.00" in values["server-timing"]
-    assert json.loads(call.reports.held("r")) == {"id": "r", "headers": {**values, "x-skim-prompt-tokens": "100"}}
-    assert json.loads(quick.reports.held("r"))["headers"].items() <= quick.headers.items()
-    assert b": skim" not in quick.body
+    assert values["x-skim-prompt-tokens"] == call.headers["x-skim-prompt-tokens"] == "100"
+    assert reported(quick).items() <= quick.headers.items()
+    assert call.body == KEEP_ALIVE + TOKEN + EVENT + DONE
 
 
-@pytest.mark.parametrize(
-    "last", [DONE, b"event: message_stop\ndata: {}\n\n", b"event: response.completed\ndata: {}\n\n", b"data: odd\n\n"]
-)
-def test_the_comment_is_before_the_end_of_every_stream(last):
-    call = kept_alive(begun, admitted, 11.0, decided("dense"), answering, TOKEN, last)
-    assert late(call)["x-skim-mode"] == "dense"
-    assert call.body.endswith(last) == (last != b"data: odd\n\n")
+def test_nothing_is_reported_before_the_first_token():
+    seen_before = []
+
+    def look(context):
+        seen_before.append(call.reports.held("r"))
+
+    call = Call(
+        Streaming(begun, admitted, 11.0, decided("dense"), look, answering, TOKEN, look, DONE), keep_alive_s=10.0
+    )
+    virtual_time.run(call.run())
+    assert [found is None for found in seen_before] == [True, False]
 
 
 def test_a_quick_answer_has_no_comments():
@@ -167,12 +167,12 @@ def test_an_error_that_is_known_is_not_covered_by_a_comment():
 def test_an_error_after_the_opening_is_the_last_event():
     call = kept_alive(begun, admitted, 12.0, decided("dense"), failing(503), EVENT, DONE)
     assert call.status == 200
-    assert call.body.startswith(KEEP_ALIVE + b": skim {")
+    assert call.body.startswith(KEEP_ALIVE + b"event: error")
     name, data = last_event(call)
     assert (name, data["error"]["code"]) == ("error", 503)
     assert DONE not in call.body
-    assert late(call)["x-skim-mode"] == "dense"
-    assert "server-timing" not in late(call)
+    assert reported(call)["x-skim-mode"] == "dense"
+    assert "server-timing" not in reported(call)
 
 
 def test_a_pause_between_tokens_is_filled():

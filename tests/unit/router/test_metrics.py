@@ -8,7 +8,7 @@ from router.context import RequestContext
 from router.dispatch import Dispatcher
 from router.options import PrefillOptions, SpeculationOptions
 from router.run import Prompt
-from router.server_timing import TIMING_PARTS, TOTAL
+from router.timeout_headers import TIMING_PARTS, TOTAL
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 

@@ -17,7 +17,7 @@ from cluster.batch.job import BatchOptions, run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, Work
 from kv_transfer.errors import SkimError
-from router.later_requests import LATER_REQUESTS
+from router.timeout_headers import LATER_REQUESTS
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
 
 
