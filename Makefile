@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := actors benchmarks cluster evals kv_transfer router skim speculator_service target_service vllm_hooks
+CODE := actors benchmarks cluster evals kv_transfer router skim skim_common speculator_service target_service vllm_hooks
 PYTEST := $(BIN)/pytest -q
 LIMIT := 50m
 # Tests start the same code in hundreds of processes: keep compiled Python, even if the environment says not to.

@@ -6,20 +6,21 @@ from typing import Any
 
 import ray
 
-from actors.failures import reply_to_failure
+from actors.error_replies import reply_to_failure
+from actors.lifecycle.engine_watch import EngineWatch
+from actors.lifecycle.startup import retried_start, uncollected
 from actors.observability.draft_spans import DraftSpans
+from actors.observability.factory import create_tracer
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
-from actors.observability.tracing import create_tracer
-from actors.start_up import EngineWatch, retried_start, uncollected
 from actors.work_meter import WorkMeter
-from kv_transfer.channel_server import DraftServer
-from kv_transfer.channel_tls import CertificateFiles, Tls
-from kv_transfer.codec import decode, encode
-from kv_transfer.deadline import Deadline
+from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel.tls import CertificateFiles, Tls
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
+from kv_transfer.wire.codec import decode, encode
+from skim_common.deadline import Deadline
 from speculator_service.acceptance import Acceptances
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
@@ -31,10 +32,10 @@ from speculator_service.translation.engine import translated, translation_for
 class SpeculatorActor:
     """One replica: an engine, the selection service and the draft server.
 
-    channel: port, token and tls of the draft channel (`kv_transfer.channel_server.DraftServer`) and `max_branches` of
-    the DraftService; with None the replica drafts nothing. reads_for: the target, whose
-    tokens the messages are in; None: the speculator's own. batch: see WorkMeter. start_timeout_s: see
-    `retried_start`. hung_after_s: see EngineWatch. traces: see `create_tracer`.
+    channel: port, token and tls of the draft channel (`kv_transfer.draft_channel.server.DraftServer`) and
+    `max_branches` of the DraftService; with None the replica drafts nothing. reads_for: the target, whose tokens the
+    messages are in; None: the speculator's own. batch: see WorkMeter. start_timeout_s: see `retried_start`.
+    hung_after_s: see EngineWatch. traces: see `create_tracer`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it

@@ -9,19 +9,20 @@ from typing import Any
 
 import ray
 
-from actors.draining import Draining, own_replica
-from actors.failures import reply_to_failure
+from actors.error_replies import reply_to_failure
+from actors.lifecycle.engine_watch import EngineWatch
+from actors.lifecycle.startup import retried_start, uncollected
+from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
+from actors.observability.factory import create_tracer
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import answer_span
-from actors.observability.tracing import create_tracer
-from actors.placement import fetch_on_nodes, own_group, ray_for_ranks
-from actors.start_up import EngineWatch, retried_start, uncollected
+from actors.ray_hooks.replica_draining import Draining, own_replica
 from actors.work_meter import WorkMeter
-from kv_transfer.codec import decode, encode
-from kv_transfer.deadline import Deadline
-from kv_transfer.errors import HandoverError
 from kv_transfer.messages import ACCEPTED, GenerateRequest
+from kv_transfer.wire.codec import decode, encode
+from skim_common.deadline import Deadline
+from skim_common.errors import HandoverError
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
 

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 def read_text(path: Path) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import WireError
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 from kv_transfer.options import DraftAhead
+from skim_common.errors import WireError
 
 # The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3

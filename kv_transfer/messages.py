@@ -1,6 +1,6 @@
 """The messages between router, speculator pool and target pool.
 
-They are frozen data classes that check their own fields. `kv_transfer.codec` encodes and decodes them.
+They are frozen data classes that check their own fields. `kv_transfer.wire.codec` encodes and decodes them.
 Token ids and positions are int32 numpy arrays. Times are milliseconds.
 """
 
@@ -265,21 +265,3 @@ class GenerateOutput:
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     kv_blocks: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelInfo:
-    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together.
-
-    path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
-    engine's limit for prompt plus answer. max_position: the number of positions of the model
-    (`model_info.position_count`).
-    """
-
-    path: str
-    architecture: str
-    vocab_size: int
-    fingerprint: str
-    max_model_len: int
-    max_position: int
-    engine: str

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Int32Array
-from kv_transfer.positions import decode_positions
+from kv_transfer.wire.positions import decode_positions
 
 Int64Array = npt.NDArray[np.int64]
 
 KEPT_POSITIONS = "skim_kept_positions"
-"""Key in `SamplingParams.extra_args`; its value is `kv_transfer.positions.encode_positions(...)`."""
+"""Key in `SamplingParams.extra_args`; its value is `kv_transfer.wire.positions.encode_positions(...)`."""
 
 
 class PositionMap:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Float32Array, Int32Array
+from skim_common.errors import InvalidRequestError
 
 
 def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:

@@ -14,26 +14,25 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.lifecycle.startup import retried_start, uncollected
+from actors.observability.factory import create_tracer
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
-from actors.observability.tracing import create_tracer
-from actors.start_up import retried_start, uncollected
-from kv_transfer.model_source import local_folder, public_name
-from router.admission import Admission
-from router.control_tokens import Handling
-from router.dispatch import Dispatcher
-from router.intake import Intake
-from router.leaving import LeavingApp
-from router.options import PrefillOptions, SpeculationOptions
-from router.pool_load import Room
-from router.pool_states import TIMEOUT_S, PoolStates, watch_pools
-from router.pools import ServePools
-from router.prompt_text import read_token_text
-from router.request_limits import BodyLimits
-from router.request_reports import RequestReports
-from router.selection_log import ExplainView
-from router.serve_state import ServeState
-from router.start_up import StartingApp
+from router.admission.controller import Admission
+from router.admission.intake_lock import Intake
+from router.admission.pool_load import Room
+from router.dispatch.dispatcher import Dispatcher
+from router.explain.prompt_text import read_token_text
+from router.explain.request_reports import RequestReports
+from router.explain.selection_log import ExplainView
+from router.http.body_limits import BodyLimits
+from router.http.draining import LeavingApp
+from router.http.startup import StartingApp
+from router.options.request import PrefillOptions, SpeculationOptions
+from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
+from router.pools.serve_pools import ServePools
+from router.prompt.control_tokens import Handling
+from skim_common.models.source import local_folder, public_name
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class RouterDeployment:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.
         files = asyncio.to_thread(local_folder, self._model, weights=False)
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
-        from router.openai_app import build_openai_app
+        from router.vllm_front.app import build_openai_app
 
         with uncollected():
             app = await build_openai_app(
@@ -237,7 +236,7 @@ def _load_vllm() -> None:
     """
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     with uncollected(), kept_log_file():
-        import router.openai_app  # noqa: F401
+        import router.vllm_front.app  # noqa: F401
 
 
 def router_ingress() -> type:

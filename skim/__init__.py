@@ -6,9 +6,9 @@ torch, transformers nor vLLM.
 
 from cluster.in_process.pair import Pair, PairAnswer
 from cluster.in_process.selection import PairSelection
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
-from router.options import PrefillOptions
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
 
 __all__ = ["DecodeOptions", "KeptPrompt", "Pair", "PairAnswer", "PairSelection", "PrefillOptions", "SkimError"]

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 import torch
 
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, ModelInfo
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.models.info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kv_transfer.engine_options import check_option_names
-from kv_transfer.errors import SkimError
-from kv_transfer.model_info import inspect_model
+from skim_common.engine_options import check_option_names
+from skim_common.errors import SkimError
+from skim_common.models.info import inspect_model
 from speculator_service.engine import SpeculatorEngine
 
 

@@ -5,9 +5,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
-from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo, SelectRequest
+from kv_transfer.messages import Int32Array, KeptPrompt, SelectRequest
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from skim_common.models.info import ModelInfo
 from speculator_service.engine import Drafted, Scores, SpeculatorEngine
 from speculator_service.scoring.lexical import lexical_importance
 

@@ -1,9 +1,10 @@
 """What a speculator refuses before its engine sees it: wrong token ids, wrong spans, a prompt that is too long."""
 
-from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import Int32Array, ModelInfo, SelectRequest
+from kv_transfer.messages import Int32Array, SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import check_rates, check_spans
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 
 _SHORTER = "shorten the prompt or lower look_ahead"
 

@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.mock_compute import MockCompute
-from kv_transfer.model_info import inspect_model
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, SessionLostError
+from skim_common.models.info import inspect_model
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_length
 from speculator_service.scoring.score_queries import ScoreQueries

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from kv_transfer.errors import SkimError
-from kv_transfer.messages import KeptPrompt, ModelInfo, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, regions_of
+from skim_common.errors import SkimError
+from skim_common.models.info import ModelInfo
 from speculator_service.acceptance import Acceptances
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically

@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo
+from kv_transfer.messages import GenerateOutput, GenerateRequest
+from skim_common.models.info import ModelInfo
 
 
 class TargetEngine(Protocol):

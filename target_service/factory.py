@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kv_transfer.engine_options import check_option_names
-from kv_transfer.errors import SkimError
+from skim_common.engine_options import check_option_names
+from skim_common.errors import SkimError
 from target_service.engine import TargetEngine
 
 

@@ -7,8 +7,9 @@ model's positions are wrong without an error.
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import GenerateRequest, ModelInfo
+from kv_transfer.messages import GenerateRequest
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 from target_service.sampling import DELTA
 
 RESERVED_PREFIX = "skim"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.channel_client import connecting
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from kv_transfer.draft_channel.client import connecting
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.mock_compute import MockCompute, Prefill
-from kv_transfer.model_info import inspect_model
-from kv_transfer.model_source import local_folder
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from skim_common.models.info import inspect_model
+from skim_common.models.source import local_folder
 from target_service.answer import Answers, NewToken
 from target_service.drafting.session_ends import SessionEnds
 from target_service.engine import TargetEngine

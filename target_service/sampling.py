@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_transfer.errors import InvalidRequestError
+from skim_common.errors import InvalidRequestError
 
 CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
 """Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kv_transfer.environment import CORES
+from skim_common.environment import CORES
 
 RINGS = ("unit", "engine", "e2e", "chaos")
 

@@ -10,8 +10,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.validation import sentence
+from skim_common.errors import ModelError, SkimError
+from skim_common.validation import sentence
 from vllm_hooks import block_hash, partial_blocks, positions_v1, positions_v2
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment

@@ -32,7 +32,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from vllm_hooks.block_hash import position_offsets
 
 PARTIAL_BLOCKS = "skim_partial_blocks"

@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.model_info import position_count
 from kv_transfer.position_map import Int64Array, batch_offsets, position_map
+from skim_common.models.info import position_count
 
 HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),)
 """For `symbols.check_symbols`."""

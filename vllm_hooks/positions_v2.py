@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.model_info import position_count
 from kv_transfer.position_map import PositionMap, batch_offsets, position_map
+from skim_common.models.info import position_count
 
 _STATES = "vllm.v1.worker.gpu.model_states"
 HOOKED = (

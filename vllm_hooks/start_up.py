@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.environment import CORES, KEPT_HEAP, unless_set, with_environment
-from kv_transfer.errors import SkimError
+from skim_common.environment import CORES, KEPT_HEAP, unless_set, with_environment
+from skim_common.errors import SkimError
 from vllm_hooks.orphans import end_with_parent
 from vllm_hooks.stacks import show_stacks_when_asked
 

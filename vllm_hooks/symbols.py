@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import vllm
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 MADE_FOR = "0.29.0"
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from actors.observability.tracing import Attributes, Span, Tracer
-from kv_transfer.messages import GenerateOutput, GenerateRequest, ModelInfo, Selection
-from kv_transfer.model_source import public_name
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection
+from skim_common.models.info import ModelInfo
+from skim_common.models.source import public_name
 
 SELECT = "skim.speculator.select"
 FIRST_TOKEN = "skim.first_token"

@@ -97,12 +97,3 @@ class _NoTracer:
 NO_SPAN: Span = _NoSpan()
 NO_TRACER: Tracer = _NoTracer()
 _NOTHING = nullcontext(NO_SPAN)
-
-
-def create_tracer(settings: Mapping[str, Any] | None) -> Tracer:
-    """settings: endpoint, sample_ratio and service_name of `observability.traces`; None means that traces are off."""
-    if settings is None:
-        return NO_TRACER
-    from actors.observability.tracing_otlp import otlp_tracer
-
-    return otlp_tracer(**settings)

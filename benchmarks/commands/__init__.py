@@ -1,34 +1,43 @@
 """The `skim bench` commands: run a benchmark, print its table, and write its JSON file and its plot.
 
-Lives here: one file per command, with its options. Not here: the measurements, which are in `benchmarks/`.
+Lives here: the table of the commands, and the options that several of them share. Each subject's folder has its
+commands.
 """
 
 import typer
 
 from cluster.commands.lazy import lazy_group
 
-NAMES = (
-    "ttft",
-    "turns",
-    "replay",
-    "goodput",
-    "overload",
-    "batch",
-    "refusals",
-    "hostile",
-    "decode",
-    "acceptance",
-    "overhead",
-    "cpu",
-    "scoring",
-    "channel",
-    "scale",
-    "explain",
-    "evidence",
-)
+COMMANDS = {
+    "benchmarks.latency.commands": (
+        "ttft",
+        "turns",
+        "overhead",
+        "explain",
+    ),
+    "benchmarks.load.commands": (
+        "goodput",
+        "batch",
+        "refusals",
+        "hostile",
+        "cpu",
+    ),
+    "benchmarks.replay.commands": (
+        "replay",
+        "overload",
+    ),
+    "benchmarks.engines.commands": (
+        "decode",
+        "acceptance",
+        "scoring",
+        "channel",
+    ),
+    "benchmarks.scaling.commands": ("scale",),
+    "evals.commands.evidence": ("evidence",),
+}
 
 app = typer.Typer(
-    cls=lazy_group({name: f"benchmarks.commands.{name}:{name}" for name in NAMES}),
+    cls=lazy_group({name: f"{module}:{name}" for module, names in COMMANDS.items() for name in names}),
     help="Measure speed on this machine. The systems that are compared take turns in one run.",
     no_args_is_help=True,
 )

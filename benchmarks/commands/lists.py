@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 Value = TypeVar("Value", int, float, str)
 

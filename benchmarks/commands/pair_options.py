@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 Target = Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")]
 Speculator = Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")]

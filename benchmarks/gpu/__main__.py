@@ -23,8 +23,8 @@ from benchmarks.gpu.presets import preset
 from benchmarks.gpu.proof.checks import Settings
 from benchmarks.gpu.proof.plan import STEPS
 from benchmarks.gpu.proof.runner import Proof
-from benchmarks.machine import machine
-from kv_transfer.errors import SkimError
+from benchmarks.report.machine import machine
+from skim_common.errors import SkimError
 
 app = typer.Typer(
     help="Measure models of real sizes with random weights on one GPU.",

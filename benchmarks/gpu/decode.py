@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
 from benchmarks.gpu.pair import Decoded, MeasuredPair
 from benchmarks.gpu.ttft import prompt_ids
-from benchmarks.machine import machine
-from benchmarks.progress import Progress, silent
+from benchmarks.report import plots
+from benchmarks.report.machine import machine
+from benchmarks.report.progress import Progress, silent
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from target_service.drafting.acceptance import expected_tokens

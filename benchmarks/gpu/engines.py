@@ -13,7 +13,7 @@ from benchmarks.gpu.pair import MeasuredPair
 from benchmarks.gpu.presets import Preset, configs
 from benchmarks.gpu.torch_pair import TorchPair
 from benchmarks.gpu.vllm_pair import Plan, VllmPair
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 SLACK = 512
 """Tokens that an engine holds in addition to the prompt: the look-ahead and the answer."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 GIB = 2**30
 BYTES = 2

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import TOKENIZER
-from kv_transfer.errors import SkimError
+from benchmarks.harness.models import TOKENIZER
+from skim_common.errors import SkimError
 
 POSITIONS = 160 * 1024
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import plots
 from benchmarks.gpu.clock import copy_bandwidth, milliseconds, peak_bytes
 from benchmarks.gpu.presets import MODELS
-from benchmarks.machine import machine
-from benchmarks.progress import Progress, silent
+from benchmarks.report import plots
+from benchmarks.report.machine import machine
+from benchmarks.report.progress import Progress, silent
 from speculator_service.scoring.importance import Aggregate, layer_scores
 
 BLOCK = 16
@@ -147,7 +147,7 @@ def _kernels(problem: Problem, settings: GpuScoringSettings) -> dict[str, Callab
 
 
 def _tiling(text: str) -> Any:
-    from kv_transfer.errors import SkimError
+    from skim_common.errors import SkimError
     from speculator_service.scoring.triton_kernels import TILING
 
     try:

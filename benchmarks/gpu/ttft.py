@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import plots
 from benchmarks.gpu.pair import MeasuredPair
-from benchmarks.machine import machine
-from benchmarks.progress import Progress, silent
+from benchmarks.report import plots
+from benchmarks.report.machine import machine
+from benchmarks.report.progress import Progress, silent
 from kv_transfer.options import SelectionOptions
 
 

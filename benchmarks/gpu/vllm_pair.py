@@ -21,9 +21,9 @@ from benchmarks.gpu.torch_model import CHUNK
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.errors import SkimError
 from speculator_service.drafting.drafter import DraftService
 
 _NOTHING = np.empty(0, np.int32)

@@ -15,8 +15,8 @@ from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpe
 from pydantic import SecretStr
 
 from cluster.batch.rows import BatchRequest, Response, RowFault
-from kv_transfer.errors import EngineUnavailableError, SkimError
-from router.timeout_headers import LATER_REQUESTS, MOST_LATER_REQUESTS
+from router.options.headers import LATER_REQUESTS, MOST_LATER_REQUESTS
+from skim_common.errors import EngineUnavailableError, SkimError
 
 CONNECT_TIMEOUT_S = 10.0
 UNAVAILABLE = frozenset({429, 502, 503, 504})

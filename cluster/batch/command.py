@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 ENDPOINT = "http://127.0.0.1:8000"
 EXTRA = ("fsspec", "httpx2", "openai", "pandas", "pyarrow")

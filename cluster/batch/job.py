@@ -17,8 +17,8 @@ from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local
 from cluster.batch.worker import Work, answer_parts
 from cluster.config.load import load_config
-from kv_transfer.environment import with_environment
-from kv_transfer.errors import SkimError
+from skim_common.environment import with_environment
+from skim_common.errors import SkimError
 
 Say = Callable[[str], None]
 
@@ -139,7 +139,7 @@ def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
     assert options.endpoint is not None
     import ray
 
-    from cluster.serve.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+    from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
 
     try:
         init_on_loopback(options.address is None or is_on_loopback(options.address))

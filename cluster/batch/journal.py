@@ -16,7 +16,7 @@ import msgspec
 from cluster.batch.plan import InputPlan, Part
 from cluster.batch.rows import BatchAnswer
 from cluster.batch.storage import locate, storage_errors, write
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 VERSION = 2
 READ_AHEAD = 16

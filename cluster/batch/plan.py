@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cluster.batch.order import Window, prompt_of
 from cluster.batch.rows import BatchRequest, UnusableRowError, parse
 from cluster.batch.storage import locate, storage_errors
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 PARTS = 200
 """Number of parts, as far as the bounds on their size allow."""

@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 def locate(url: str) -> tuple[Any, str]:

@@ -13,7 +13,7 @@ from cluster.batch.client import BatchClient, Endpoint
 from cluster.batch.journal import Journal
 from cluster.batch.plan import Part, read_part
 from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, usage_of
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 REQUESTS_PER_WORKER = 64
 """Concurrent requests of one actor. More are spread over more actors: JSON of long prompts costs CPU."""

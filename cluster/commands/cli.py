@@ -18,7 +18,7 @@ from cluster.commands.explain import explain
 from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 SERVING = "Serving"
 TOOLS = "One model at a time"
@@ -26,8 +26,8 @@ TOOLS = "One model at a time"
 # What measures stands above this folder: it is named here, and imported only when it is asked for.
 MEASURING = {
     "bench": "benchmarks.commands:app",
-    "eval": "evals.command:evaluate",
-    "calibrate": "evals.calibrate:calibrate",
+    "eval": "evals.commands.evaluate:evaluate",
+    "calibrate": "evals.commands.calibrate:calibrate",
 }
 
 app = typer.Typer(

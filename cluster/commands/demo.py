@@ -12,16 +12,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cluster.commands.demo_document import DemoDocument, make_document
 from cluster.commands.tools import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
+from cluster.demo_document import DemoDocument, make_document
 from cluster.json_file import write_json
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
-from kv_transfer.errors import SkimError
-from router.server_sent_events import read_event
-from router.timeout_headers import read_server_timing
+from router.http.sse import read_event
+from router.options.headers import read_server_timing
+from skim_common.errors import SkimError
 
 REPOSITORY = Path(__file__).parents[2]
 SHOWN_TOKENS = 360

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 def explain(
@@ -47,7 +47,7 @@ def explain(
     from cluster.commands.tools import quick_start, read_options
     from cluster.explain.page import render
     from cluster.explain.sources import from_prompt, from_request, read_prompt_file
-    from router.options import PREFILL, PrefillOptions
+    from router.options.request import PREFILL, PrefillOptions
 
     text = None if prompt is None else read_prompt_file(prompt, chat=chat)
     if request is not None:

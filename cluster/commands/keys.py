@@ -14,7 +14,7 @@ File = Annotated[Path, typer.Option(metavar="FILE", help="The file of router.api
 @app.command()
 def new(name: KeyName, file: File) -> None:
     """Print a new key, and add its hash to the file. An older key of the same name stays valid until `retire`."""
-    from router.api_keys import hash_of, new_key
+    from router.admission.api_keys import hash_of, new_key
 
     entries, key = _entries(file), new_key()
     entry = next((one for one in entries if one["name"] == name), None)
@@ -29,7 +29,7 @@ def new(name: KeyName, file: File) -> None:
 @app.command()
 def retire(name: KeyName, file: File) -> None:
     """Make all keys of NAME invalid but the newest."""
-    from kv_transfer.errors import SkimError
+    from skim_common.errors import SkimError
 
     entries = _entries(file)
     entry = next((one for one in entries if one["name"] == name), None)
@@ -41,7 +41,7 @@ def retire(name: KeyName, file: File) -> None:
 
 def _entries(file: Path) -> list[dict[str, Any]]:
     """The entries of the file; none if it does not exist. Raises SkimError."""
-    from router.api_keys import read_keys
+    from router.admission.api_keys import read_keys
 
     return [key.model_dump(mode="json", exclude_defaults=True) for key in read_keys(file)] if file.exists() else []
 
@@ -52,9 +52,9 @@ def _write(file: Path, entries: list[dict[str, Any]]) -> None:
     from pydantic import ValidationError
 
     from cluster.json_file import replace_text
-    from kv_transfer.errors import SkimError
-    from kv_transfer.validation import sentence
-    from router.api_keys import KeyFile
+    from router.admission.api_keys import KeyFile
+    from skim_common.errors import SkimError
+    from skim_common.validation import sentence
 
     try:
         KeyFile.model_validate({"keys": entries})

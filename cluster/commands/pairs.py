@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cluster.json_file import write_json
 from cluster.pairs.known import KNOWN
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 console = Console(highlight=False)
 
@@ -48,7 +48,7 @@ def pairs(
 def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any]:
     from cluster.pairs.candidates import in_cache, in_folders
     from cluster.pairs.fit import best_first, fit, is_same, read_target
-    from kv_transfer.model_source import local_folder, located
+    from skim_common.models.source import local_folder, located
 
     name = located(str(target), Path.cwd())
     own = read_target(name, local_folder(name, weights=False))

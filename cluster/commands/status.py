@@ -4,9 +4,9 @@ import ray
 from rich.console import Console
 
 from cluster.serve.deployment import join_ray
-from cluster.serve.patience import in_time
-from cluster.serve.state import Part, current_parts
-from kv_transfer.errors import SkimError
+from cluster.serve.ray_liveness import in_time
+from cluster.serve.status import Part, current_parts
+from skim_common.errors import SkimError
 
 LIMIT_S = 20.0
 """How long Serve may take to answer."""

@@ -14,8 +14,8 @@ from cluster.in_process.pair import Pair
 from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans, render
 from cluster.in_process.selection import PairSelection
 from cluster.json_file import read_json, read_text
-from kv_transfer.errors import SkimError
-from router.options import PREFILL, PrefillOptions
+from router.options.request import PREFILL, PrefillOptions
+from skim_common.errors import SkimError
 
 
 def read_prompt(

@@ -9,8 +9,8 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from kv_transfer.errors import SkimError
-from kv_transfer.validation import Problem, problems
+from skim_common.errors import SkimError
+from skim_common.validation import Problem, problems
 
 Location = tuple[int | str, ...]
 LineOf = Callable[[Location], int | None]

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from cluster.config.file import line_of, read_settings, sentence
 from cluster.config.schema import DeploymentConfig
 from cluster.config.show import HIDDEN
-from kv_transfer.errors import SkimError
-from kv_transfer.model_source import located, public_name
+from skim_common.errors import SkimError
+from skim_common.models.source import located, public_name
 
 
 def load_config(path: str | Path) -> DeploymentConfig:

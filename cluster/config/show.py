@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from kv_transfer.validation import SECRETS
+from skim_common.validation import SECRETS
 
 COMMENT_COLUMN = 40
 HIDDEN = "***"

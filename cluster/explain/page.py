@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import InvalidRequestError
-from router.explain import REASONS
-from router.prompt_text import PromptText
+from router.explain.explained import REASONS
+from router.explain.prompt_text import PromptText
+from skim_common.errors import InvalidRequestError
 
 TITLE = "What was kept of a prompt"
 
@@ -44,9 +44,9 @@ def render(
 ) -> str:
     """The page as HTML in ASCII.
 
-    explanation: as `router.explain.Explained.as_json` or the endpoint gives it. prompt: the text of its tokens. notes:
-    names and texts to show above the prompt, such as the question and the answer.
-    Raises InvalidRequestError if the text does not fit the explanation, or if the explanation has no spans.
+    explanation: as `router.explain.explained.Explained.as_json` or the endpoint gives it. prompt: the text of its
+    tokens. notes: names and texts to show above the prompt, such as the question and the answer. Raises
+    InvalidRequestError if the text does not fit the explanation, or if the explanation has no spans.
     """
     data = json.dumps(_data(explanation, prompt, notes))
     for character in "<>&":

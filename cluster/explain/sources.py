@@ -11,11 +11,11 @@ import httpx
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import Messages, RenderedPrompt, load_tokenizer, render
 from cluster.json_file import read_json, read_text
-from kv_transfer.errors import SkimError
 from kv_transfer.spans import regions_of
-from router.explain import Explained
-from router.options import PrefillOptions
-from router.prompt_text import PromptText, message_spans, read_token_text
+from router.explain.explained import Explained
+from router.explain.prompt_text import PromptText, message_spans, read_token_text
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
 from speculator_service.translation.token_text import TokenText
 
 HTTP_TIMEOUT_S = 30.0

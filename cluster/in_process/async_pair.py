@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.environment import with_environment
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
-from kv_transfer.model_info import inspect_model
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.environment import with_environment
+from skim_common.errors import SkimError
+from skim_common.models.info import inspect_model
 
 if TYPE_CHECKING:
-    from kv_transfer.channel_server import DraftServer
+    from kv_transfer.draft_channel.server import DraftServer
     from speculator_service.acceptance import Acceptances
     from speculator_service.drafting.drafter import DraftService
     from speculator_service.drafting.drafter_session import DrafterSession
@@ -149,7 +149,7 @@ class AsyncPair:
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""
-        from kv_transfer.channel_server import DraftServer
+        from kv_transfer.draft_channel.server import DraftServer
 
         drafts, answer = self.drafts, self._answer_drafts
         async with self._starting:

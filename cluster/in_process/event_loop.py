@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 Result = TypeVar("Result")
 

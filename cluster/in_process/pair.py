@@ -14,13 +14,13 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.event_loop import EventLoopThread
 from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
 from cluster.in_process.selection import PairSelection
-from kv_transfer.environment import unless_set
-from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.messages import Completion, KeptPrompt, TokenLogprob
-from kv_transfer.model_source import is_within_reach
 from kv_transfer.options import DecodeOptions
-from router.options import PREFILL, PrefillOptions
-from router.policies import Keep
+from router.options.policies import Keep
+from router.options.request import PREFILL, PrefillOptions
+from skim_common.environment import unless_set
+from skim_common.errors import InvalidRequestError, SkimError
+from skim_common.models.source import is_within_reach
 from target_service.sampling import FINAL_ONLY
 
 MAX_TOKENS = 128

@@ -1,7 +1,7 @@
 """Prompts as engines read them: rendered by the chat template, tokenized, with the tokens that are never dropped.
 
-The rules are those of serving: `router.protection` finds the protected tokens, `router.decision` decides whether the
-prompt is compressed at all.
+The rules are those of serving: `router.prompt.protected_spans` finds the protected tokens, `router.decision.rules`
+decides whether the prompt is compressed at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.model_info import inspect_model
-from kv_transfer.model_source import local_folder
 from kv_transfer.spans import mask_of
-from router.contents import ChatContents, MarkedChat, without_marks
-from router.decision import Decision, RequestTraits, decide
-from router.options import PrefillOptions
-from router.part_keeps import messages_with_keeps
-from router.protection import prompt_spans
-from router.question import question_text
+from router.decision.rules import Decision, RequestTraits, decide
+from router.options.request import PrefillOptions
+from router.prompt.contents import ChatContents, MarkedChat, without_marks
+from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.protected_spans import prompt_spans, question_text
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import inspect_model
+from skim_common.models.source import local_folder
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""
@@ -84,10 +83,10 @@ def load_tokenizer(model: str) -> Any:
 def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None = None) -> RenderedPrompt:
     """The prompt's token ids, its protected spans and its regions with a keep rate of their own.
 
-    Of chat messages, everything but the material of the turns is protected (`router.protection`); of text and token
-    ids, the first token is. options: the spans, ranges and policies of a request. A content part of a message may have
-    its own `keep`, as in serving.
-    Raises InvalidRequestError for a prompt that is empty, is none of `PromptInput` or that the chat template refuses.
+    Of chat messages, everything but the material of the turns is protected (`router.prompt.protected_spans`); of text
+    and token ids, the first token is. options: the spans, ranges and policies of a request. A content part of a message
+    may have its own `keep`, as in serving. Raises InvalidRequestError for a prompt that is empty, is none of
+    `PromptInput` or that the chat template refuses.
     """
     options = options or PrefillOptions()
     if isinstance(prompt, RenderedPrompt):

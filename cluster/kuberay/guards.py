@@ -1,9 +1,9 @@
 """Protection of the pods: disruption budgets and network policies."""
 
+from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay import hub
 from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
-from cluster.kuberay.settings import KubernetesConfig
 
 DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 

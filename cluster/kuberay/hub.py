@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cluster.config.schema import DeploymentConfig
-from kv_transfer.model_source import is_hub_name
+from skim_common.models.source import is_hub_name
 
 SERVING = ("router", "speculator", "target", "prefill")
 """Components whose pods hold replicas of the Serve application."""

@@ -2,10 +2,10 @@
 
 import shlex
 
+from cluster.config.kubernetes import BatchConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import Object, metadata, ray_pod
 from cluster.kuberay.service import API_VERSION, ray_cluster, worker_group
-from cluster.kuberay.settings import BatchConfig
 
 
 def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:

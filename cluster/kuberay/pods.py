@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.config.kubernetes import KubernetesConfig, PodConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
-from cluster.kuberay.settings import KubernetesConfig, PodConfig
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
-from cluster.serve.pod_proxy import LEAVING_FILE, SENDING_AWAY
+from cluster.serve.proxy.pod_draining import LEAVING_FILE, SENDING_AWAY
 
 Object = dict[str, Any]
 

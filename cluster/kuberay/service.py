@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from cluster.config.kubernetes import PodConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import (
@@ -22,12 +23,11 @@ from cluster.kuberay.pods import (
     ray_pod,
     resources,
 )
-from cluster.kuberay.settings import PodConfig
 from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
-from kv_transfer.errors import SkimError
-from kv_transfer.model_source import is_hub_name
+from skim_common.errors import SkimError
+from skim_common.models.source import is_hub_name
 
 API_VERSION = "ray.io/v1"
 ROUTER_RESOURCE = "router_pool"

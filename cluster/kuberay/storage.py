@@ -1,9 +1,9 @@
 """Objects that keep state: Redis for Ray's cluster state, and the volume claims for models."""
 
+from cluster.config.kubernetes import HubConfig, KubernetesConfig, ModelVolumeConfig, RedisConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.hub import downloads
 from cluster.kuberay.pods import CONTAINER_SECURITY, POD_SECURITY, Object, labels, metadata, resources
-from cluster.kuberay.settings import HubConfig, KubernetesConfig, ModelVolumeConfig, RedisConfig
 
 REDIS_PORT = 6379
 # The password comes from an environment variable, so that no manifest contains it.

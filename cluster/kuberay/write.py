@@ -11,7 +11,7 @@ from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors
 from cluster.kuberay.pods import Object
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.storage import model_claims, redis
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 HEADER = "# Written by `skim manifests`: change the deployment file, not this one.\n"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 CONFIG = "config.json"
 

@@ -7,8 +7,8 @@ from cluster.config.load import config_from_settings
 from cluster.pairs.candidates import Candidate
 from cluster.pairs.size import ModelSize, model_size
 from cluster.serve.preflight import check_models
-from kv_transfer.errors import ModelError
-from kv_transfer.model_info import inspect_model
+from skim_common.errors import ModelError
+from skim_common.models.info import inspect_model
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.model_info import position_count
+from skim_common.models.info import position_count
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of routed experts in transformers' configs."""

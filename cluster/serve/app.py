@@ -16,14 +16,15 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.config.pools import AutoscalingConfig, PoolConfig
-from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig, RouterConfig
+from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig
 from cluster.serve.autoscaling import GROW
 from cluster.serve.placement import placement_options
 from router.deployment import router_ingress
+from router.options.settings import RouterConfig
 
 APP_NAME = "skim"
 
-REPLICA_CHOICE = "router.replica_choice:AffinityRouter"
+REPLICA_CHOICE = "router.pools.affinity_router:AffinityRouter"
 WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
 MAX_STARTS = 1_000_000
 """Number of failed starts in a row after which Serve gives up a pool for good. It waits up to a minute between them.
@@ -205,7 +206,8 @@ def _rooms(config: DeploymentConfig) -> dict[str, Any]:
 
 
 def room_for(scaling: AutoscalingConfig) -> dict[str, float]:
-    """The fields of router.pool_load.Room with which the autoscaler lets a pool grow to its `max_replicas`."""
+    """The fields of router.admission.pool_load.Room with which the autoscaler lets a pool grow to its
+    `max_replicas`."""
     most = scaling.max_replicas
     if scaling.policy == "requests":
         return {"requests": most * scaling.target_ongoing_requests}

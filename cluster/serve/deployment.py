@@ -14,15 +14,11 @@ from ray.serve.config import HTTPOptions
 from ray.serve.context import _disconnect
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
-from actors.failed_starts import forget_failed_starts, last_failed_start
+from actors.lifecycle.failed_starts import forget_failed_starts, last_failed_start
+from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
-from cluster.serve.cores import on_own_cores
-from cluster.serve.farewell import send_clients_away
-from cluster.serve.handle import app_handle
-from cluster.serve.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
-from cluster.serve.patience import in_time, ray_answers
-from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, taken_by_one
+from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, on_own_cores, taken_by_one
 from cluster.serve.preflight import (
     check_memory,
     check_models,
@@ -31,10 +27,12 @@ from cluster.serve.preflight import (
     fetch_weights,
     with_pinned_models,
 )
-from cluster.serve.state import failure_reason
-from cluster.serve.tls import base_url, check_certificate, http_options, proxy_switches
-from kv_transfer.environment import unless_set, with_environment
-from kv_transfer.errors import SkimError
+from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
+from cluster.serve.ray_liveness import in_time, ray_answers
+from cluster.serve.routers import app_handle, send_clients_away
+from cluster.serve.status import failure_reason
+from skim_common.environment import unless_set, with_environment
+from skim_common.errors import SkimError
 
 Progress = Callable[[str], None]
 

@@ -10,9 +10,9 @@ import psutil
 
 from cluster.config.pools import WITHOUT_WEIGHTS, PoolConfig
 from cluster.config.schema import DeploymentConfig
-from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.model_info import check_speculator, inspect_model, same_tokens
-from kv_transfer.model_source import is_hub_name, is_within_reach, local_folder, pinned
+from skim_common.errors import ModelError, SkimError
+from skim_common.models.info import check_speculator, inspect_model, same_tokens
+from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned
 from speculator_service.translation.engine import translation_for
 
 GIB = 2**30

@@ -5,9 +5,9 @@ from threading import Event
 
 import ray
 
-from cluster.serve.patience import dead_ray_process, in_time, ray_answers
-from cluster.serve.state import Part, current_parts
-from kv_transfer.errors import SkimError
+from cluster.serve.ray_liveness import dead_ray_process, in_time, ray_answers
+from cluster.serve.status import Part, current_parts
+from skim_common.errors import SkimError
 
 PERIOD_S = 2.0
 LIMIT_S = 10.0

@@ -8,7 +8,7 @@ import re
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cluster.commands import demo_document as demo
+from cluster import demo_document as demo
 
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 32768

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import Int32Array
+from skim_common.errors import SkimError
 from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
 
 ALTERNATIVES = 4

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.drafts import DraftRow
-from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import DraftAhead
+from skim_common.errors import SessionLostError
 from speculator_service.drafting.budget import SessionAcceptance
 from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
 from speculator_service.engine import Drafted

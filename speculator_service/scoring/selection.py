@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import torch
 
-from kv_transfer.errors import SkimError
 from kv_transfer.options import AUTO, SelectionOptions
+from skim_common.errors import SkimError
 
 Region = tuple[int, int, float]
 """A half-open token range, and the share of its chunks to keep."""

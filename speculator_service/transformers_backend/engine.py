@@ -14,11 +14,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kv_transfer.errors import EngineUnavailableError, ModelError, SkimError
 from kv_transfer.messages import Int32Array, KeptPrompt
-from kv_transfer.model_info import check_speculator, inspect_model
-from kv_transfer.model_source import local_folder
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, ModelError, SkimError
+from skim_common.models.info import check_speculator, inspect_model
+from skim_common.models.source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers

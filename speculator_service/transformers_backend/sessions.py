@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import Int32Array
+from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted
 
 

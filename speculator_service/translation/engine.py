@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kv_transfer.errors import InvalidRequestError, SessionLostError
-from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo
-from kv_transfer.model_info import inspect_model, same_tokens
-from kv_transfer.model_source import is_within_reach
+from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import segments_of
+from skim_common.errors import InvalidRequestError, SessionLostError
+from skim_common.models.info import ModelInfo, inspect_model, same_tokens
+from skim_common.models.source import is_within_reach
 from speculator_service.engine import Drafted, Scores, SpeculatorEngine
 from speculator_service.translation.answer import AnswerTranslation
 from speculator_service.translation.token_text import TokenText

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.errors import ModelError
 from kv_transfer.messages import Int32Array
-from kv_transfer.model_info import load_tokenizer
-from kv_transfer.model_source import local_folder
+from skim_common.errors import ModelError
+from skim_common.models.info import load_tokenizer
+from skim_common.models.source import local_folder
 from speculator_service.translation.alignment import Spans
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -22,16 +22,16 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
-from kv_transfer.messages import Int32Array, KeptPrompt, ModelInfo
-from kv_transfer.model_info import check_speculator, inspect_model
-from kv_transfer.model_source import local_folder
+from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from skim_common.models.info import ModelInfo, check_speculator, inspect_model
+from skim_common.models.source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.scoring.score_queries import ScoreQueries
+from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
-from speculator_service.vllm_backend.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE

@@ -18,10 +18,10 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.errors import SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.positions import encode_positions
+from kv_transfer.wire.positions import encode_positions
+from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
 

@@ -11,10 +11,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from kv_transfer.errors import ModelError
-from kv_transfer.model_info import short_longrope_positions, speculator_window
+from skim_common.errors import ModelError
+from skim_common.models.info import short_longrope_positions, speculator_window
+from speculator_service.vllm_backend.capture.key_reader import PLAIN_CACHES, STORED_FP8
 from speculator_service.vllm_backend.hooked_symbols import HOOKED, HOOKED_V2
-from speculator_service.vllm_backend.key_reader import PLAIN_CACHES, STORED_FP8
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
 

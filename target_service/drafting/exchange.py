@@ -20,7 +20,8 @@ MAX_CLOSED = 4096
 
 
 class Client(Protocol):
-    """The methods of kv_transfer.channel_client.DraftClient that are used here. The client numbers the messages."""
+    """The methods of kv_transfer.draft_channel.client.DraftClient that are used here. The client numbers the
+    messages."""
 
     counters: dict[str, int]
 

@@ -1,6 +1,6 @@
 """Which drafting methods work on a target whose layers are divided over pipeline stages."""
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 WITH_STAGES = ("none", "eagle", "mtp")
 """Methods that vLLM 0.29 runs in its V2 model runner, which supports pipeline stages. By reading, except none."""

@@ -5,10 +5,10 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from kv_transfer.errors import EngineUnavailableError, ModelError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
-from kv_transfer.model_info import inspect_model
-from kv_transfer.model_source import local_folder
+from skim_common.errors import EngineUnavailableError, ModelError
+from skim_common.models.info import inspect_model
+from skim_common.models.source import local_folder
 from target_service.answer import Answers
 from target_service.engine import TargetEngine
 from target_service.limits import check_request

@@ -13,21 +13,21 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest
-from kv_transfer.model_info import inspect_model
-from kv_transfer.model_source import local_folder
 from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.positions import encode_positions
+from kv_transfer.wire.positions import encode_positions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from skim_common.models.info import inspect_model
+from skim_common.models.source import local_folder
 from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.sampling import DELTA
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
-from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
-from target_service.vllm_backend.speculation import TargetSamplingParams, read_decode, speculation_options
+from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
+from target_service.vllm_backend.speculation.methods import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE
 
@@ -42,13 +42,13 @@ class VllmTarget(TargetEngine):
 
     decode: fields of DecodeOptions, the speculation of requests that do not switch it off; None means method none.
     draft_model: the folder or hub name of the drafting weights, for those of vLLM's own methods that have weights.
-    draft_channel: keyword arguments of kv_transfer.channel_client.DraftClient, for method remote (`tls` as a mapping).
-    kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
-    kv_host: the address of this node, where the other half finds the blocks.
-    approximate_positions: accept a model with linear-attention or state-space layers. They read the kept tokens as one
-    compact text, so only the attention layers see the original positions.
-    stat_loggers: dotted names of classes that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase).
-    engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
+    draft_channel: keyword arguments of kv_transfer.draft_channel.client.DraftClient, for method remote (`tls` as a
+    mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
+    kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
+    linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers
+    see the original positions. stat_loggers: dotted names of classes that receive vLLM's own statistics
+    (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as
+    max_model_len, dtype, enforce_eager.
 
     Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -159,7 +159,7 @@ class VllmTarget(TargetEngine):
         """Counts of speculation since the start; {} with method none.
 
         rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts). Method
-        remote adds those of target_service.vllm_backend.remote_drafts.RemoteDrafts.stats.
+        remote adds those of target_service.vllm_backend.speculation.remote_drafts.RemoteDrafts.stats.
         """
         if self.decode.method == "none":
             return {}

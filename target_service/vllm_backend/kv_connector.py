@@ -17,9 +17,9 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kv_transfer.environment import with_environment
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateRequest
+from skim_common.environment import with_environment
+from skim_common.errors import SkimError
 from target_service.limits import KvRole, check_leg
 from vllm_hooks.symbols import check_symbols
 

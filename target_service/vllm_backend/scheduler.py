@@ -10,7 +10,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from target_service.drafting.settings import max_drafts, may_draft
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
-from target_service.vllm_backend.draft_report import REPORT, DraftReport
+from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
 from vllm_hooks.partial_blocks import PartialBlockScheduler
 

@@ -10,10 +10,11 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.model_info import longrope_original
-from target_service.vllm_backend import continued_answers, draft_probs, logits_processors, remote_config
-from target_service.vllm_backend.remote_config import remote_drafts_config
+from skim_common.errors import ModelError, SkimError
+from skim_common.models.info import longrope_original
+from target_service.vllm_backend import continued_answers, logits_processors
+from target_service.vllm_backend.speculation import draft_probs, remote_config
+from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
 from vllm_hooks.symbols import Symbol
 

@@ -14,7 +14,7 @@ import ray
 import yaml
 from ray.serve.context import _disconnect
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import ROOT, Served, skim_serve
 

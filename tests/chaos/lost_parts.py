@@ -23,7 +23,7 @@ import psutil
 import ray
 import yaml
 
-from benchmarks.machine import machine
+from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from tests.chaos.killed import BACK_S, Killed
 from tests.chaos.lost_replicas import Stream, demo_settings, differing, greedy_bodies, stream

@@ -4,7 +4,7 @@ import os
 import socket
 from typing import Any
 
-from cluster.serve.pod_proxy import send_clients_away
+from cluster.serve.proxy.pod_draining import send_clients_away
 
 PROXY_PORT = "SKIM_TEST_PROXY_PORT"
 SERVE_PORT = 8000

@@ -23,8 +23,8 @@ import httpx
 import ray
 import yaml
 
-from benchmarks.machine import machine
-from cluster.commands.demo_document import make_document
+from benchmarks.report.machine import machine
+from cluster.demo_document import make_document
 from cluster.json_file import write_json
 from tests.chaos.killed import BACK_S, Killed
 from tests.e2e.conftest import ROOT, skim_serve

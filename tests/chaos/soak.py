@@ -30,7 +30,7 @@ import ray
 import yaml
 from ray import serve
 
-from benchmarks.machine import machine
+from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
 from tests.chaos.disturbance import Disk, Disturbance, can_disturb, small_disk, variables

@@ -30,8 +30,8 @@ import ray
 import yaml
 from ray import serve
 
-from benchmarks.engine_soak_results import FINE
-from benchmarks.machine import machine
+from benchmarks.report.engine_soak import FINE
+from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port

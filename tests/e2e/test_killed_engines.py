@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from tests.e2e.conftest import Served
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from ray import serve
 
-from cluster.commands.demo_document import make_document
 from cluster.config.load import config_from_flags
+from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port

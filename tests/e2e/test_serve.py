@@ -14,9 +14,9 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 
-from cluster.commands.demo_document import DemoDocument, make_document
+from cluster.demo_document import DemoDocument, make_document
 from cluster.in_process.prompts import load_tokenizer
-from evals.turns import make_conversations
+from evals.run.turns import make_conversations
 from tests.e2e.conftest import Served
 from tests.unit.conftest import MODELS
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray import serve
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import Served
 

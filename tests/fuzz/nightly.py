@@ -39,7 +39,9 @@ def _bytes(name: str, count: int, seed: int) -> None:
     """Does not return: atheris ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["kv_transfer", "router.body", "router.options", "router.part_keeps"]):
+    with atheris.instrument_imports(
+        include=["kv_transfer", "router.http.body_fields", "router.options", "router.prompt.keep_fields"]
+    ):
         from tests.fuzz.targets import CORPUS, TARGETS
 
     folder = NEW / name

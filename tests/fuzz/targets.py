@@ -4,23 +4,16 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kv_transfer import codec
-from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import (
-    GenerateOutput,
-    GenerateRequest,
-    KeptPrompt,
-    ModelInfo,
-    Selection,
-    SelectRequest,
-    SessionHandle,
-)
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import SelectionOptions
-from router.body import read_fields
-from router.options import PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
-from router.part_keeps import take_keeps
+from kv_transfer.wire import codec
+from kv_transfer.wire.codec import decode, encode
+from router.http.body_fields import read_fields
+from router.options.request import PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
+from router.prompt.keep_fields import take_keeps
+from skim_common.errors import InvalidRequestError, SkimError
+from skim_common.models.info import ModelInfo
 
 CORPUS = Path(__file__).parent / "corpus"
 # Segments travel in KeptPrompt and in all messages that hold one.

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kv_transfer.channel_tls import Tls
+from kv_transfer.draft_channel.tls import Tls
 
 
 def self_signed(folder: Path, *names: x509.GeneralName) -> Tls:

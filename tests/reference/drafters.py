@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.channel_server import DraftServer
+from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import Int32Array, KeptPrompt
 from speculator_service.engine import Drafted

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from types import TracebackType
 
-from kv_transfer.channel_server import DraftServer
+from kv_transfer.draft_channel.server import DraftServer
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 

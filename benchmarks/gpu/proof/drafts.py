@@ -19,7 +19,7 @@ from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
 from benchmarks.gpu.proof.oracle import Oracle
 from benchmarks.gpu.proof.target import TOKENS, answer
 from benchmarks.gpu.vllm_pair import Forced
-from kv_transfer.channel_server import DraftServer
+from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions

@@ -17,8 +17,8 @@ from benchmarks.gpu.engines import running_pair
 from benchmarks.gpu.presets import configs, make_folder, preset
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
-from kv_transfer.environment import with_environment
 from kv_transfer.options import SelectionOptions
+from skim_common.environment import with_environment
 
 DRAFTS = 4
 COSTS = {

@@ -30,8 +30,8 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Proof:
-    """A run of `steps`. file: the JSON file. machine: of `benchmarks.machine`; its versions and GPU are part of what a
-    result depends on. minutes: for all steps together; a step that does not fit any more stays TODO.
+    """A run of `steps`. file: the JSON file. machine: of `benchmarks.report.machine`; its versions and GPU are part of
+    what a result depends on. minutes: for all steps together; a step that does not fit any more stays TODO.
     """
 
     steps: Sequence[Step]

@@ -8,7 +8,7 @@ the first of the tokens whose queries are needed. Depends on `Scheduler._get_loc
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request
 
-from speculator_service.vllm_backend.scored_requests import SCORE_ARG
+from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 

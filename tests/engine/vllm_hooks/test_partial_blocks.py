@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from vllm_hooks.partial_blocks import PARTIAL_BLOCKS, remembers_partial_blocks, why_impossible
 
 

@@ -18,10 +18,10 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from kv_transfer.errors import ModelError
-from kv_transfer.model_info import inspect_model, position_count
 from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.positions import encode_positions
+from kv_transfer.wire.positions import encode_positions
+from skim_common.errors import ModelError
+from skim_common.models.info import inspect_model, position_count
 from speculator_service.vllm_backend.start import engine_length
 from vllm_hooks.positions_v1 import restore_positions
 from vllm_hooks.positions_v2 import _restoring

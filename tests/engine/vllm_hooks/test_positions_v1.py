@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.positions import encode_positions
+from kv_transfer.wire.positions import encode_positions
 from vllm_hooks.positions_v1 import restore_positions
 
 KEPT, CONTEXT, MAX_POSITION = np.array([0, 2, 5], np.int32), 8, 16

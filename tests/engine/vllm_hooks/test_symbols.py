@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from vllm_hooks.symbols import check_symbols
 
 
@@ -18,8 +18,8 @@ def test_another_vllm_is_named() -> None:
 
 def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from speculator_service.vllm_backend import hooked_symbols as speculator
-    from target_service.vllm_backend import draft_probs
     from target_service.vllm_backend import start as target
+    from target_service.vllm_backend.speculation import draft_probs
     from vllm_hooks import block_hash, engine, partial_blocks, positions_v1, positions_v2
 
     hooks = (engine, block_hash, partial_blocks, positions_v1, positions_v2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors import failed_starts
+from actors.lifecycle import failed_starts
 
 
 @pytest.fixture

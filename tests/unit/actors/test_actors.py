@@ -9,24 +9,12 @@ import pytest
 
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.errors import (
-    EngineUnavailableError,
-    InvalidRequestError,
-    ModelError,
-    SkimError,
-    WireError,
-)
-from kv_transfer.messages import (
-    ACCEPTED,
-    GenerateOutput,
-    ModelInfo,
-    Selection,
-    SelectRequest,
-)
-from kv_transfer.model_info import check_pair
+from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.wire.codec import decode, encode
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
+from skim_common.models.info import ModelInfo, check_pair
 from speculator_service.acceptance import ENOUGH_ANSWERS, STEP
 from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.json_file import read_json, replace_text, write_json
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 def full(*_):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from router.context import Outcome, RequestContext
-from router.options import DECODE, PREFILL, PrefillOptions, SpeculationOptions
+from router.dispatch.context import RequestContext
+from router.dispatch.outcome import Outcome
+from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "options.md").read_text()

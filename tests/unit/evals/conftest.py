@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evals.tasks import Sample, make_samples
+from evals.tasks.registry import Sample, make_samples
 
 MODELS = Path(__file__).parents[3] / "demo_models"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kv_transfer.channel_breaker import CircuitBreaker
-from kv_transfer.channel_client import DraftClient
-from kv_transfer.channel_server import DraftServer, Handler
-from kv_transfer.channel_tls import CertificateFiles, Tls
+from kv_transfer.draft_channel.circuit_breaker import CircuitBreaker
+from kv_transfer.draft_channel.client import DraftClient
+from kv_transfer.draft_channel.server import DraftServer, Handler
+from kv_transfer.draft_channel.tls import CertificateFiles, Tls
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 
 HOST = "127.0.0.1"

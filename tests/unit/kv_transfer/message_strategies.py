@@ -14,13 +14,13 @@ from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
-    ModelInfo,
     Selection,
     SelectRequest,
     SessionHandle,
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.models.info import ModelInfo
 
 ids = st.integers(0, 2**31 - 1)
 names = st.text(max_size=20)

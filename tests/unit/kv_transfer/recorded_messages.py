@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import (
     Completion,
     GenerateOutput,
     GenerateRequest,
     Int32Array,
     KeptPrompt,
-    ModelInfo,
     Selection,
     SelectRequest,
     SessionHandle,
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 
 
 def _ids(*values: int) -> Int32Array:

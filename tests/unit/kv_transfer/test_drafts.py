@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState, check_answers
-from kv_transfer.errors import WireError
 from kv_transfer.messages import KeptPrompt
+from skim_common.errors import WireError
 
 TWO = np.array([1, 2], np.int32)
 Q = np.array([1, 2, 1, 2], np.int32), np.full(4, 0.5, np.float32)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, batch_offsets, position_map
-from kv_transfer.positions import encode_positions
+from kv_transfer.wire.positions import encode_positions
 
 
 @st.composite

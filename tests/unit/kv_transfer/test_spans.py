@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.spans import always_kept, check_spans, mask_of, segments_of, spans_of
+from skim_common.errors import InvalidRequestError
 
 
 def test_no_tokens_no_spans():

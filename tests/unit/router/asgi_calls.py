@@ -2,10 +2,11 @@
 
 import asyncio
 
-from router.context import CURRENT, HttpError
-from router.middleware import SkimMiddleware
-from router.options import PrefillOptions, SpeculationOptions
-from router.request_reports import RequestReports
+from router.dispatch.context import CURRENT
+from router.explain.request_reports import RequestReports
+from router.http.middleware import SkimMiddleware
+from router.options.errors import HttpError
+from router.options.request import PrefillOptions, SpeculationOptions
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
 

@@ -12,14 +12,15 @@ import pytest
 import pytest_asyncio
 
 from actors.observability.tracing import NO_TRACER, Span, Tracer
-from cluster.commands.demo_document import DemoDocument, make_document
-from kv_transfer.codec import decode, encode
+from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
-from router.dispatch import Dispatcher
-from router.options import PrefillOptions, SpeculationOptions
-from router.pools import Admitted, unwatched
-from router.request_reports import RequestReports
-from router.selection_log import ExplainView
+from kv_transfer.wire.codec import decode, encode
+from router.dispatch.dispatcher import Dispatcher
+from router.explain.request_reports import RequestReports
+from router.explain.selection_log import ExplainView
+from router.options.request import PrefillOptions, SpeculationOptions
+from router.pools.interface import unwatched
+from router.pools.serve_pools import Admitted
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.records import Records
 from speculator_service.service import SpeculatorService
@@ -98,7 +99,7 @@ class SwitchedTracer:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
-    from router.openai_app import build_openai_app
+    from router.vllm_front.app import build_openai_app
 
     defaults = PrefillOptions(enabled=True, min_prompt_tokens=MIN_PROMPT_TOKENS)
     dispatcher = Dispatcher(

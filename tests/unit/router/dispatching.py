@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 from kv_transfer.options import DecodeOptions
-from router.context import RequestContext
-from router.dispatch import Dispatcher
-from router.options import PrefillOptions, SpeculationOptions
-from router.run import Prompt
+from router.dispatch.context import RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.prompt_run import Prompt
+from router.options.request import PrefillOptions, SpeculationOptions
 from tests.unit.actors.local_meter import LocalMeter
 
 IDS = [7 + i % 900 for i in range(600)]

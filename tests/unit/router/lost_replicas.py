@@ -5,10 +5,10 @@ from contextlib import aclosing
 
 import numpy as np
 
-from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
-from router.answer_record import AnswerRecord
-from router.migration import Migration, ReplicaLostError, migrate
+from kv_transfer.wire.codec import decode, encode
+from router.pools.answer_record import AnswerRecord
+from router.pools.migration import Migration, ReplicaLostError, migrate
 from target_service.mock_engine import MockTarget
 from target_service.sampling import DELTA
 

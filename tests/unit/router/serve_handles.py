@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 from ray.exceptions import ActorDiedError
 
-from kv_transfer.codec import encode
 from kv_transfer.messages import (
     ACCEPTED,
     Completion,
@@ -17,8 +16,9 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
 )
-from router.pool_states import PoolStates
-from router.pools import ServePools
+from kv_transfer.wire.codec import encode
+from router.pools.availability import PoolStates
+from router.pools.serve_pools import ServePools
 
 REQUEST = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]))
 SELECT = SelectRequest("r", np.array([1, 2, 3], np.int32))

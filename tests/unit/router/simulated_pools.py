@@ -7,8 +7,8 @@ import numpy as np
 
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from kv_transfer.prefix_hash import block_hashes
-from router.forecast import Forecaster
-from router.options import PrefillOptions
+from router.decision.forecast import Forecaster
+from router.options.request import PrefillOptions
 
 OPTIONS = PrefillOptions(keep_rate=0.2)
 BLOCK = 16

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from kv_transfer.errors import EngineUnavailableError
-from router import middleware
-from router.held_response import DeferredResponse
-from router.server_sent_events import KEEP_ALIVE
+from router.http import middleware
+from router.http.response import DeferredResponse
+from router.http.sse import KEEP_ALIVE
+from skim_common.errors import EngineUnavailableError
 from tests.unit.router.asking import ENDPOINTS, ask, events, request_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -8,11 +8,11 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from kv_transfer.errors import ModelError, SkimError
 from router import deployment
 from router.deployment import RouterDeployment
-from router.pool_states import Replicas
-from router.start_up import StartingApp
+from router.http.startup import StartingApp
+from router.pools.availability import Replicas
+from skim_common.errors import ModelError, SkimError
 
 
 @pytest.fixture

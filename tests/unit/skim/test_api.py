@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"ray", "torch", "transformers", "vllm"}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.errors import InvalidRequestError, SkimError
 from kv_transfer.options import DecodeOptions
+from skim_common.errors import InvalidRequestError, SkimError
 from speculator_service.factory import create_engine
 from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.mock_engine import MockSpeculator

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import ModelInfo
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 from speculator_service.limits import check_length
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")

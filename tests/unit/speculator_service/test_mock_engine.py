@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SessionLostError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SessionLostError
 from speculator_service.factory import create_engine
 
 IDS = np.array([3, 900, 17, 3], np.int32)

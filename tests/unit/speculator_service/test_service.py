@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import InvalidRequestError, SkimError
-from kv_transfer.messages import ModelInfo
 from kv_transfer.options import DecodeOptions
+from skim_common.errors import InvalidRequestError, SkimError
+from skim_common.models.info import ModelInfo
 from speculator_service.engine import Scores
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService

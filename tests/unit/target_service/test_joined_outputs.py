@@ -6,10 +6,10 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from benchmarks.virtual_time import run
-from kv_transfer.errors import EngineUnavailableError
+from benchmarks.replay.virtual_time import run
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
-from router.answer_record import AnswerRecord
+from router.pools.answer_record import AnswerRecord
+from skim_common.errors import EngineUnavailableError
 from target_service.joined_outputs import join, joined
 from target_service.sampling import CUMULATIVE
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.errors import InvalidRequestError
-from kv_transfer.messages import GenerateRequest, KeptPrompt, ModelInfo
+from kv_transfer.messages import GenerateRequest, KeptPrompt
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 from target_service.limits import check_length, check_request, reserved_names
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 100, "f", max_model_len=40, max_position=64, engine="mock")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from target_service.factory import create_engine
 from target_service.mock_engine import MockTarget, mock_tokens
 from tests.unit.kv_transfer.channel_peer import serving

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayTaskError
 
-from kv_transfer.environment import CORES, KEPT_HEAP
-from kv_transfer.errors import ModelError
+from skim_common.environment import CORES, KEPT_HEAP
+from skim_common.errors import ModelError
 from vllm_hooks.start_up import _NoteExceptions, cpu_processes, first_exception, start_up_environment
 
 

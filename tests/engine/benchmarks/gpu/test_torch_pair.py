@@ -11,9 +11,9 @@ from benchmarks.gpu import decode, scoring, torch_model, ttft
 from benchmarks.gpu.presets import MODELS, Preset
 from benchmarks.gpu.torch_model import TorchModel
 from benchmarks.gpu.torch_pair import TorchPair
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import SkimError
 from speculator_service.scoring.importance import Aggregate, layer_scores
 
 SMALL = Preset("toy-small", "toy-small", (64,))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from cluster.in_process.pair import Pair
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle

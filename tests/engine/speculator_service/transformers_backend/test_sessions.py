@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, SessionLostError
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError
 from speculator_service.factory import create_engine
 from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.reference.generation_oracle import GenerationOracle

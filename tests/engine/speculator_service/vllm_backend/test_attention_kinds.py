@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import ModelError
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import ModelError
 from speculator_service.vllm_backend.engine import VllmSpeculator
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of
 from tests.reference.models import WINDOW, build_model, random_prompt

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend import worker as scoring_worker
+from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG, RequestLedger
 from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowScheduler
-from speculator_service.vllm_backend.scored_requests import SCORE_ARG, RequestLedger
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 

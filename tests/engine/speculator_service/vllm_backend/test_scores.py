@@ -9,9 +9,9 @@ import itertools
 import numpy as np
 import pytest
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.options import SelectionOptions
-from speculator_service.vllm_backend import key_reader
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from speculator_service.vllm_backend.capture import key_reader
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 from vllm_hooks.partial_blocks import remembers_partial_blocks

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from speculator_service.vllm_backend import worker
-from speculator_service.vllm_backend.scored_requests import Computed, ScoredRequest
+from speculator_service.vllm_backend.capture.scored_requests import Computed, ScoredRequest
 from speculator_service.vllm_backend.worker import SpeculatorWorker
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import InvalidRequestError, SessionLostError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import InvalidRequestError, SessionLostError
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, patience, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kv_transfer.errors import ModelError, SkimError
+from skim_common.errors import ModelError, SkimError
 from tests.reference.models import build_model
 
 

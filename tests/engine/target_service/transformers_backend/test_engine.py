@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateRequest, KeptPrompt
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from target_service.transformers_backend.engine import TransformersTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kv_transfer.channel_server import DraftServer
+from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateRequest
+from skim_common.errors import InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,

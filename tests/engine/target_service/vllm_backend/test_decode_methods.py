@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
+from skim_common.errors import SkimError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, dense_prompt, engine_options, kept_prompt
 from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from target_service.drafting.target_session import Proposal, one_hot
-from target_service.vllm_backend.draft_logits import DraftLogits
+from target_service.vllm_backend.speculation.draft_logits import DraftLogits
 
 REQUESTS, MOST, VOCABULARY = 3, 2, 6
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from target_service.drafting.target_session import Proposal, one_hot
-from target_service.vllm_backend import draft_probs
-from target_service.vllm_backend.draft_probs import DraftDistributions
+from target_service.vllm_backend.speculation import draft_probs
+from target_service.vllm_backend.speculation.draft_probs import DraftDistributions
 
 VOCABULARY = 6
 

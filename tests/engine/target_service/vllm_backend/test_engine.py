@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
 from kv_transfer.messages import GenerateRequest, KeptPrompt
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,

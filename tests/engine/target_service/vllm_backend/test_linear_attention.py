@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.errors import ModelError
 from kv_transfer.messages import KeptPrompt
+from skim_common.errors import ModelError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     build_target,

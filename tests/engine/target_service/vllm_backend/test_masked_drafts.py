@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from target_service.drafting.target_session import one_hot
-from target_service.vllm_backend import remote_speculator
-from target_service.vllm_backend.remote_speculator import RemoteSpeculator
+from target_service.vllm_backend.speculation import remote_speculator
+from target_service.vllm_backend.speculation.remote_speculator import RemoteSpeculator
 
 A, B, C = 11, 12, 13
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import HashlessTarget
 from tests.engine.target_service.vllm_backend.cases import (

@@ -13,7 +13,7 @@ from kv_transfer.options import DecodeOptions
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.drafting.target_session import Proposal, TargetSession, one_hot
-from target_service.vllm_backend import proposer, remote_speculator
+from target_service.vllm_backend.speculation import proposer, remote_speculator
 
 PROMPT, MOST, VOCABULARY = [3, 4, 5], 3, 16
 GROUP = SimpleNamespace(rank_in_group=0, world_size=1)

@@ -9,10 +9,10 @@ import vllm.config.vllm as vllm_config
 from vllm.config import VllmConfig
 
 from kv_transfer.options import DecodeOptions
-from target_service.vllm_backend.draft_report import REPORT, DraftReport
-from target_service.vllm_backend.remote_config import RemoteDraftsConfig, remote_drafts_config
 from target_service.vllm_backend.scheduler import AsyncTargetScheduler, _limit_drafts
-from target_service.vllm_backend.speculation import speculation_options
+from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
+from target_service.vllm_backend.speculation.methods import speculation_options
+from target_service.vllm_backend.speculation.remote_config import RemoteDraftsConfig, remote_drafts_config
 from tests.engine.target_service.vllm_backend.cases import build_target
 from vllm_hooks.engine import engine_config
 

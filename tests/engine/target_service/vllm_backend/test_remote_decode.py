@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.channel_server import DraftServer
+from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, DraftAhead

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from kv_transfer.errors import InvalidRequestError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
+from skim_common.errors import InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,

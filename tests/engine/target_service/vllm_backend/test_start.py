@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.errors import ModelError, SkimError
+from skim_common.errors import ModelError, SkimError
 from target_service.factory import create_engine
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, engine_options

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.environment import CORES
+from skim_common.environment import CORES
 
 ROOT = Path(__file__).parents[4]
 SCRIPTS = "tests.engine.target_service.vllm_backend.v2_on_cpu"

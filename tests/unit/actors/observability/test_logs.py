@@ -16,7 +16,7 @@ from ray.serve._private import logging_utils
 from ray.serve._private.common import ServeComponentType
 from ray.serve.schema import LoggingConfig
 
-from actors.failures import reply_to_failure
+from actors.error_replies import reply_to_failure
 from actors.observability.logs import PACKAGES, kept_log_file, log_through_serve
 
 
@@ -61,8 +61,8 @@ def request_id() -> Iterator[str]:
 def test_a_record_is_one_json_object_with_the_requests_id(replica: Any, request_id: str) -> None:
     file = replica("JSON")
     reply_to_failure(RuntimeError("out of memory"), "target")
-    logging.getLogger("router.dispatch").warning("request %s runs dense: %s", "r-0", "gone")
-    logging.getLogger("router.dispatch").debug("below the level")
+    logging.getLogger("router.dispatch.dispatcher").warning("request %s runs dense: %s", "r-0", "gone")
+    logging.getLogger("router.dispatch.dispatcher").debug("below the level")
     failure, dense = (json.loads(line) for line in file.read_text().splitlines())
     assert failure["message"] == "the target engine failed on a request"
     assert "out of memory" in failure["exc_text"]
@@ -84,7 +84,7 @@ def test_without_it_our_records_are_not_there(replica: Any) -> None:
     file = replica("JSON")
     for name in PACKAGES:
         logging.getLogger(name).handlers = []
-    logging.getLogger("router.dispatch").warning("lost")
+    logging.getLogger("router.dispatch.dispatcher").warning("lost")
     assert file.read_text() == ""
 
 
@@ -94,7 +94,7 @@ def test_what_configures_logging_leaves_serves_file_in_use(replica: Any, kept: b
     file = replica("TEXT")
     with kept_log_file() if kept else nullcontext():
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
-    logging.getLogger("router.dispatch").error("after the import")
+    logging.getLogger("router.dispatch.dispatcher").error("after the import")
     assert ("after the import" in file.read_text()) is kept
 
 
@@ -130,9 +130,9 @@ def test_a_full_disk_fails_no_request(replica: Any, monkeypatch: pytest.MonkeyPa
         to_file.stream = full
         with nullcontext() if ours else suppress(RecursionError):
             reply_to_failure(RuntimeError("out of memory"), "target")
-            logging.getLogger("router.dispatch").warning("lost")
+            logging.getLogger("router.dispatch.dispatcher").warning("lost")
     to_file.stream = usual
     # The control logs the failure of each line as a line, until Python's stack ends. What happens then differs.
     assert len(records) == 2 if ours else len(records) > 20
-    logging.getLogger("router.dispatch").warning("kept")
+    logging.getLogger("router.dispatch.dispatcher").warning("kept")
     assert '"kept"' in file.read_text()

@@ -10,13 +10,13 @@ from ray.serve import metrics as ray_metrics
 
 from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PoolCounts, RayMeter, samples
-from kv_transfer.channel_client import DraftClient
+from kv_transfer.draft_channel.client import DraftClient
 from speculator_service.drafting.drafter import Counters
 from speculator_service.service import RecordCounts
 from target_service.drafting.drafted_requests import DraftedRequests
 from target_service.drafting.exchange import DraftExchange
-from target_service.vllm_backend.decode_stats import DecodeCounts
 from target_service.vllm_backend.kv_connector import TransferCounts
+from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from tests.unit.actors.local_meter import LocalMeter
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"

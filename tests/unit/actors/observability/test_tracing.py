@@ -18,15 +18,16 @@ import actors.observability.tracing_otlp
 import actors.speculator
 import actors.target
 import target_service.mock_engine
-from actors.observability.tracing import NO_SPAN, NO_TRACER, create_tracer
+from actors.observability.factory import create_tracer
+from actors.observability.tracing import NO_SPAN, NO_TRACER
 from actors.observability.tracing_otlp import OtelTracer
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.errors import SkimError
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.wire.codec import decode, encode
+from skim_common.errors import SkimError
 from target_service.mock_engine import MockTarget
 from tests.reference.otlp_receiver import otlp_receiver
 from tests.unit.actors.observability.span_recorder import SpanRecorder
@@ -44,7 +45,7 @@ def loaded_by(code):
 def test_off_imports_nothing_of_opentelemetry():
     module = "from actors.observability.tracing import *; "
     off = module + "tracer = create_tracer(None); tracer.span('a', {}).__enter__().child('b')"
-    assert loaded_by(off + "; import actors.observability.pool_spans, router.tracing; tracer.close()") == "[]"
+    assert loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.tracing; tracer.close()") == "[]"
     on = module + "create_tracer(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
     assert "opentelemetry.exporter.otlp" in loaded_by(on), "the control"
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.commands import NAMES
-from benchmarks.commands.show import measure
-from cluster.serve.front_proxy import ENABLE
-from kv_transfer.errors import SkimError
+from benchmarks.commands.output import measure
+from cluster.serve.proxy.haproxy import ENABLE
+from skim_common.errors import SkimError
 
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.commands.lists import lengths, numbers, values
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 def test_different_values_in_their_order():

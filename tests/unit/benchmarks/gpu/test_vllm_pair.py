@@ -9,7 +9,7 @@ from benchmarks.gpu.memory import GIB
 from benchmarks.gpu.presets import preset
 from benchmarks.gpu.vllm_pair import Forced, Plan
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, check_answers
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 ANSWER = list(range(100, 200))
 

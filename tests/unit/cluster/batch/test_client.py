@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from cluster.batch.client import BatchClient, Endpoint, check_endpoint
 from cluster.batch.rows import BatchRequest, Response, RowFault
-from kv_transfer.errors import EngineUnavailableError, SkimError
+from skim_common.errors import EngineUnavailableError, SkimError
 
 REQUEST = BatchRequest("a", "POST", "/v1/chat/completions", {"model": "m", "speculative_prefill": {"keep_rate": 0.1}})
 OK = {"id": "chatcmpl-1", "choices": []}

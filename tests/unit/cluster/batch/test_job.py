@@ -16,8 +16,8 @@ from cluster.batch import job
 from cluster.batch.job import BatchOptions, run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, Work
-from kv_transfer.errors import SkimError
-from router.timeout_headers import LATER_REQUESTS
+from router.options.headers import LATER_REQUESTS
+from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
 
 

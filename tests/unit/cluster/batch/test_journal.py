@@ -16,7 +16,7 @@ from cluster.batch import order
 from cluster.batch.journal import Journal
 from cluster.batch.plan import InputPlan, Part, read_part, read_plan
 from cluster.batch.rows import BatchAnswer, Response, RowFault
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import write_questions, write_rows
 from tests.unit.cluster.batch.mortal_storage import STAGES, Killed, MortalStorage
 

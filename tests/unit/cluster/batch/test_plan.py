@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cluster.batch import order
 from cluster.batch import plan as planning
 from cluster.batch.plan import read_part, read_plan
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
 
 LINES = st.one_of(

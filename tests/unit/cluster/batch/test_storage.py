@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.batch.storage import absolute, is_local, locate, storage_errors, write
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 
 
 class CredentialsError(Exception):

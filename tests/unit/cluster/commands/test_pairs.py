@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from cluster.pairs.known import KNOWN
-from kv_transfer.model_source import local_folder
+from skim_common.models.source import local_folder
 from tests.reference.models import build_model
 from tests.unit.conftest import MODELS, reach
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-from actors.failed_starts import FailedStart
+from actors.lifecycle.failed_starts import FailedStart
 from cluster.commands import status
-from cluster.serve import state
+from cluster.serve import status as state
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import FAILED_START
 

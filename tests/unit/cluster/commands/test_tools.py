@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.commands.demo_document import make_document
 from cluster.commands.tools import highlight_kept
+from cluster.demo_document import make_document
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"

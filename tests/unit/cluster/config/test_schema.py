@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from cluster.config.load import config_from_flags, load_config
 from cluster.config.pools import TargetConfig
 from cluster.config.show import as_yaml
-from kv_transfer.errors import SkimError
-from kv_transfer.model_source import is_hub_name
-from router.policies import PolicyOptions
+from router.options.policies import PolicyOptions
+from skim_common.errors import SkimError
+from skim_common.models.source import is_hub_name
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 SMALLEST = "speculator: {model: small}\ntarget: {model: big}\n"

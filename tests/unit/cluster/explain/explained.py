@@ -8,8 +8,8 @@ import torch
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from router.explain import Explained
-from router.prompt_text import MessageSpan, PromptText
+from router.explain.explained import Explained
+from router.explain.prompt_text import MessageSpan, PromptText
 from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.selection import select
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.explain.page import render, visible
-from kv_transfer.errors import InvalidRequestError
-from router.prompt_text import MessageSpan, PromptText
+from router.explain.prompt_text import MessageSpan, PromptText
+from skim_common.errors import InvalidRequestError
 from tests.unit.cluster.explain.explained import counted, explained, of_text, of_tokens
 
 HOSTILE = (

@@ -7,11 +7,11 @@ from threading import Thread
 
 import pytest
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from cluster.explain.sources import from_prompt, from_request, read_prompt_file
-from kv_transfer.errors import SkimError
-from router.options import PrefillOptions
-from router.prompt_text import PromptText
+from router.explain.prompt_text import PromptText
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
 from tests.unit.cluster.explain.explained import of_tokens
 from tests.unit.conftest import MODELS
 

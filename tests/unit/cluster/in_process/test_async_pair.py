@@ -9,11 +9,11 @@ import pytest
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
-from kv_transfer.channel_client import DraftClient
+from kv_transfer.draft_channel.client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
-from kv_transfer.errors import ModelError, SkimError
-from kv_transfer.model_info import inspect_model
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.errors import ModelError, SkimError
+from skim_common.models.info import inspect_model
 from speculator_service.mock_engine import MockSpeculator
 from tests.unit.conftest import MODELS
 

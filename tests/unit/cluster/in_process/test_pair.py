@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cluster.commands.demo_document import make_document
 from cluster.config.load import load_config
+from cluster.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.pair import AskFields, Pair, SelectFields
 from cluster.in_process.selection import PairSelection
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
-from router.options import PrefillOptions
-from router.policies import PolicyOptions
+from router.options.policies import PolicyOptions
+from router.options.request import PrefillOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from target_service.mock_engine import mock_tokens
 from tests.unit.conftest import MODELS
 

@@ -5,10 +5,10 @@ from copy import copy
 import numpy as np
 import pytest
 
-from cluster.commands.demo_document import make_document
+from cluster.demo_document import make_document
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans, render
-from kv_transfer.errors import InvalidRequestError
-from router.options import PrefillOptions
+from router.options.request import PrefillOptions
+from skim_common.errors import InvalidRequestError
 from tests.unit.conftest import MODELS
 
 

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from cluster.config.load import config_from_flags
 from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.write import manifests
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.parts import DEMO, pods
 from tests.unit.conftest import reach
 

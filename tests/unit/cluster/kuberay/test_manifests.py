@@ -11,8 +11,8 @@ from cluster.config.load import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
-from cluster.serve.pod_proxy import LEAVING_FILE, SENDING_AWAY
-from kv_transfer.errors import SkimError
+from cluster.serve.proxy.pod_draining import LEAVING_FILE, SENDING_AWAY
+from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
 

@@ -9,8 +9,8 @@ from cluster.config.load import config_from_settings, load_config
 from cluster.config.pools import AutoscalingConfig
 from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, _rooms, build_app, logging_options, room_for, serve_app
 from cluster.serve.autoscaling import Load, replicas_for
-from kv_transfer.errors import SkimError
-from router.pool_load import PoolLoad, Room
+from router.admission.pool_load import PoolLoad, Room
+from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
 EXAMPLES = MODELS.parent / "examples"

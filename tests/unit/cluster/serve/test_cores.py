@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from cluster.config.load import config_from_flags
-from cluster.serve.cores import on_own_cores
-from kv_transfer.environment import CORES
+from cluster.serve.placement import on_own_cores
+from skim_common.environment import CORES
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo.yaml"
 

@@ -10,14 +10,14 @@ from ray._private import ray_constants
 from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-from actors.failed_starts import FailedStart
+from actors.lifecycle.failed_starts import FailedStart
+from actors.ray_hooks.loopback import ON_LOOPBACK
 from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
 from cluster.serve.deployment import FAILED_START
-from cluster.serve.loopback import ON_LOOPBACK
-from kv_transfer.environment import CORES
-from kv_transfer.errors import SkimError
+from skim_common.environment import CORES
+from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
 CONFIG = load_config(MODELS.parent / "examples" / "demo.yaml")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from cluster.serve.handle import app_handle
+from cluster.serve.routers import app_handle
 
 
 class Handle(SimpleNamespace):

@@ -20,7 +20,7 @@ from cluster.serve.preflight import (
     free_port,
     with_pinned_models,
 )
-from kv_transfer.errors import ModelError, SkimError
+from skim_common.errors import ModelError, SkimError
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.serve import patience, watch
-from cluster.serve.state import Part
+from cluster.serve import ray_liveness as patience
+from cluster.serve import watch
+from cluster.serve.status import Part
 from cluster.serve.watch import RayGoneError
 
 FINE = [Part("router", True, "router: healthy"), Part("target", True, "target: healthy")]

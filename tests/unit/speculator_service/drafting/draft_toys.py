@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
-from kv_transfer.errors import SessionLostError
-from kv_transfer.messages import KeptPrompt, ModelInfo
+from kv_transfer.messages import KeptPrompt
+from skim_common.errors import SessionLostError
+from skim_common.models.info import ModelInfo
 from speculator_service.engine import Drafted
 
 PROMPT = KeptPrompt.dense([1, 2, 3])

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from kv_transfer.errors import EngineUnavailableError
+from skim_common.errors import EngineUnavailableError
 from speculator_service.drafting.budget import (
     MIN_PROBABILITY,
     PROBE_ROUNDS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.drafts import DraftRequest
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import Drafted

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.errors import SkimError
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.errors import EngineUnavailableError, InvalidRequestError, ModelError
 from kv_transfer.options import SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError
 from speculator_service.factory import create_engine
 from speculator_service.scoring.selection import select
 from speculator_service.transformers_backend import engine as transformers_engine

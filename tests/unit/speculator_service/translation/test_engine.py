@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
-from kv_transfer.errors import InvalidRequestError, SessionLostError
 from kv_transfer.messages import KeptPrompt, SelectRequest
-from kv_transfer.model_info import check_pair, inspect_model
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.errors import InvalidRequestError, SessionLostError
+from skim_common.models.info import check_pair, inspect_model
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService

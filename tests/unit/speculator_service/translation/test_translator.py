@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.errors import ModelError
+from skim_common.errors import ModelError
 from speculator_service.translation.answer import SETTLED_AFTER, AnswerTranslation
 from speculator_service.translation.token_text import TokenText
 from speculator_service.translation.translator import Translator, whole

@@ -8,7 +8,7 @@ from ray.util import metrics as ray_metrics
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.metrics.stats import SchedulerStats
 
-from kv_transfer.errors import SkimError
+from skim_common.errors import SkimError
 from target_service.vllm_backend.start import find_stat_logger
 
 MODEL = Path(__file__).parents[4] / "demo_models" / "target"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from vllm.config import ModelConfig
 
-from kv_transfer.errors import ModelError
 from kv_transfer.options import DecodeOptions
+from skim_common.errors import ModelError
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.start import _check_compact_layers
 

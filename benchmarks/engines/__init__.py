@@ -1,0 +1,1 @@
+"""Speed inside one engine: decoding, drafts, scoring."""

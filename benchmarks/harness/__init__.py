@@ -1,0 +1,4 @@
+"""The systems that are compared, and their clients.
+
+Not here: what is measured.
+"""

@@ -1,0 +1,1 @@
+"""Time to first token, later turns, the router's own overhead."""

@@ -1,0 +1,168 @@
+"""`skim bench ttft`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from benchmarks.commands.lists import lengths, numbers, values
+from benchmarks.commands.output import JsonFile, PlotFile, measure
+from benchmarks.commands.pair_options import (
+    AnswerTokens,
+    Dtype,
+    Engine,
+    KeepRate,
+    ScoreQueries,
+    Speculator,
+    SpeculatorOrRandom,
+    Target,
+    TargetOrRandom,
+    both_or_neither,
+)
+from skim_common.errors import SkimError
+from skim_common.models.source import located
+
+LONGEST = 200_000
+
+
+def ttft(
+    lengths: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens, measured at every keep rate.")
+    ] = "1024,2048,4096,8192",
+    keep_rates: Annotated[
+        str, typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt that the speculator keeps.")
+    ] = "0.1,0.2,0.3,0.5,1.0",
+    short_lengths: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens, measured with Skim's default options.")
+    ] = "256,512,896",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and the prompts.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to first token over HTTP: a stock vLLM server, Skim, and the lower limit of Skim's method."""
+    from benchmarks.latency import ttft as benchmark
+    from benchmarks.latency import ttft_results
+
+    settings = benchmark.TtftSettings(
+        lengths=tuple(map(int, numbers(lengths, "--lengths", 64, LONGEST))),
+        keep_rates=tuple(numbers(keep_rates, "--keep-rates", 0.001, 1.0)),
+        short_lengths=tuple(map(int, numbers(short_lengths, "--short-lengths", 64, LONGEST))),
+        rounds=rounds,
+        seed=seed,
+    )
+    measure(ttft_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def turns(
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
+    document_tokens: Annotated[
+        int, typer.Option(min=1200, help="Length of the first prompt, in tokens of the demo pair.")
+    ] = 8192,
+    conversation_turns: Annotated[
+        int, typer.Option("--turns", min=1, max=20, help="Number of turns of a conversation.")
+    ] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3,
+    keep_rate: KeepRate = 0.1,
+    score_queries: ScoreQueries = "look_ahead",
+    answer_tokens: AnswerTokens = 8,
+    modes: Annotated[
+        str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; dense is always measured.")
+    ] = None,
+    style: Annotated[
+        Literal["plain", "instruct"],
+        typer.Option(help="plain: the form of the demo pair. instruct: with an introduction, for other models."),
+    ] = "plain",
+    apart: Annotated[
+        bool, typer.Option(help="Keep one system at a time in memory, for models that do not fit beside each other.")
+    ] = False,
+    dtype: Dtype = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the documents and questions.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to first token of every turn of a conversation: Skim and a stock vLLM server with its prefix cache."""
+    from benchmarks.harness.models import bench_pair
+    from benchmarks.latency import turns as benchmark
+
+    both_or_neither(target, speculator)
+    pair = bench_pair() if target is None else None
+    chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
+    if wrong := [mode for mode in chosen if mode not in benchmark.MODES]:
+        raise SkimError(f"--modes: {wrong[0]!r} is not a mode; choose from {', '.join(benchmark.MODES)}")
+    settings = benchmark.TurnsSettings(
+        target=str(pair.target) if pair else located(str(target), Path.cwd()),
+        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
+        document_tokens=document_tokens,
+        turns=conversation_turns,
+        rounds=rounds,
+        keep_rate=keep_rate,
+        score_queries=score_queries,
+        answer_tokens=answer_tokens,
+        modes=chosen,
+        style=style,
+        scripted=pair is not None,
+        apart=apart,
+        dtype=dtype,
+        seed=seed,
+        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def overhead(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 2048,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    requests: Annotated[
+        int, typer.Option(min=2, help="Number of requests per table row, at least four times those that run together.")
+    ] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
+    ray_llm: Annotated[bool, typer.Option(help="Also measure ray.serve.llm on dense prompts.")] = True,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Latency that the router, Ray and the network add, compared with calling the engines in one process."""
+    from benchmarks.latency import overhead as benchmark
+    from benchmarks.latency import overhead_results
+
+    settings = benchmark.OverheadSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        keep_rate=keep_rate,
+        requests=requests,
+        seed=seed,
+        ray_llm=ray_llm,
+    )
+    measure(overhead_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def explain(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    engine: Engine = "vllm",
+    prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "4096,16384",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of prompts per length.")] = 5,
+    keep_rate: KeepRate = 0.2,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """What the explain view adds to the time to first token."""
+    from benchmarks.latency import explain as benchmark
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    settings = benchmark.ExplainSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        engine=engine,
+        prompt_tokens=lengths(prompt_tokens),
+        rounds=rounds,
+        keep_rate=keep_rate,
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

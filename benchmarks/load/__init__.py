@@ -1,0 +1,1 @@
+"""Many requests at once: goodput, refusals, hostile clients, CPU time, batches."""

@@ -1,0 +1,215 @@
+"""`skim bench goodput`."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from benchmarks.commands.lists import values
+from benchmarks.commands.output import JsonFile, PlotFile, measure
+from benchmarks.commands.pair_options import (
+    AnswerTokens,
+    Dtype,
+    KeepRate,
+    Speculator,
+    SpeculatorOrRandom,
+    Target,
+    TargetOrRandom,
+    both_or_neither,
+)
+from cluster.json_file import write_json
+from skim_common.errors import SkimError
+from skim_common.models.source import located
+
+
+def goodput(
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
+    target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per answer.")] = 4,
+    keep_rate: KeepRate = 0.1,
+    requests: Annotated[int, typer.Option(min=10, help="Smallest number of requests per request rate.")] = 24,
+    points: Annotated[int, typer.Option(min=1, help="Number of request rates to try per server.")] = 3,
+    objective: Annotated[
+        float,
+        typer.Option(help="Limit for the time to first token, as a multiple of that of an idle dense server."),
+    ] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit: a request rate is not tried if it would end after this.")
+    ] = 7.0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and the arrival times.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Requests per second within a limit for the time to first token: Skim and a stock vLLM server."""
+    from benchmarks.harness.models import TARGET, bench_pair
+    from benchmarks.load import goodput as benchmark
+
+    both_or_neither(target, speculator)
+    pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
+    settings = benchmark.GoodputSettings(
+        target=str(pair.target) if pair else located(str(target), Path.cwd()),
+        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        keep_rate=keep_rate,
+        requests=requests,
+        points=points,
+        objective=objective,
+        minutes=minutes,
+        seed=seed,
+        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def refusals(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    prefill_ms: Annotated[
+        float, typer.Option(min=1, help="Time of a prompt in the target, which has one at a time.")
+    ] = 100.0,
+    max_wait_s: Annotated[float, typer.Option(min=0.1, help="The router's max_wait_s.")] = 2.0,
+    loads: Annotated[str, typer.Option(help="Multiples of the sustainable rate.")] = "1,2,3",
+    seconds: Annotated[float, typer.Option(min=1, help="Time of each load.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Seed of the arrival times.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Requests served and refused under too much load, over HTTP, with engines that run no model."""
+    from benchmarks.load import refusals as benchmark
+
+    multiples = values(loads, float, "--loads")
+    if not multiples or min(multiples) <= 0:
+        raise SkimError(f"--loads takes numbers over 0, such as 1,2,3, not {loads!r}")
+    settings = benchmark.RefusalSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        prefill_ms=prefill_ms,
+        max_wait_s=max_wait_s,
+        loads=multiples,
+        seconds=seconds,
+        seed=seed,
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def hostile(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    clients: Annotated[int, typer.Option(min=1, help="Well-behaved clients.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Time without and with hostile clients, each.")] = 4.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every kind takes its turn.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to first token while other clients harm the server, with engines that run no model."""
+    from benchmarks.load import hostile as benchmark
+
+    settings = benchmark.HostileSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        clients=clients,
+        seconds=seconds,
+        rounds=rounds,
+        seed=seed,
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def cpu(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the first prompt in tokens.")] = 2048,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
+    requests: Annotated[int, typer.Option(min=2, help="Number of requests per table row.")] = 256,
+    turns: Annotated[int, typer.Option(min=1, help="Requests of one conversation, each continuing the last.")] = 1,
+    at_once: Annotated[str, typer.Option(help="Numbers of requests that run at the same time.")] = "1,32",
+    routers: Annotated[str, typer.Option(help="Numbers of router replicas.")] = "1,2",
+    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """CPU time of a chat request by process, with engines that run no model."""
+    from benchmarks.load import cpu as benchmark
+
+    settings = benchmark.CpuSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        keep_rate=keep_rate,
+        requests=requests,
+        turns=turns,
+        at_once=_positive(at_once, "--at-once"),
+        routers=_positive(routers, "--routers"),
+        seed=seed,
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+
+
+def _positive(text: str, option: str) -> tuple[int, ...]:
+    found = values(text, int, option)
+    if not found or min(found) < 1:
+        raise SkimError(f"{option} takes whole numbers of at least 1, such as 1,32, not {text!r}")
+    return found
+
+
+def batch(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    documents: Annotated[int, typer.Option(min=1, help="Number of documents.")] = 8,
+    questions: Annotated[int, typer.Option(min=1, help="Number of rows about each document.")] = 6,
+    document_tokens: Annotated[
+        int, typer.Option(min=1200, help="Length of a prompt, in tokens of the demo pair.")
+    ] = 2048,
+    answer_tokens: AnswerTokens = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs of each mode.")] = 2,
+    keep_rate: KeepRate = 0.2,
+    held: Annotated[int, typer.Option(min=2, help="Number of documents that fit into each KV cache.")] = 10,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that Skim's job sends at a time.")] = 32,
+    modes: Annotated[
+        str | None,
+        typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; run-batch is always measured."),
+    ] = None,
+    style: Annotated[
+        Literal["plain", "instruct"],
+        typer.Option(help="plain: the form of the demo pair. instruct: with an introduction, for other models."),
+    ] = "plain",
+    dtype: Dtype = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the documents and of the order of the rows.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Rows per second of a batch: Skim's batch job and `vllm run-batch` on the same file.
+
+    The JSON file is written after each round, so a run that is cut off loses only its last one.
+    """
+    from benchmarks.load import batch as benchmark
+
+    chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
+    if wrong := [mode for mode in chosen if mode not in benchmark.MODES]:
+        raise SkimError(f"--modes: {wrong[0]!r} is not a mode; choose from {', '.join(benchmark.MODES)}")
+    settings = benchmark.BatchSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        documents=documents,
+        questions=questions,
+        document_tokens=document_tokens,
+        answer_tokens=answer_tokens,
+        rounds=rounds,
+        keep_rate=keep_rate,
+        held=held,
+        concurrency=concurrency,
+        modes=chosen,
+        style=style,
+        dtype=dtype,
+        seed=seed,
+    )
+    keep = partial(write_json, json_file) if json_file is not None else lambda result: None
+    measure(benchmark, lambda tell: benchmark.run(settings, tell, keep), json_file, plot_file)

@@ -1,0 +1,1 @@
+"""Traces and simulations in virtual time."""

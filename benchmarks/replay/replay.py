@@ -1,0 +1,270 @@
+"""Replay of a trace: Skim and a stock vLLM server with its prefix cache, on the same cores and in the same KV memory.
+
+The requests arrive at the trace's times, scaled to `seconds`, whether or not the earlier ones are answered. Prompts are
+token ids to `/v1/completions` (`benchmarks.replay.trace`): a trace has no text, and so both systems get exactly the
+sharing of the trace. Affinity and records depend on token ids, so they act as for chats; the question is unknown, so
+the last tokens of a prompt count as the question. Answers are not part of later prompts, so they are cached in vain.
+
+With engines of vLLM, both servers stay up and replay the trace one after the other, in alternating order; the ratio is
+formed within a round. The memory of the stock server's KV cache is divided between Skim's two pools. Prompts are
+random, so nothing is drafted, and the answers mean nothing. Before the first round every KV cache is filled once
+(`benchmarks.harness.servers`). With mock engines the replay is a simulation (`benchmarks.replay.simulation`).
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from benchmarks.harness.chat_client import ask
+from benchmarks.harness.models import random_prompt, usable_ids
+from benchmarks.harness.servers import MODEL, SETTLE_S, skim_config, stock_server
+from benchmarks.replay.cost_profiles import PROFILES, tokens_held
+from benchmarks.replay.memory_curve import curves
+from benchmarks.replay.results import Replayed, describe, plot, summary, table
+from benchmarks.replay.trace import (
+    TRACE_BLOCK,
+    TracedRequest,
+    copies,
+    read_trace,
+    sample,
+    scaled,
+    shared_tokens,
+    token_ids,
+    within,
+)
+from benchmarks.report.machine import machine
+from benchmarks.report.progress import Progress, silent
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
+from skim_common.models.source import local_folder, public_name
+
+__all__ = ["describe", "plot", "run", "table"]
+
+_COMPLETIONS = "/v1/completions"
+_FILL_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """engine: vllm, with the folders target and speculator; or mock, at the costs of `profile`.
+
+    requests: number taken from the trace (whole conversations); `copies` of it that share nothing. longest: longest
+    prompt in tokens of the replay. seconds: time until the last request arrives. kv_tokens: capacity of the stock
+    server's KV cache; None with a profile: what the memory of its GPUs holds. shapes: what the models are, for random
+    weights. router_ms, replicas: as in `benchmarks.replay.simulation`.
+    """
+
+    trace: str
+    engine: Literal["vllm", "mock"] = "vllm"
+    target: str = ""
+    speculator: str = ""
+    profile: str = "70b+8b"
+    requests: int = 48
+    copies: int = 1
+    longest: int = 8192
+    block_tokens: int = 128
+    seconds: float = 80.0
+    keep_rate: float = 0.2
+    score_queries: str = "look_ahead"
+    answer_tokens: int = 8
+    kv_tokens: int | None = None
+    rounds: int = 2
+    router_ms: float = 15.0
+    replicas: int = 1
+    dtype: str = "float32"
+    seed: int = 0
+    shapes: str = ""
+
+
+def run(settings: ReplaySettings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure; see `replay_results.summary`. `curves`: those of `memory_curve` over the same requests. Raises
+    SkimError.
+    """
+    began = machine()
+    traced = read_trace(Path(settings.trace))
+    longest = settings.longest * TRACE_BLOCK // settings.block_tokens
+    chosen = sample(traced, settings.requests, longest, settings.seed)
+    requests = within(copies(chosen, settings.copies, settings.seed), settings.seconds)
+    if settings.engine == "mock":
+        replayed, kv_tokens, about = _simulated(settings, requests, progress)
+    else:
+        replayed, kv_tokens, about = _measured(settings, requests, progress)
+    shares = [shared / request.prompt_tokens for shared, request in zip(shared_tokens(requests), requests, strict=True)]
+    names = {
+        name: public_name(given) if (given := getattr(settings, name)) else "" for name in ("target", "speculator")
+    }
+    told = {**names, "trace": Path(settings.trace).name, "requests": len(requests)}
+    return {
+        "machine": began,
+        "settings": asdict(settings) | told,
+        "about": about,
+        "kv_tokens": kv_tokens,
+        "longest": max(scaled(request.prompt_tokens, settings.block_tokens) for request in requests),
+        **summary(replayed, shares),
+        "curves": curves(requests),
+    }
+
+
+def _simulated(
+    settings: ReplaySettings, requests: Sequence[TracedRequest], progress: Progress
+) -> tuple[list[Replayed], dict[str, int], str]:
+    from benchmarks.replay.simulation import simulate
+
+    profile = PROFILES[settings.profile]
+    stock_tokens = settings.kv_tokens or int(profile.kv_bytes / profile.target.kv_bytes)
+    replayed = simulate(
+        requests,
+        profile,
+        options=PrefillOptions.model_validate(
+            {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+        ),
+        block_tokens=settings.block_tokens,
+        answer_tokens=settings.answer_tokens,
+        stock_tokens=stock_tokens,
+        router_ms=settings.router_ms,
+        progress=progress,
+        replicas=settings.replicas,
+    )
+    nodes = ""
+    if settings.replicas > 1:
+        nodes = (
+            f" There are {settings.replicas} such nodes: as many replicas of each pool, and as many stock servers."
+            " Both systems choose them by the same affinity."
+        )
+    about = (
+        f"A simulation in virtual time: mock engines at the costs of {profile.target.name} and"
+        f" {profile.speculator.name} on {profile.gpus} GPUs, of which Skim's speculator has {profile.speculator_gpus};"
+        f" the stock server has all.{nodes} Real are the router's decision, selection and records. The contents of the"
+        " prefix caches are modelled. The engines' times are computed from the models' sizes, and each request of Skim"
+        f" takes {settings.router_ms:g} ms more for router and network."
+    )
+    return replayed, _capacities(stock_tokens, settings.keep_rate, profile.ratio), about
+
+
+def _measured(
+    settings: ReplaySettings, requests: Sequence[TracedRequest], progress: Progress
+) -> tuple[list[Replayed], dict[str, int], str]:
+    from cluster.serve.deployment import deployed
+
+    target, speculator = (local_folder(model, weights=True) for model in (settings.target, settings.speculator))
+    max_model_len = settings.longest + 128
+    stock_tokens = settings.kv_tokens or 4 * max_model_len
+    kv_tokens = _capacities(stock_tokens, settings.keep_rate, kv_bytes(speculator) / kv_bytes(target))
+    if kv_tokens["target"] < max_model_len:
+        raise SkimError(
+            f"Skim's target would hold {kv_tokens['target']} tokens, less than the longest prompt: raise --kv-tokens"
+        )
+    with ExitStack() as stack:
+        progress("starting a stock vLLM server", 0)
+        stock = stack.enter_context(stock_server(Path(target), max_model_len, stock_tokens, dtype=settings.dtype))
+        progress("starting Skim", 0)
+        config = skim_config(
+            Path(target),
+            Path(speculator),
+            max_model_len,
+            kv_tokens["target"],
+            speculator_kv_tokens=kv_tokens["speculator"],
+            dtype=settings.dtype,
+            method="none",
+        )
+        skim = stack.enter_context(deployed(config, progress=lambda _: None))
+        replayed = asyncio.run(_rounds(settings, requests, {"stock": stock, "skim": skim}, kv_tokens, progress))
+    models = settings.shapes or f" `{public_name(settings.target)}` and `{public_name(settings.speculator)}`"
+    about = f"Target and speculator{models}, {settings.dtype}. {settings.rounds} rounds; both systems have all cores."
+    return replayed, kv_tokens, about
+
+
+def _capacities(stock_tokens: int, keep_rate: float, ratio: float) -> dict[str, int]:
+    held, read = tokens_held(stock_tokens, keep_rate, ratio)
+    return {"stock": stock_tokens, "target": held, "speculator": read}
+
+
+def kv_bytes(folder: str) -> int:
+    """KV cache elements of one token of the model in `folder`: proportional to bytes, for pools of one dtype."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * heads * head_size)
+
+
+async def _rounds(
+    settings: ReplaySettings,
+    requests: Sequence[TracedRequest],
+    urls: dict[str, str],
+    kv_tokens: dict[str, int],
+    progress: Progress,
+) -> list[Replayed]:
+    replayed: list[Replayed] = []
+    timeout, connector = aiohttp.ClientTimeout(total=1800), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        client = _Client(settings, session, urls)
+        for system in urls:
+            progress(f"filling the KV caches of {system}", 0)
+            await client.fill(system, kv_tokens)
+        for index in range(1, settings.rounds + 1):
+            for place, system in enumerate(list(urls) if index % 2 else list(urls)[::-1]):
+                done = (2 * (index - 1) + place) / (2 * settings.rounds)
+                progress(f"round {index} of {settings.rounds}: {system}", done)
+                await asyncio.sleep(SETTLE_S)
+                sent = (client.send(system, index, number, request) for number, request in enumerate(requests))
+                replayed += await asyncio.gather(*sent)
+    return replayed
+
+
+class _Client:
+    def __init__(self, settings: ReplaySettings, session: aiohttp.ClientSession, urls: dict[str, str]) -> None:
+        self._settings, self._session, self._urls = settings, session, urls
+
+    async def send(self, system: str, index: int, number: int, request: TracedRequest) -> Replayed:
+        """Wait until the request arrives, and send it."""
+        await asyncio.sleep(request.at_s)
+        settings = self._settings
+        ids = token_ids(request, settings.block_tokens, usable_ids())
+        asked = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+        options = {"speculative_prefill": asked} if system == "skim" else {}
+        answer_tokens = min(settings.answer_tokens, scaled(request.answer_tokens, settings.block_tokens))
+        body = self._body(ids.tolist(), answer_tokens, f"round-{index}", options)
+        timed = await ask(self._session, self._urls[system] + _COMPLETIONS, body)
+        return Replayed(
+            system=system,
+            round=index,
+            number=number,
+            ttft_ms=timed.first_ms,
+            prompt_tokens=int(ids.size),
+            kept_tokens=int(timed.headers.get("x-skim-kept-tokens", ids.size)),
+            target_cached=timed.cached_tokens,
+            reason=timed.reason.partition(";")[0],
+        )
+
+    async def fill(self, system: str, kv_tokens: dict[str, int]) -> None:
+        """Fill every KV cache of a system once, with short prompts. Dense ones fill that of Skim's target."""
+        # A speculative prompt must be longer than `min_prompt_tokens`.
+        wants: list[tuple[int, int, dict[str, Any]]] = [(kv_tokens["stock"], _FILL_TOKENS, {})]
+        if system == "skim":
+            speculative = {"enabled": True, "keep_rate": self._settings.keep_rate}
+            wants = [(kv_tokens["target"], _FILL_TOKENS, {"speculative_prefill": False})]
+            wants.append((kv_tokens["speculator"], 2 * _FILL_TOKENS, {"speculative_prefill": speculative}))
+        for tokens, length, options in wants:
+            for number in range(-(-tokens // length)):
+                ids = random_prompt(length, self._settings.seed, number).tolist()
+                body = self._body(ids, 1, f"fill-{length}", options)
+                await ask(self._session, self._urls[system] + _COMPLETIONS, body)
+
+    def _body(self, ids: list[int], answer_tokens: int, salt: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "model": MODEL,
+            "prompt": ids,
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+            **options,
+        }

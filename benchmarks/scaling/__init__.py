@@ -1,0 +1,1 @@
+"""Pools that grow: replicas, routers, affinity."""

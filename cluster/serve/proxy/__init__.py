@@ -1,0 +1,4 @@
+"""The HTTP proxy in front of the routers: HAProxy, TLS, connection draining of pods.
+
+Not here: the routers.
+"""

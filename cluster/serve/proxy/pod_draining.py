@@ -1,0 +1,48 @@
+"""Serve's HTTP proxy in a pod sends its clients away before the pod ends.
+
+Clients keep connections to a pod that no Kubernetes Service names any more. Their requests would fail when it ends.
+The pod's hook makes a file first; from then on, the proxy's answers close their connections. This needs no other part:
+when a whole cluster is deleted, its head is often gone before the hook of another pod runs. A proxy that Serve drains,
+because no replica is left on its node, does the same.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.http.draining import closing
+
+CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+LEAVING_FILE = "SKIM_LEAVING_FILE"
+"""Environment variable with the path of the file that the hook makes."""
+
+
+def send_clients_away() -> list[Middleware]:
+    """What Serve's proxy runs its app in: it calls the function that `CALLBACK` names (Ray 2.60.0)."""
+    return [Middleware(PodProxy, file=Path(os.environ[LEAVING_FILE]))]
+
+
+SENDING_AWAY = {CALLBACK: f"{__name__}.{send_clients_away.__name__}", LEAVING_FILE: "/tmp/skim-leaving"}
+"""Environment of a pod: `/tmp` is its own."""
+
+
+class PodProxy:
+    """An ASGI app that forwards everything to `app`: Serve's HTTPProxy, in middlewares of Serve's own."""
+
+    def __init__(self, app: ASGIApp, file: Path) -> None:
+        self._app, self._file = app, file
+        # ray.serve._private: proxy.GenericProxy, in http_util.RequestIdMiddleware.
+        proxy: Any = app
+        while not hasattr(proxy, "_is_draining"):
+            proxy = proxy._app
+        self._is_draining: Callable[[], bool] = proxy._is_draining
+
+    def _leaves(self) -> bool:
+        return self._file.exists() or self._is_draining()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, closing(send, self._leaves))

@@ -1,0 +1,43 @@
+"""Sends the clients away before an application is deleted: Serve's proxies answer 404 from then on."""
+
+import logging
+import time
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+
+def app_handle(name: str) -> DeploymentHandle:
+    """The handle of the application `name`. Raises RayServeException if it does not run.
+
+    In a pod the environment has `SERVE_SWITCHES`, with which a handle would need the event loop of its process.
+    """
+    handle = serve.get_app_handle(name)
+    if not handle.is_initialized:  # Serve's client keeps its handles
+        handle._init(_run_router_in_separate_loop=True)
+    return handle
+
+
+logger = logging.getLogger(__name__)
+
+LONGEST_S = 15.0
+"""So long routers serve on, for clients that go on to come and for answers that run."""
+
+QUIET_S = 1.0
+"""So long no request may have come."""
+
+
+def send_clients_away(name: str) -> None:
+    """Routers close each connection with its next answer. Returns when they are idle, after `LONGEST_S` in any case.
+
+    name: of the Serve application. Routers that do not reply are left alone.
+    """
+    deadline = time.monotonic() + LONGEST_S
+    try:
+        routers = app_handle(name)
+        while any(routers.broadcast("leave").results(timeout_s=QUIET_S * 5)) and time.monotonic() < deadline:
+            time.sleep(QUIET_S)
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.info("the routers could not send their clients away: %s", type(error).__name__)

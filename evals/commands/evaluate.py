@@ -1,0 +1,137 @@
+"""`skim eval`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.commands.lists import values
+from benchmarks.commands.output import JsonFile, PlotFile, measure
+from skim_common.errors import SkimError
+
+
+def evaluate(
+    target: Annotated[
+        Path,
+        typer.Option(
+            metavar="MODEL",
+            help="Target: a folder, or owner/name@revision. With --endpoint, only its tokenizer is used.",
+        ),
+    ],
+    speculator: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Speculator, in the same form. Not with --endpoint.")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send the prompts to this Skim endpoint, instead of starting two engines."),
+    ] = None,
+    keep_rates: Annotated[
+        str,
+        typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt to keep. Dense is always measured."),
+    ] = "0.05,0.1,0.2,0.3,0.5,1",
+    tasks: Annotated[
+        str | None, typer.Option(metavar="TASK[,TASK...]", help="Names of tasks. The default is all tasks.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "1024,4096",
+    samples: Annotated[int, typer.Option(min=1, help="Number of prompts per task and length.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    style: Annotated[
+        str,
+        typer.Option(
+            metavar="instruct|plain", help="instruct: prompts with instructions. plain: without, for the demo pair."
+        ),
+    ] = "instruct",
+    look_ahead: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of look-ahead tokens whose queries score the prompt.")
+    ] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 64,
+    engine: Annotated[
+        str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models. Not with --endpoint.")
+    ] = "vllm",
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of prompts that run at the same time.")] = 4,
+    target_options: Annotated[
+        str, typer.Option(metavar="JSON", help="Engine options of the target. Not with --endpoint.")
+    ] = "{}",
+    speculator_options: Annotated[
+        str, typer.Option(metavar="JSON", help="Engine options of the speculator. Not with --endpoint.")
+    ] = "{}",
+    turns: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Ask so many questions about each document, in one conversation, in place of the tasks.",
+        ),
+    ] = 1,
+    about: Annotated[
+        str,
+        typer.Option(
+            metavar="records|code",
+            help="Documents of --turns: records among other sentences, or functions of Python's library.",
+        ),
+    ] = "records",
+    selectors: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME...]", help="Names of selectors to compare. The default is all of them."),
+    ] = None,
+    timed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of prompts whose cases are timed, alone and with cold caches; they are spread over the tasks"
+            " and lengths. With it, the result shows quality over time for each family of tasks.",
+        ),
+    ] = 0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the answers in this file, and ask only for those that it does not hold yet."
+        ),
+    ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a page of each answer to serving's own selection that is worse than the dense answer: what was"
+            " kept of the prompt, with scores.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
+    from cluster.commands.tools import read_options
+    from evals.results import families as family_results
+    from evals.results import keep_rates as results
+    from evals.run import run
+    from evals.selection.selectors import SELECTORS
+    from evals.tasks.registry import TASKS
+
+    if style not in ("instruct", "plain"):
+        raise SkimError(f"--style is instruct or plain, not {style}")
+    if about not in ("records", "code"):
+        raise SkimError(f"--about is records or code, not {about}")
+    settings = run.EvalSettings(
+        target=str(target),
+        speculator=None if speculator is None else str(speculator),
+        endpoint=endpoint,
+        keep_rates=values(keep_rates, float, "--keep-rates"),
+        tasks=tuple(TASKS) if tasks is None else values(tasks, str, "--tasks"),
+        lengths=values(lengths, int, "--lengths"),
+        samples=samples,
+        seed=seed,
+        style=style,  # type: ignore[arg-type]
+        look_ahead=look_ahead,
+        max_tokens=max_tokens,
+        engine=engine,
+        concurrency=concurrency,
+        turns=turns,
+        about=about,  # type: ignore[arg-type]
+        selectors=tuple(SELECTORS) if selectors is None else values(selectors, str, "--selectors"),
+        timed=timed,
+        resume=resume,
+        explain=explain,
+        target_options=read_options(target_options, "--target-options"),
+        speculator_options=read_options(speculator_options, "--speculator-options"),
+    )
+    measure(family_results if timed else results, lambda tell: run.run(settings, tell), json_file, plot_file)

@@ -1,0 +1,53 @@
+"""`skim bench evidence`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.commands.lists import numbers, values
+from benchmarks.commands.output import JsonFile, PlotFile, measure
+from benchmarks.commands.pair_options import Speculator, SpeculatorOptions
+from skim_common.models.source import located
+
+
+def evidence(
+    speculator: Speculator = Path("demo_models/speculator"),
+    tasks: Annotated[str, typer.Option(metavar="TASK[,TASK...]", help="Tasks of skim eval.")] = "single_needle",
+    ways: Annotated[
+        str, typer.Option(metavar="WAY[;WAY...]", help="Ways of scoring, with semicolons between them.")
+    ] = "look-ahead;question;lexical",
+    keep_rates: Annotated[str, typer.Option(metavar="R[,R...]", help="Shares of the prompt to keep.")] = "0.05,0.1,0.2",
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Prompt length in tokens.")] = 2048,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per task.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    engine: Annotated[
+        str, typer.Option(metavar="vllm|transformers|mock", help="Engine of the speculator.")
+    ] = "transformers",
+    speculator_options: SpeculatorOptions = "{}",
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
+    ] = None,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """How often a selection keeps all evidence of the answer, with the speculator alone."""
+    from cluster.commands.tools import read_options
+    from evals.run import evidence_kept as benchmark
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    settings = benchmark.EvidenceSettings(
+        speculator=located(str(speculator), Path.cwd()),
+        tasks=values(tasks, str, "--tasks"),
+        ways=tuple(way.strip() for way in ways.split(";")),
+        keep_rates=tuple(numbers(keep_rates, "--keep-rates", 0.001, 1)),
+        prompt_tokens=prompt_tokens,
+        prompts=prompts,
+        seed=seed,
+        engine=engine,
+        options=read_options(speculator_options, "--speculator-options"),
+        journal=journal,
+    )
+    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)

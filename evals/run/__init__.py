@@ -1,0 +1,1 @@
+"""Ask the models, and write down what they answer."""

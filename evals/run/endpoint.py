@@ -1,0 +1,89 @@
+"""Answers to a sample's prompt from a running Skim endpoint."""
+
+import asyncio
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from evals.run.ask import Answer, Case, cases_of
+from evals.selection.selectors import DENSE, SELECTORS
+from evals.tasks.registry import Sample
+from skim_common.errors import SkimError
+
+
+class Endpoint:
+    """A running Skim endpoint over the OpenAI client: dense and what serving can select, no other baseline."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keep_rates: Sequence[float],
+        look_ahead: int,
+        max_tokens: int,
+        selectors: Sequence[str] = tuple(SELECTORS),
+        http_client: Any = None,
+    ) -> None:
+        """url: with or without /v1. selectors: names; those that are not served are left out. http_client: an
+        httpx.AsyncClient. Raises SkimError without the openai package.
+        """
+        try:
+            from openai import AsyncOpenAI
+        except ImportError:
+            raise SkimError("--endpoint needs the OpenAI client: pip install openai") from None
+        base = url.rstrip("/")
+        self._url = base if base.endswith("/v1") else f"{base}/v1"
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        self._client = AsyncOpenAI(base_url=self._url, api_key=key, http_client=http_client)
+        self._look_ahead, self._max_tokens = look_ahead, max_tokens
+        self._rates = [rate for rate in keep_rates if rate < 1]
+        self.selectors = tuple(name for name in selectors if SELECTORS[name].served is not None)
+        self._model: str | None = None
+
+    @property
+    def cases(self) -> list[Case]:
+        """All cases of a sample."""
+        return cases_of(self.selectors, self._rates)
+
+    async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
+        """Raises SkimError if the endpoint does not answer, or did not run a prompt as the request says."""
+        from openai import OpenAIError
+
+        cases = [case for case in self.cases if case not in known]
+        try:
+            if self._model is None:
+                self._model = (await self._client.models.list()).data[0].id
+            answers = await asyncio.gather(*(self._ask(sample, *case) for case in cases), return_exceptions=True)
+            # Raised after all have ended: no request keeps running.
+            if failed := next((answer for answer in answers if isinstance(answer, BaseException)), None):
+                raise failed
+        except OpenAIError as error:
+            raise SkimError(f"the endpoint {self._url} did not answer: {error}") from None
+        return {case: answer for case, answer in zip(cases, answers, strict=True) if isinstance(answer, Answer)}
+
+    async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
+        # Without reuse, or one rate's selection would extend that of another rate.
+        options: dict[str, Any] = {"enabled": True, "look_ahead": self._look_ahead, "reuse": "off"}
+        if name != DENSE and SELECTORS[name].rated:
+            options["keep_rate"] = rate
+        if name != DENSE:
+            options |= SELECTORS[name].served or {}
+        assert self._model is not None
+        raw = await self._client.chat.completions.with_raw_response.create(
+            model=self._model,
+            messages=sample.messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=self._max_tokens,
+            extra_body={"speculative_prefill": False if name == DENSE else options},
+        )
+        wanted, mode = "dense" if name == DENSE else "speculative", raw.headers.get("x-skim-mode")
+        # A prompt that fell back to dense would count as a good selection.
+        if mode != wanted:
+            reason = raw.headers.get("x-skim-reason", "no Skim endpoint?")
+            raise SkimError(f"{self._url} ran a {wanted} prompt {mode or 'without saying how'} ({reason})")
+        kept, whole = (int(raw.headers[f"x-skim-{part}-tokens"]) for part in ("kept", "prompt"))
+        return Answer(raw.parse().choices[0].message.content or "", kept, whole)
+
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await self._client.close()

@@ -1,0 +1,256 @@
+"""The measurement behind `skim eval`: make the samples, ask each with every selector and keep rate, and average."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report.machine import machine
+from benchmarks.report.progress import Progress, silent
+from benchmarks.report.statistics import wilson
+from evals.run import turns
+from evals.run.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
+from evals.run.endpoint import Endpoint
+from evals.run.failure_pages import worse_answers, write_pages
+from evals.run.journal import Journal
+from evals.run.turns import About
+from evals.selection.selectors import DENSE, SELECTORS
+from evals.tasks.quiz import Style
+from evals.tasks.registry import TASKS, Sample, describe, make_samples
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
+
+EXAMPLES = 2
+"""Number of answers that the result quotes for each task and length."""
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """speculator, engine, target_options and speculator_options are not used with an endpoint.
+
+    keep_rates: 1 is dense, which is always measured. samples: number per task and length. selectors: names of
+    `evals.selection.selectors`. concurrency: samples that run at the same time; each sample is a few dozen requests.
+    turns: questions about each document, in one conversation; with more than one, the turns take the place of `tasks`
+    and `selectors` (`evals.run.turns`). about: what those documents are. timed: number of samples whose cases are
+    timed, one after the other; they are spread over the tasks and lengths. resume: the file of `evals.run.journal`.
+    explain: the folder for `evals.run.failure_pages`.
+    """
+
+    target: str
+    speculator: str | None = None
+    endpoint: str | None = None
+    keep_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+    tasks: Sequence[str] = tuple(TASKS)
+    lengths: Sequence[int] = (1024, 4096)
+    samples: int = 50
+    selectors: Sequence[str] = tuple(SELECTORS)
+    seed: int = 0
+    style: Style = "instruct"
+    look_ahead: int = 8
+    max_tokens: int = 64
+    engine: str = "vllm"
+    concurrency: int = 4
+    turns: int = 1
+    about: About = "records"
+    timed: int = 0
+    resume: Path | None = None
+    explain: Path | None = None
+    target_options: dict[str, Any] = field(default_factory=dict)
+    speculator_options: dict[str, Any] = field(default_factory=dict)
+
+    def in_results(self) -> dict[str, Any]:
+        """The settings without names of folders and files."""
+        hidden = {"target": model_name(self.target), "speculator": model_name(self.speculator)}
+        found = asdict(self) | hidden | {"endpoint": self.endpoint is not None}
+        del found["resume"], found["explain"]
+        return found
+
+
+def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure. `cells`: the mean score of each task, length, selector and keep rate, with its 95 % interval. `samples`:
+    the scores of each sample. `timings`: those of the timed samples.
+
+    The result also has the descriptions of `tasks` and `selectors`, some answers (`examples`), the machine, the
+    versions and the settings. Raises SkimError.
+    """
+    _check(settings)
+    if settings.turns > 1:
+        settings = replace(settings, tasks=tuple(map(turns.task_name, range(1, settings.turns + 1))))
+    conversations = _conversations(settings)
+    journal = _journal(settings)
+    began = machine()
+    progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
+    selectors, cases = asyncio.run(_ask_all(settings, conversations, journal, progress))
+    samples = list(chain(*conversations))
+    several = settings.turns > 1
+    describe_task = turns.describe_turn if several else describe
+    described = turns.SELECTORS if several else {name: selector.what for name, selector in SELECTORS.items()}
+    given = _given(samples, journal, cases)
+    return {
+        "machine": began,
+        "settings": settings.in_results(),
+        "tasks": {task: describe_task(task) for task in settings.tasks},
+        "selectors": {name: described[name] for name in selectors},
+        "cells": _cells(samples, given),
+        "samples": [_scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
+        "timings": [asdict(timing) for sample in samples for timing in journal.timings(sample)],
+        "examples": _examples(samples, given),
+    }
+
+
+def _check(settings: EvalSettings) -> None:
+    if (settings.endpoint is None) == (settings.speculator is None):
+        raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
+    if settings.endpoint is not None and settings.turns > 1:
+        raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
+    if settings.timed and (settings.endpoint is not None or settings.turns > 1):
+        raise SkimError("--timed needs engines in this process, and the tasks: omit --endpoint and --turns")
+    if settings.explain and (settings.endpoint is not None or settings.turns > 1):
+        raise SkimError("--explain needs engines in this process, and the tasks: omit --endpoint and --turns")
+    wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
+    if wrong:
+        raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
+    unknown = [name for name in settings.selectors if name not in SELECTORS]
+    if unknown:
+        raise SkimError(f"unknown selector {unknown[0]!r}: choose from {', '.join(SELECTORS)}")
+
+
+def _conversations(settings: EvalSettings) -> list[list[Sample]]:
+    """The samples, those of one conversation together.
+
+    They are made before an engine starts, so that a wrong task or length is reported at once.
+    """
+    tokenizer = load_tokenizer(settings.target)
+
+    def tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False).input_ids)
+
+    how: dict[str, Any] = {"seed": settings.seed, "style": settings.style, "tokens": tokens}
+    if settings.turns > 1:
+        how["about"] = settings.about
+        return list(turns.make_conversations(settings.turns, settings.lengths, settings.samples, **how))
+    return [[sample] for sample in make_samples(settings.tasks, settings.lengths, settings.samples, **how)]
+
+
+def _journal(settings: EvalSettings) -> Journal:
+    found = settings.in_results()
+    target = {name: found[name] for name in ("target", "engine", "endpoint", "target_options", "max_tokens", "style")}
+    selection = {name: found[name] for name in ("speculator", "speculator_options", "look_ahead", "turns")}
+    return Journal(settings.resume, target, selection | {"defaults": PrefillOptions().model_dump()})
+
+
+def _asker(settings: EvalSettings) -> Asker:
+    shared: dict[str, Any] = {
+        "keep_rates": settings.keep_rates,
+        "look_ahead": settings.look_ahead,
+        "max_tokens": settings.max_tokens,
+    }
+    chosen: dict[str, Any] = {"selectors": settings.selectors}
+    if settings.endpoint is not None:
+        return Endpoint(settings.endpoint, **chosen, **shared)
+    assert settings.speculator is not None
+    shared |= {
+        "engine": settings.engine,
+        "target_options": settings.target_options,
+        "speculator_options": settings.speculator_options,
+    }
+    if settings.turns > 1:
+        return turns.TurnEngines(settings.target, settings.speculator, **shared)
+    return Engines(settings.target, settings.speculator, **chosen, **shared)
+
+
+async def _ask_all(
+    settings: EvalSettings, conversations: list[list[Sample]], journal: Journal, progress: Progress
+) -> tuple[tuple[str, ...], list[Case]]:
+    """Ask what the journal does not know yet; the first error ends the run. Returns the selectors and the cases."""
+    asker = _asker(settings)
+    slots, done = asyncio.Semaphore(settings.concurrency), 0
+
+    async def ask(conversation: list[Sample]) -> None:
+        nonlocal done
+        async with slots:
+            await _ask(asker, conversation, journal)
+        done += 1
+        last = conversation[-1]
+        progress(f"{last.task}, {last.length} tokens", done / len(conversations))
+
+    try:
+        await asyncio.gather(*map(ask, conversations))
+        if isinstance(asker, Engines):
+            samples = list(chain(*conversations))
+            await _time(asker, settings.timed, samples, journal, progress)
+            if settings.explain is not None:
+                found = list(worse_answers(samples, _given(samples, journal, asker.cases)))
+                await write_pages(asker, settings.target, found, settings.explain, progress)
+        return asker.selectors, asker.cases
+    finally:
+        await asker.close()
+
+
+async def _ask(asker: Asker, conversation: list[Sample], journal: Journal) -> None:
+    """One conversation, from its first turn on if any of its answers is missing."""
+    if all(set(asker.cases) <= journal.answers(sample).keys() for sample in conversation):
+        return
+    for sample in conversation:
+        journal.add(sample, await asker.ask(sample, journal.answers(sample).keys()))
+
+
+async def _time(asker: Engines, count: int, samples: list[Sample], journal: Journal, progress: Progress) -> None:
+    """Time `count` samples, spread over all of them: the clock of the results is a line through their times."""
+    for at in sorted({place * len(samples) // count for place in range(count)}):
+        sample = samples[at]
+        names = {timing.selector for timing in journal.timings(sample)}
+        if not {DENSE, *asker.selectors} <= names:
+            progress(f"timing {sample.task}, {sample.length} tokens", 1)
+            journal.add_timings(sample, await asker.time(sample))
+
+
+def _given(samples: Sequence[Sample], journal: Journal, cases: Sequence[Case]) -> list[dict[Case, Answer]]:
+    """The answers to the cases of each sample. The journal may hold further cases of earlier runs."""
+    return [{case: journal.answers(sample)[case] for case in cases} for sample in samples]
+
+
+def _scored(sample: Sample, answers: Mapping[Case, Answer]) -> dict[str, Any]:
+    """The scores of a sample: [selector, keep rate, score, tokens read] for each case, and its dense answer."""
+    scores = [[*case, round(sample.quiz.score(answer.text), 4), answer.read] for case, answer in answers.items()]
+    dense = answers[DENSE, 1.0]
+    where = {"task": sample.task, "family": sample.family, "length": sample.length, "seed": sample.seed}
+    return {**where, "prompt": dense.prompt, "dense": dense.text, "scores": scores}
+
+
+def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
+    scores: dict[tuple[str, int, str, float], list[tuple[float, float]]] = defaultdict(list)
+    for sample, by_case in zip(samples, answers, strict=True):
+        for (name, rate), answer in by_case.items():
+            scored = (sample.quiz.score(answer.text), answer.kept)
+            scores[sample.task, sample.length, name, rate].append(scored)
+    cells = []
+    for (task, length, name, rate), found in scores.items():
+        n = len(found)
+        score, kept = (sum(values) / n for values in zip(*found, strict=True))
+        low, high = wilson(score, n)
+        where = {"task": task, "length": length, "selector": name, "keep_rate": rate}
+        cells.append({**where, "n": n, "score": score, "low": low, "high": high, "kept": kept})
+    return cells
+
+
+def _examples(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
+    """The first questions of each task at each length, with the target's answer to the dense prompt."""
+    quoted: dict[tuple[str, int], int] = defaultdict(int)
+    examples = []
+    for sample, by_case in zip(samples, answers, strict=True):
+        quoted[sample.task, sample.length] += 1
+        if quoted[sample.task, sample.length] <= EXAMPLES:
+            examples.append(
+                {
+                    "task": sample.task,
+                    "length": sample.length,
+                    "question": sample.quiz.question,
+                    "expected": sample.quiz.expected,
+                    "dense": by_case[DENSE, 1.0].text,
+                }
+            )
+    return examples

@@ -1,0 +1,93 @@
+"""Chunk recall: whether a selection keeps all chunks with evidence of the answer. It needs the speculator alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cluster.in_process.prompts import RenderedPrompt
+from cluster.in_process.prompts import render as render_prompt
+from evals.selection.evidence import evidence_spans
+from evals.selection.prompts import template_messages
+from evals.tasks.registry import Sample
+from kv_transfer.messages import SelectRequest
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import mask_of
+from speculator_service.engine import SpeculatorEngine
+from speculator_service.lexical_engine import score_lexically
+from speculator_service.scoring.selection import select
+
+LEXICAL = "lexical"
+
+_DEFAULT = {"layers": "last_half", "aggregation": "max"}
+
+
+def _by(queries: str, **layers: str) -> dict[str, Any]:
+    return {"selector": "speculator", "score_queries": queries, **_DEFAULT, **layers}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "look-ahead": _by("look_ahead"),
+    "look-ahead, all layers": _by("look_ahead", layers="all"),
+    "look-ahead, last four layers": _by("look_ahead", layers="last4"),
+    "look-ahead, mean over layers": _by("look_ahead", layers="all", aggregation="head_max_layer_mean"),
+    "question": _by("question"),
+    "question, all layers": _by("question", layers="all"),
+    "question, last four layers": _by("question", layers="last4"),
+    "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
+    "both": _by("both"),
+    LEXICAL: {"selector": "lexical"},
+}
+"""Ways to score a prompt, as selection options. The first is the default, the second the paper's, and the last needs no
+speculator."""
+
+Recall = dict[str, dict[str, dict[float, list[bool]]]]
+"""By way, task and keep rate: for each sample, whether all of its evidence was kept."""
+
+
+async def chunk_recall(
+    engine: SpeculatorEngine,
+    tokenizer: Any,
+    samples: Iterable[Sample],
+    ways: Mapping[str, SelectionOptions],
+    keep_rates: Sequence[float],
+) -> Recall:
+    """Score each sample once by each way, and select at each keep rate, with the protected tokens of serving.
+
+    tokenizer: of the token ids that the engine takes. Raises SkimError for a prompt that the engine cannot score.
+    """
+    found: Recall = {way: {} for way in ways}
+    for number, sample in enumerate(samples):
+        prompt = render_prompt(template_messages(sample.messages), tokenizer)
+        evidence = evidence_spans(prompt, sample.quiz)
+        for way, options in ways.items():
+            importance = await importance_of(engine, f"recall-{number}-{way}", prompt, options)
+            by_rate = found[way].setdefault(sample.task, {rate: [] for rate in keep_rates})
+            for rate in keep_rates:
+                asked = options.model_copy(update={"keep_rate": rate})
+                by_rate[rate].append(kept_share(prompt, evidence, importance, asked) == 1.0)
+    return found
+
+
+async def importance_of(
+    engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, options: SelectionOptions
+) -> torch.Tensor:
+    """The prompt's scores, float32 [M]. name: the request's id."""
+    if options.selector == "lexical":
+        return score_lexically(SelectRequest(name, prompt.token_ids, options, question=prompt.question)).importance
+    return (await engine.score(name, prompt.token_ids, options, question=prompt.question)).importance
+
+
+def kept_share(
+    prompt: RenderedPrompt, evidence: Sequence[tuple[int, int]], importance: torch.Tensor, options: SelectionOptions
+) -> float:
+    """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
+    kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
+    kept[select(importance, options, prompt.protected.tolist())[0]] = True
+    return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
+
+
+def mean(recall: Recall, way: str, rate: float) -> float:
+    """The share of all samples, over all tasks, whose evidence was kept."""
+    kept = [one for by_rate in recall[way].values() for one in by_rate[rate]]
+    return sum(kept) / len(kept)

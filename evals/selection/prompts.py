@@ -1,0 +1,40 @@
+"""The prompt of a sample as the models see it."""
+
+import json
+from typing import Any
+
+from cluster.in_process.prompts import RenderedPrompt
+from cluster.in_process.prompts import render as render_prompt
+from evals.tasks.quiz import Message
+from evals.tasks.registry import Sample
+from router.options.request import PrefillOptions
+from skim_common.errors import SkimError
+
+
+def render(sample: Sample, tokenizer: Any, options: PrefillOptions) -> RenderedPrompt:
+    """Tokenize the sample with the chat template, as the router does.
+
+    Raises SkimError if the router would run the prompt dense, because there would be nothing to select.
+    """
+    prompt = render_prompt(template_messages(sample.messages), tokenizer, options)
+    decision = prompt.decide(options)
+    if not decision.speculative:
+        raise SkimError(
+            f"a {sample.task} prompt of {prompt.token_ids.size} tokens would run dense ({decision.reason}): "
+            "ask for longer --lengths"
+        )
+    return prompt
+
+
+def template_messages(messages: list[Message]) -> list[Message]:
+    """The messages as chat templates want them: the arguments of a tool call as an object, as vLLM gives them."""
+    return [_with_parsed_arguments(message) for message in messages]
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    parsed = [{**function, "arguments": json.loads(function["arguments"])} for function in functions]
+    calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], parsed, strict=True)]
+    return {**message, "tool_calls": calls}

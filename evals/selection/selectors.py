@@ -1,0 +1,167 @@
+"""All selectors by name: each gives the kept prompt of a sample at a keep rate, or the dense prompt.
+
+The rules are those of serving. For all selectors alike, the router decides whether a prompt is compressed and which
+tokens are protected (`cluster.in_process.prompts`). A served selector is serving's own selection with other options. A
+baseline keeps the protected tokens too, and fills the rest of the speculator's budget with the chunks that it prefers;
+of the last chunk it may keep a part.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.in_process.async_pair import AsyncPair
+from cluster.in_process.prompts import RenderedPrompt
+from evals.selection import rankings
+from evals.selection.rankings import Preference
+from evals.tasks.registry import Sample
+from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.spans import always_kept, mask_of
+from router.decision.guard import Guard
+from router.options.request import PrefillOptions
+
+if TYPE_CHECKING:
+    pass
+
+
+class _NotCounted:
+    """A meter for a guard whose verdicts nobody counts."""
+
+    def record(self, name: str, value: float, **tags: str) -> None:
+        pass
+
+
+async def keep_guarded(reading: "Reading") -> KeptPrompt:
+    """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it."""
+    prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
+    # No field counts as set: the guard obeys a request that says how much to keep.
+    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off"}).model_dump()
+    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
+    if advice.verdict == "dense":
+        return KeptPrompt.dense(prompt.token_ids)
+    selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)
+    if guard.distrusts(advice, selection, prompt.protected):
+        return KeptPrompt.dense(prompt.token_ids)
+    return selection.kept
+
+
+DENSE = "dense"
+SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
+GUARDED = "auto + guard"
+RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a selector may use. options: with the keep rate. chosen: the speculator's selection with these options; its
+    size is the budget of the baselines. salt: prompts with different salts share no cached KV; None shares all.
+    """
+
+    sample: Sample
+    prompt: RenderedPrompt
+    options: PrefillOptions
+    pair: AsyncPair
+    chosen: KeptPrompt | None = None
+    salt: str | None = None
+
+    def selection_options(self, **changes: Any) -> SelectionOptions:
+        """The options of serving's selection. changes: of them."""
+        return self.options.selection.model_copy(update={"reuse": "off", **changes})
+
+    async def select(self, **changes: Any) -> KeptPrompt:
+        """Serving's selection. changes: of the options."""
+        options = self.selection_options(**changes)
+        return (await self.pair.select(self.prompt, options, cache_salt=self.salt)).kept
+
+
+Keep = Callable[[Reading], Awaitable[KeptPrompt]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """what: what it keeps, for the results page. keep: does it. served: the options of a served selector, which an
+    endpoint can run too; None for others. follows: it needs `Reading.chosen`. rated: it obeys the keep rate; one that
+    chooses the rate itself runs once. vllm: only the vLLM target can run it.
+    """
+
+    what: str
+    keep: Keep
+    served: Mapping[str, Any] | None = None
+    follows: bool = False
+    rated: bool = True
+    vllm: bool = False
+
+
+def served(what: str, **options: Any) -> Selector:
+    """Serving's selection with other options. One that sets the keep rate runs once."""
+    rated = "keep_rate" not in options
+    return Selector(what, lambda reading: reading.select(**options), served=options, rated=rated)
+
+
+def baseline(what: str, rank: Callable[[Sample, RenderedPrompt, int], Preference]) -> Selector:
+    """A ranking of chunks that fills the speculator's budget."""
+
+    async def keep(reading: Reading) -> KeptPrompt:
+        prompt, options = reading.prompt, reading.options.selection
+        preference = rank(reading.sample, prompt, options.chunk_size)
+        always = always_kept(mask_of(prompt.protected.tolist(), prompt.token_ids.size), options.protect_last)
+        at = fill(preference, always, _budget(reading), options.chunk_size)
+        return KeptPrompt(prompt.token_ids[at], at, prompt.token_ids.size)
+
+    return Selector(what, keep, follows=True)
+
+
+async def _renumbered(reading: Reading) -> KeptPrompt:
+    assert reading.chosen is not None
+    return KeptPrompt.dense(reading.chosen.token_ids)
+
+
+async def _chosen(reading: Reading) -> KeptPrompt:
+    assert reading.chosen is not None
+    return reading.chosen
+
+
+SELECTORS: dict[str, Selector] = {
+    SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
+    NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
+    "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
+    "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
+    GUARDED: Selector("as *auto*, with the guard: some prompts run dense or keep more", keep_guarded, rated=False),
+    "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),
+    "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
+    "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),
+    "random": baseline("random chunks", rankings.random_chunks),
+    "last window": baseline("the last chunks of the prompt", rankings.last_window),
+    "first + last": baseline("chunks from both ends of the prompt", rankings.first_and_last),
+    "oracle": baseline("the chunks that hold the evidence, then those of *bm25*", rankings.oracle),
+    RENUMBERED: Selector("as *speculator*, but the kept tokens are numbered from 0", _renumbered, follows=True),
+    WRONG_ORIGIN: Selector(
+        "as *speculator*, but the answer starts at position len(kept) instead of the prompt's length",
+        _chosen,
+        follows=True,
+        vllm=True,
+    ),
+}
+"""In the order of the results page."""
+
+
+def fill(preference: Preference, always: npt.NDArray[np.bool_], budget: int, chunk: int) -> Int32Array:
+    """The positions of `budget` tokens, int32 and ascending: those in `always`, then chunks by their preference.
+
+    preference: float [chunks]. always: bool [M], true for at most `budget` tokens. With the speculator's mean scores
+    and the size of its selection, the result is that selection.
+    """
+    by_chunk = np.argsort(-preference, kind="stable")
+    order = (by_chunk[:, None] * chunk + np.arange(chunk)).ravel()
+    order = order[order < always.size]
+    free = order[~always[order]][: budget - int(always.sum())]
+    return np.sort(np.concatenate([np.flatnonzero(always), free])).astype(np.int32)
+
+
+def _budget(reading: Reading) -> int:
+    assert reading.chosen is not None
+    return int(reading.chosen.token_ids.size)

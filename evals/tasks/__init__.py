@@ -1,0 +1,1 @@
+"""The questions, with their texts and evidence."""

@@ -1,0 +1,114 @@
+"""All tasks by name, and the prompts made from them."""
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from evals.tasks import aggregation, associations, prose, retrieval, tool_results
+from evals.tasks import code as code_tasks
+from evals.tasks import movements as moves
+from evals.tasks import retrieval as order
+from evals.tasks.quiz import Count, Message, Quiz, Style, compose, converse
+from skim_common.errors import SkimError
+
+FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
+    "needles": {
+        "single_needle": retrieval.single_needle,
+        "multi_key": retrieval.multi_key,
+        "multi_query": retrieval.multi_query,
+        "multi_value": retrieval.multi_value,
+        "needle_in_prose": prose.needle_in_prose,
+    },
+    "no shared words": {"association": associations.association, "trade": associations.trade},
+    "order": {
+        "first_or_last": order.first_or_last,
+        "last_update": order.last_update,
+        "nth_record": order.nth_record,
+    },
+    "multi-hop": {
+        "variable_tracking": aggregation.variable_tracking,
+        "location": moves.location,
+        "carried": moves.carried,
+    },
+    "code": {
+        "default_value": code_tasks.default_value,
+        "raised_error": code_tasks.raised_error,
+        "returned_value": code_tasks.returned_value,
+    },
+    "quoting": {"quote": prose.quote},
+    "tool results": {"json_records": tool_results.json_records, "log_lines": tool_results.log_lines},
+    "agent loop": {"agent_loop": tool_results.agent_loop},
+    "counting": {
+        "counting": aggregation.counting,
+        "most_frequent": aggregation.most_frequent,
+    },
+    "listing": {"listing": prose.listing},
+    "summary": {"summary": prose.summary},
+    "conversation": {"fourth_turn": prose.fourth_turn},
+}
+"""The tasks of each family. The mean over all families counts each family once."""
+
+TASKS = {name: make for tasks in FAMILIES.values() for name, make in tasks.items()}
+
+
+def family_of(task: str) -> str:
+    """The family of a task; the task itself if no family lists it (the turns of a conversation)."""
+    return next((family for family, tasks in FAMILIES.items() if task in tasks), task)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt. text: the last message. seed: seeds everything else that is random for this prompt. history: the
+    messages before it. role: of the last message, user or tool.
+    """
+
+    task: str
+    length: int
+    quiz: Quiz
+    text: str
+    seed: str
+    history: tuple[Message, ...] = ()
+    role: str = "user"
+
+    @property
+    def messages(self) -> list[Message]:
+        last: Message = {"role": self.role, "content": self.text}
+        if self.role == "tool":
+            last["tool_call_id"] = self.history[-1]["tool_calls"][0]["id"]
+        return [*self.history, last]
+
+    @property
+    def family(self) -> str:
+        """The family of the task."""
+        return family_of(self.task)
+
+
+def describe(task: str) -> str:
+    """The task and its metric: the docstring of its function on one line."""
+    return " ".join((inspect.getdoc(TASKS[task]) or "").split())
+
+
+def make_samples(
+    tasks: Sequence[str], lengths: Sequence[int], count: int, *, seed: int, style: Style, tokens: Count
+) -> Iterator[Sample]:
+    """`count` samples for each task and length. Each has its own seed, so a larger count keeps the first samples.
+
+    tokens: gives the length of a message in tokens. Raises SkimError for an unknown task, and for a length that is too
+    short for a task.
+    """
+    unknown = [task for task in tasks if task not in TASKS]
+    if unknown:
+        raise SkimError(f"unknown task {unknown[0]!r}: choose from {', '.join(TASKS)}")
+    for length in lengths:
+        for task in tasks:
+            for index in range(count):
+                name = f"{seed} {task} {length} {index}"
+                rng = random.Random(name)
+                quiz = TASKS[task](length, rng)
+                try:
+                    document = compose(quiz, length, style, tokens, rng)
+                except ValueError as error:
+                    raise SkimError(f"task {task} at length {length}: {error}") from None
+                *history, last = converse(quiz, document, style)
+                yield Sample(task, length, quiz, last["content"], name, tuple(history), last["role"])

@@ -1,0 +1,131 @@
+"""The API keys that the endpoint takes: from a file, which may change while the router runs, and from vLLM's options.
+
+The file has names and SHA-256 hashes, no keys. A key that `skim keys new` makes has 256 random bits, so a fast hash is
+enough: nobody can try all keys.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from skim_common.errors import SkimError
+from skim_common.validation import problems
+from skim_common.watched_files import WatchedFiles
+
+SETTING = "router.api_keys_file"
+DEFAULT_NAME = "default"
+"""The name of a key of `router.vllm_args.api_key` or of the environment variable VLLM_API_KEY."""
+
+FIRST_PRIORITY = -(2**63)
+"""The lowest number that vLLM takes as a priority, which is served first: as a limit, none."""
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]{0,62}$")]
+
+
+class ApiKey(BaseModel):
+    """A client of the endpoint. The limits count per router replica; null: no limit.
+
+    sha256: hashes of its keys, in hexadecimal; several while one key replaces another.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    sha256: Annotated[tuple[Hash, ...], Field(min_length=1)]
+    max_ongoing_requests: int | None = Field(None, ge=1, description="requests at a time")
+    prompt_tokens_per_minute: int | None = Field(None, ge=1, description="prompt tokens per minute, on average")
+    share: float = Field(
+        1.0, gt=0, le=1000, allow_inf_nan=False, description="weight of its share while requests of several keys wait"
+    )
+    min_priority: int = Field(
+        0, ge=FIRST_PRIORITY, lt=2**63, description="lowest `priority` of its requests; lower numbers are served first"
+    )
+    isolate_cache: bool = Field(False, description="share no cached prefix with other keys")
+
+
+class KeyFile(BaseModel):
+    """The file of keys. Without keys, every request is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: tuple[ApiKey, ...]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "KeyFile":
+        for what, values in (
+            ("name", [key.name for key in self.keys]),
+            ("sha256", [one for key in self.keys for one in key.sha256]),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"two keys have the same {what}")
+        return self
+
+
+def new_key() -> str:
+    """A new key of 256 random bits."""
+    return "sk-" + secrets.token_urlsafe(32)
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_keys(file: Path) -> tuple[ApiKey, ...]:
+    """The keys in a YAML or JSON file. Raises SkimError, which names the setting and never the file's content."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        return KeyFile.model_validate(yaml.safe_load(text)).keys
+    except OSError as error:
+        raise SkimError(f"{SETTING}: the file cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        # Without the refused value: it may be a key that somebody wrote in the place of its hash.
+        faults = "; ".join(f"{problem.name}: {problem.message}" for problem in problems(error))
+        raise SkimError(f"{SETTING}: {faults}") from None
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise SkimError(f"{SETTING}: the file is not YAML") from None
+
+
+class ApiKeys:
+    """The keys that are valid now. Raises SkimError if `file` cannot be read at the start.
+
+    plain: further keys, as text; their name is DEFAULT_NAME, which no key of the file may have beside them. Alone, they
+    may send any priority: nobody else is overtaken.
+    """
+
+    def __init__(self, file: str | None, plain: Iterable[str] = ()) -> None:
+        hashes = tuple(map(hash_of, plain))
+        least = 0 if file else FIRST_PRIORITY
+        self._plain = (ApiKey(name=DEFAULT_NAME, sha256=hashes, min_priority=least),) if hashes else ()
+        self._file = WatchedFiles([file], lambda: self._read(Path(file)), "the keys") if file else None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the endpoint asks for a key."""
+        return self._file is not None or bool(self._plain)
+
+    def find(self, key: str) -> ApiKey | None:
+        """Whose key it is. Each hash is compared, in constant time, so the time does not tell which one is close."""
+        from_file = self._file.current() if self._file else ()
+        sent, found = hash_of(key), None
+        for known in (*self._plain, *from_file):
+            for one in known.sha256:
+                if hmac.compare_digest(sent, one):
+                    found = known
+        return found
+
+    def _read(self, file: Path) -> tuple[ApiKey, ...]:
+        """As `read_keys`. Limits, cache and explain view go by name, so two kinds of keys must not share one."""
+        keys = read_keys(file)
+        if self._plain and any(key.name == DEFAULT_NAME for key in keys):
+            raise SkimError(
+                f"{SETTING}: the name {DEFAULT_NAME} is that of router.vllm_args.api_key or VLLM_API_KEY; "
+                "rename the key in the file, or leave the other one out"
+            )
+        return keys

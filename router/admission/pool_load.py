@@ -1,0 +1,115 @@
+"""How long work waits in a pool, by what this router has sent there and by how fast earlier work drained.
+
+Work is measured in milliseconds of computing by the pool's measured cost (`router.decision.cost_model.PoolTime`). A
+request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the pace, the wait for each
+millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
+routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the pace becomes r / c.
+
+Only a request that finds work ahead measures the pace. A pace that lets in a request only if the pool is empty would
+never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is let in.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DECAY = 0.95
+"""Weight of an answer after the next one: about the latest twenty count."""
+
+
+class AnswerTime:
+    """Running means: the time of a token, and the tokens of an answer."""
+
+    def __init__(self) -> None:
+        self._answers = self._tokens = self._ms = 0.0
+
+    def learn(self, tokens: int, ms: float) -> None:
+        """A complete answer: `tokens` tokens after the first one took `ms` milliseconds."""
+        self._answers = DECAY * self._answers + 1
+        self._tokens, self._ms = DECAY * self._tokens + tokens, DECAY * self._ms + ms
+
+    def estimate(self, most_tokens: int) -> float:
+        """Milliseconds of an answer that may have `most_tokens` tokens; 0 before the first answer."""
+        if not self._tokens:
+            return 0.0
+        return self._ms / self._tokens * min(float(most_tokens), self._tokens / self._answers)
+
+
+DECAY = 0.9
+"""Weight of a pair after the next one: about the latest ten count."""
+MOST_PACE = 10.0
+"""A wait of more than so many times the own work ahead has another cause: an engine that stopped or started again, not
+the pace. It would foretell such a wait for every later request behind as much work, and refuse them all.
+"""
+ENOUGH = 3
+"""Pairs before the pace counts. Until then no wait is expected."""
+PROBE_S = 5.0
+"""After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
+PROBE_DECAY = 0.75
+"""DECAY of a pair after so long: what made the pairs before it may be over."""
+OTHERS_DECAY_S = 10.0
+"""A wait that the own work does not explain (other routers, long answers) says little after this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pool may have from one router, however long it waits there: less than either work_ms of computing, or so
+    many requests. An autoscaled pool needs it: the autoscaler counts what is in the pool, not what waits in a router.
+    """
+
+    work_ms: float = 0.0
+    requests: float = 0.0
+
+
+NO_ROOM = Room()
+
+
+class PoolLoad:
+    """One router's work in one pool. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float], room: Room = NO_ROOM) -> None:
+        self._clock, self._room = clock, room
+        self.requests = 0
+        self.ahead_ms = 0.0
+        self._products = self._squares = 0.0
+        self._pairs, self._paired_at = 0, -math.inf
+        self._others_ms, self._others_at = 0.0, -math.inf
+
+    def enter(self, work_ms: float) -> None:
+        self.requests += 1
+        self.ahead_ms += work_ms
+
+    def leave(self, work_ms: float) -> None:
+        """A request's first output came, or it ended without one. work_ms: as when it entered."""
+        self.requests -= 1
+        self.ahead_ms = self.ahead_ms - work_ms if self.requests else 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the pool has less than its `Room`."""
+        return self.ahead_ms < self._room.work_ms or self.requests < self._room.requests
+
+    def learn(self, ahead_ms: float, waited_ms: float) -> None:
+        """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
+        now = self._clock()
+        if ahead_ms > 0:
+            decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
+            self._pairs, self._paired_at = self._pairs + 1, now
+            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_PACE * ahead_ms)
+            self._squares = decay * self._squares + ahead_ms * ahead_ms
+        self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
+        self._others_at = now
+
+    def wait_ms(self, ahead_ms: float) -> float:
+        """The expected wait of a request that finds `ahead_ms` of this router's work before it."""
+        if self._pairs < ENOUGH:
+            return 0.0
+        now = self._clock()
+        others = self._others_ms * math.exp(-(now - self._others_at) / OTHERS_DECAY_S)
+        probes = self.requests == 1 and now - self._paired_at >= PROBE_S
+        return others if probes else self._pace * ahead_ms + others
+
+    @property
+    def _pace(self) -> float:
+        """The slope of the line through the origin with the least squared error."""
+        return self._products / self._squares if self._squares else 0.0

@@ -1,0 +1,78 @@
+"""What a prompt asks of the admission, and the place that it gets there."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.admission.fair_queue import Turn
+from router.decision.cost_model import Work
+from router.options.errors import RefusedError
+from skim_common.deadline import NO_DEADLINE, Deadline
+
+
+class OverloadedError(RefusedError):
+    """The request is refused before any work for it (HTTP 429). reason: one word, for the metric.
+
+    retry_after_s: seconds after which it would be accepted, if no more requests came.
+    """
+
+    def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
+        seconds = max(1, math.ceil(retry_after_s))
+        super().__init__(429, "RateLimitError", f"{message}; try again in {seconds} s", seconds)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Asked:
+    """The prompts of one request. Only its first one can be refused, and only while no other one was admitted."""
+
+    prompts: int = 0
+    refusal: OverloadedError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A prompt that wants a place. key, share: the name of its API key, which has a share of its own, and its weight.
+
+    priority: lower numbers are served first.
+    """
+
+    key: str = ""
+    share: float = 1.0
+    priority: int = 0
+    deadline: Deadline = NO_DEADLINE
+    asked: Asked = field(default_factory=Asked)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One prompt from its admission to its end. work: with the smallest keep rate if `keeps_less`.
+
+    first: it is the first prompt of its request. load: the predicted wait as a share of the longest one allowed
+    (`router.admission.load_shedding`). queued_ms: waited in the router. found_ms: the work before it in the pool where
+    it is.
+    """
+
+    claim: Claim
+    first: bool
+    work: Work
+    load: float
+    keeps_less: bool
+    dispatched: asyncio.Future[None]
+    queued_ms: float = 0.0
+    turn: "Turn[Place] | None" = None
+    stage: Literal["queue", "select", "ready", "prefill", "answer", "end"] = "queue"
+    found_ms: float = 0.0
+    sent_at: float = 0.0
+    began_at: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        """What it takes of its key's share."""
+        return max(1.0, self.work.total_ms) / self.claim.share
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether nothing has run for its request, if it waits in the queue."""
+        return self.first and self.claim.asked.prompts == 1

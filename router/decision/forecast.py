@@ -1,0 +1,192 @@
+"""What this router knows of the pools' caches and speeds: it forecasts a prompt's time to first token in both modes.
+
+Every prompt teaches it, however its mode was chosen. All of it is this router's own knowledge: routers exchange
+nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kv_transfer.messages import Int32Array, KeptPrompt, Selection
+from kv_transfer.options import AUTO
+from kv_transfer.prefix_hash import block_hashes
+from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
+from router.decision.cost_model import UNMEASURED, Estimate, Mode, PoolTime, Tokens, Work, estimate, fewer, sooner
+from router.decision.later_turns import LaterTurns
+from router.decision.rules import Decision
+from router.options.request import PrefillOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is known of a prompt before it runs.
+
+    dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
+    kept. coming: tokens at the beginning that the target reads now for other dense prompts. estimate: None before both
+    pools have been measured often enough. choice: the mode whose first token is sooner, and why (`router.cost`).
+    """
+
+    ids: Int32Array
+    salt: str | None
+    hashes: Sequence[bytes]
+    dense: Found
+    read: Found
+    kept: Found
+    coming: int = 0
+    estimate: Estimate | None = None
+    choice: Decision = UNMEASURED
+
+    @property
+    def known_dense(self) -> int:
+        """Tokens at the beginning that the target will have cached as they are when it reads this prompt."""
+        return max(self.dense.tokens, self.coming)
+
+    @property
+    def before(self) -> Mode | None:
+        """How the earlier turn of this prompt ran, if there was one."""
+        if self.known_dense == self.kept.tokens:
+            return None
+        return "dense" if self.known_dense > self.kept.tokens else "speculative"
+
+
+class Forecaster:
+    """One router's knowledge. clock: seconds; the event loop's by default, which benchmarks can run in virtual time."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
+        self._clock = clock
+        self.speculator, self.target = PoolTime(clock), PoolTime(clock)
+        self.lexical = PoolTime(clock)
+        self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
+        self.turns = LaterTurns()
+        self._sent = Counter[bytes]()
+        self._coverage_share: float | None = None
+
+    def look(
+        self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int, told: int | None = None
+    ) -> Forecast:
+        """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped.
+
+        told: how many later turns it has, if the client has told it (`router.options.headers`).
+        """
+        hashes = block_hashes(ids, BLOCK_TOKENS, salt)
+        dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)
+        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
+        forecast = Forecast(ids, salt, hashes, dense, read, kept, coming * BLOCK_TOKENS)
+        selector, share = self._selector(options), self._kept_share(options)
+        later = 0.0
+        # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
+        if told is not None or forecast.before != "speculative":
+            later = self.turns.extra_ms(selector, self.target, share, told)
+        tokens = self._tokens(forecast, options, protected_tokens)
+        found = estimate(tokens, selector, self.target, self._clock(), later)
+        if found is None:
+            return replace(forecast, choice=fewer(tokens, self.turns.extra_tokens(share, told or 0)))
+        return replace(forecast, estimate=found, choice=sooner(found, forecast.before))
+
+    @contextmanager
+    def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
+        """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
+        hashes = forecast.hashes if prompt.is_dense else ()
+        self._sent.update(hashes)
+        try:
+            yield
+        finally:
+            self._sent.subtract(hashes)
+            for block in hashes:
+                if not self._sent[block]:
+                    del self._sent[block]
+
+    def work(
+        self, forecast: Forecast, options: PrefillOptions, protected_tokens: int, most_tokens: int, *, selects: bool
+    ) -> Work:
+        """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured."""
+        tokens = self._tokens(forecast, options, protected_tokens)
+        if not selects:
+            return Work(0.0, self.target.estimate(tokens.dense) or 0.0, most_tokens=most_tokens)
+        read, kept = self._selector(options).estimate(tokens.read), self.target.estimate(tokens.kept)
+        return Work(read or 0.0, kept or 0.0, True, most_tokens)
+
+    def _tokens(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Tokens:
+        size, share = int(forecast.ids.size), self._kept_share(options)
+        fresh = min(size, protected_tokens + share * size)
+        return Tokens(
+            dense=_rest(size, forecast.known_dense),
+            cold=size,
+            read=_rest(size, 0 if options.selector == "lexical" else forecast.read.tokens),
+            kept=max(1, round(self._kept_tokens(size, forecast.kept, fresh, share))),
+        )
+
+    def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
+        """The tokens that the target would read of the kept prompt. fresh: the size of a fresh selection."""
+        if not known.tokens:
+            return fresh
+        return max(fresh - known.kept, self.turns.kept(size - known.tokens, share))
+
+    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
+        """Learn from a selection."""
+        queue = selection.timings.get("queue", 0.0)
+        computed = _rest(forecast.ids.size, selection.cached_tokens)
+        self._selector(options).measure(computed, sum(selection.timings.values()) - queue, queue)
+        if options.selector != "lexical":
+            self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
+            self.read.wrote(computed)
+            self.read.add(forecast.hashes, [0] * len(forecast.hashes))
+        if options.wanted_coverage is not None:
+            self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
+
+    def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
+        """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
+        computed = _rest(prompt.token_ids.size, cached)
+        self.target.measure(computed, ms, queue_ms)
+        self.turns.began(int(forecast.ids.size), max(forecast.known_dense, forecast.kept.tokens))
+        for ledger in (self.dense, self.kept):
+            ledger.wrote(computed)
+        if prompt.is_dense:
+            self.dense.correct(forecast.dense, forecast.dense.tokens, cached)
+        else:
+            self.kept.correct(forecast.kept, forecast.kept.kept, cached)
+            if forecast.kept.tokens:
+                self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, computed)
+        self._add(forecast.hashes, prompt)
+
+    def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
+        """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
+        if not answer.size:
+            return
+        for ledger in (self.dense, self.kept):
+            ledger.wrote(int(answer.size))
+        whole = np.concatenate([forecast.ids, answer])
+        hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
+        self._add(hashes, prompt)
+        if prompt.session is not None:
+            self.read.add(hashes, [0] * len(hashes))
+
+    def _add(self, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
+        if prompt.is_dense:
+            self.dense.add(hashes, [0] * len(hashes))
+            return
+        ends = BLOCK_TOKENS * np.arange(1, len(hashes) + 1)
+        in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
+        self.kept.add(hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+
+    def _selector(self, options: PrefillOptions) -> PoolTime:
+        """The measured times of what selects with these options."""
+        return self.lexical if options.selector == "lexical" else self.speculator
+
+    def _kept_share(self, options: PrefillOptions) -> float:
+        """The share of the tokens that a selection with these options keeps. By coverage: as the last one did."""
+        if options.fixed_rate is not None:
+            return options.fixed_rate
+        if self._coverage_share is not None:
+            return self._coverage_share
+        return options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
+
+
+def _rest(tokens: int, cached: int) -> int:
+    """Tokens to compute; an engine computes at least the last one."""
+    return max(1, int(tokens) - cached)

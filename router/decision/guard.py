@@ -1,0 +1,187 @@
+"""The guard: under `enabled: auto`, it keeps more of a prompt, or all of it, where a selection is likely to fail.
+
+It acts twice, by signals that cost nothing:
+
+1. Before the selection, by the question's text (English). Counting and listing need most of a text, quoting needs it
+   to the letter: a few chunks do not answer them (`QUESTIONS`).
+2. After the selection, by the scores of the chunks (`signals`). Scores that are nearly equal say that the speculator
+   found no part that matters more than the others. The limit depends on the speculator and on how it scores, so there
+   is no default: `skim calibrate` measures it.
+
+An explicit wish is obeyed: the guard does nothing for a request with `enabled: true`, or with a keep rate or a coverage
+of its own, be it for one role, range or content.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from actors.observability.metrics import Meter
+from kv_transfer.messages import Int32Array, Selection
+from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.spans import always_kept, mask_of
+from router.decision.rules import Decision
+from router.options.request import PrefillOptions
+
+Verdict = Literal["compressed", "more", "dense"]
+
+MORE = 0.4
+"""The least share of the chunks that is kept for a question of verdict `more`. A starting value: what is listed stands
+in many chunks, so a fifth of them drops some of it."""
+
+FEW_CHUNKS = 8
+"""With fewer chunks that may be dropped, the entropy says nothing; by default they are fewer than 256 tokens."""
+
+WISHES = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
+"""Options that say how much is kept. A request that gives one is obeyed."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionKind:
+    """A kind of question that a selection cannot be trusted with. patterns: one of them is in the question."""
+
+    name: str
+    verdict: Verdict
+    patterns: tuple[str, ...]
+
+    def matches(self, question: str) -> bool:
+        return any(re.search(pattern, question, re.IGNORECASE) for pattern in self.patterns)
+
+
+QUESTIONS = (
+    QuestionKind(
+        "quoting",
+        "dense",
+        (
+            r"\b(verbatim|word[- ]for[- ]word|literally)\b",
+            r"\bquote (the|what|how|from|exactly|a|an|each|every|it|this|that)\b",
+            r"\bexact (words?|wording|text|quote|quotation|sentence|passage|phrase)\b",
+            r"\b(repeat|copy|reproduce|transcribe|recite|cite)\b[^.?!\n]{0,40}"
+            r"\b(exactly|text|passage|sentence|paragraph|section|lines?|unchanged)\b",
+        ),
+    ),
+    QuestionKind(
+        "counting",
+        "dense",
+        (
+            r"\bhow (many|often|frequently)\b",
+            r"\bnumber of (times|occurrences|different|distinct|unique)\b",
+            r"\b(total|overall) (number|count|amount|sum)\b",
+            r"\bcount (the|all|how|every|each)\b",
+            r"\b(most|least) (often|frequent|frequently|common|commonly)\b",
+            r"\b(average|median|sum) of (all|the)\b",
+        ),
+    ),
+    QuestionKind(
+        "listing",
+        "more",
+        (
+            r"(^|[.:!?\n])\s*(please )?(list|enumerate)\b",
+            r"\b(list|name|give|find|extract|identify|mention|show|state|report|what are|which are)\b"
+            r"[^.?!\n]{0,20}\b(all|every|each)\b",
+        ),
+    ),
+)
+"""Documented in docs/options.md. The first kind that matches counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the guard says before the selection. options: the request's, with more to keep if the verdict is `more`.
+
+    kind: the kind of the question; empty if it is none of `QUESTIONS`. acts: False for an explicit wish.
+    """
+
+    options: PrefillOptions
+    verdict: Verdict = "compressed"
+    kind: str = ""
+    acts: bool = True
+
+    @property
+    def reason(self) -> str:
+        """The reason of a dense run, one word."""
+        return f"guard-{self.kind}"
+
+
+class Guard:
+    """The guard of one router; it counts its verdicts. enabled: False: it never acts.
+
+    entropy: a prompt whose chunk scores have a higher normalised entropy runs dense; None: the scores are not judged.
+    """
+
+    def __init__(self, meter: Meter, *, enabled: bool, entropy: float | None = None) -> None:
+        self._meter, self._enabled, self._entropy = meter, enabled, math.inf if entropy is None else entropy
+
+    def advise(self, options: PrefillOptions, question: str, *, wished: bool = False) -> Advice:
+        """The advice for a request by its question; "" if the question is unknown. wished: a content has a `keep`."""
+        if wished or not self._enabled or options.enabled != AUTO or options.model_fields_set & WISHES:
+            return Advice(options, acts=False)
+        kind = next((kind for kind in QUESTIONS if kind.matches(question)), None)
+        if kind is None:
+            return Advice(options)
+        return Advice(keeping_more(options) if kind.verdict == "more" else options, kind.verdict, kind.name)
+
+    def before(self, advice: Advice, decision: Decision) -> Decision:
+        """The decision on a prompt that would run speculative: dense, if the advice is."""
+        if advice.verdict != "dense":
+            return decision
+        self.count(advice.verdict, advice.kind)
+        return Decision(False, advice.reason)
+
+    def distrusts(self, advice: Advice, selection: Selection, protected: Int32Array) -> str | None:
+        """Why this prompt runs dense after its selection, in one word; None if the selection stands.
+
+        protected: int32 [P, 2], the request's protected spans.
+        """
+        if not advice.acts:
+            return None
+        found = signals(selection, advice.options, protected)
+        reason = "guard-flat" if found.get("entropy", 0.0) > self._entropy else None
+        self.count("dense" if reason else advice.verdict, "flat" if reason else advice.kind or "none")
+        return reason
+
+    def count(self, verdict: Verdict, kind: str) -> None:
+        """Count one verdict on a prompt that would run speculative."""
+        self._meter.record("skim_router_guard_total", 1, verdict=verdict, reason=kind)
+
+
+def keeping_more(options: PrefillOptions) -> PrefillOptions:
+    """The options with a keep rate of at least MORE, whatever rule they use."""
+    if options.fixed_rate is not None:
+        return options.model_copy(update={"keep_rate": max(MORE, options.fixed_rate)})
+    bounds = {"min_keep": max(MORE, options.min_keep), "max_keep": max(MORE, options.largest_share)}
+    return options.model_copy(update={"keep_rate": AUTO, **bounds})
+
+
+def signals(selection: Selection, options: SelectionOptions, protected: Int32Array) -> Mapping[str, float]:
+    """Signals of a selection, from the scores of the chunks that may be dropped; empty if there are too few, or if the
+    scores are missing or are not those of the prompt's chunks.
+
+    entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal. coverage: the share of these
+    scores that the kept chunks have.
+    """
+    scores, positions = selection.chunk_scores, selection.kept.positions
+    starts = np.arange(0, selection.kept.context_length, options.chunk_size)
+    if scores is None or scores.size != starts.size or options.granularity == "token":
+        return {}
+    fixed = always_kept(mask_of(protected.tolist(), selection.kept.context_length), options.protect_last)
+    kept = np.zeros(fixed.size, bool)
+    kept[positions] = True
+    droppable = np.add.reduceat(~fixed, starts, dtype=np.int64)
+    weights = np.where(droppable > 0, scores.astype(np.float64), 0.0)
+    if (droppable > 0).sum() < FEW_CHUNKS or not weights.any():
+        return {}
+    chosen = np.add.reduceat(kept & ~fixed, starts, dtype=np.int64) > 0
+    return {
+        "entropy": _normalised_entropy(weights[droppable > 0]),
+        "coverage": float(weights[chosen].sum() / weights.sum()),
+    }
+
+
+def _normalised_entropy(weights: np.ndarray) -> float:
+    shares = weights[weights > 0] / weights.sum()
+    return float(-(shares * np.log(shares)).sum() / np.log(weights.size))

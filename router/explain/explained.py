@@ -1,0 +1,145 @@
+"""The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import always_kept, mask_of, segments_of, spans_of
+from router.decision.guard import signals
+
+REASONS = {
+    "protected": "always kept: template, system prompt, tools, question, first and last tokens, spans of the client",
+    "reused": "stands in the kept prompt of an earlier request",
+    "appended": "a late chunk: earlier text that this question needs, appended before the question",
+    "new": "text after the earlier prompt: its answer, a short text, or chunks with high scores",
+    "top": "among the chunks with the highest scores, within the keep rate",
+    "coverage": "among the fewest chunks that reach the wanted coverage",
+}
+"""Why a token is kept, by name. A token has the first reason of this list that holds."""
+
+DROPPED = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """reason: as in the header `x-skim-reason`, one word. guard: the kind of question for which the guard kept more;
+    empty if it did not.
+    """
+
+    reason: str
+    guard: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
+
+    timings: milliseconds by part, until the selection was back at the router. decision: why the router selected; None
+    where no router decided. regions: token ranges with a keep rate of their own, as (start, end, rate).
+    """
+
+    selection: Selection
+    options: SelectionOptions
+    protected: Int32Array
+    timings: Mapping[str, float] = field(default_factory=dict)
+    decision: DecisionMade | None = None
+    regions: Sequence[tuple[int, int, float]] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        kept, scores = self.selection.kept, self.selection.chunk_scores
+        arrays = (kept.token_ids, kept.positions, self.protected, *(() if scores is None else (scores,)))
+        return sum(array.nbytes for array in arrays)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values. Spans are half-open ranges of token positions in the original prompt.
+
+        spans: the kept spans in the order of the text, each with its reason (a name in `REASONS`) and its score, the
+        mean of its tokens' chunk scores. chunk_scores: the mean importance of each chunk of `options.chunk_size`
+        tokens, kept or not; None (as all scores are) from a speculator of an earlier release.
+        kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
+        what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
+        which the target reads them; None if that is the order of kept_spans.
+        cached_tokens: prompt tokens that the speculator found in its prefix cache. signals: as in `guard.signals`.
+        raised: as in Selection.
+        """
+        selection = self.selection
+        kept: KeptPrompt = selection.kept
+        reused = np.arange(kept.positions.size) < selection.reused_tokens
+
+        def spans(tokens: npt.NDArray[np.bool_] | slice) -> list[list[int]]:
+            mask = np.zeros(kept.context_length, bool)
+            mask[kept.positions[tokens]] = True
+            return spans_of(mask).tolist()
+
+        return {
+            "prompt_tokens": kept.context_length,
+            "kept_tokens": int(kept.token_ids.size),
+            "reused_tokens": selection.reused_tokens,
+            "cached_tokens": selection.cached_tokens,
+            "keep_rate": kept.token_ids.size / kept.context_length,
+            "coverage": selection.coverage,
+            "raised": selection.raised,
+            "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
+            "spans": self._spans(),
+            "chunk_scores": _rounded(self._scores),
+            "kept_spans": spans(slice(None)),
+            "reused_spans": spans(reused),
+            "late_spans": spans(selection.late),
+            "new_spans": spans(~reused & ~selection.late),
+            "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
+            "protected_spans": self.protected.tolist(),
+            "rate_spans": [list(region) for region in self.regions],
+            "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
+            "options": self.options.model_dump(),
+            "timings_ms": dict(self.timings),
+            "decision": None if self.decision is None else asdict(self.decision),
+        }
+
+    def _signals(self) -> Mapping[str, float]:
+        return signals(self.selection, self.options, self.protected)
+
+    @property
+    def _scores(self) -> Float32Array | None:
+        """The chunk scores; None if they are missing or are not those of this prompt's chunks."""
+        scores, chunks = self.selection.chunk_scores, -(-self.selection.kept.context_length // self.options.chunk_size)
+        return scores if scores is not None and scores.size == chunks else None
+
+    def _spans(self) -> list[dict[str, Any]]:
+        """The kept spans with reason and score. A span ends where the reason changes."""
+        reasons = self.reasons()
+        edges = np.flatnonzero(np.r_[True, reasons[1:] != reasons[:-1], True])
+        scores, sums = self._scores, None
+        if scores is not None:
+            tokens = np.repeat(scores.astype(np.float64), self.options.chunk_size)[: reasons.size]
+            sums = np.add.reduceat(tokens, edges[:-1])
+        found = []
+        for place, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+            if reason := str(reasons[start]):
+                score = None if sums is None else float(f"{sums[place] / (end - start):.6g}")
+                found.append({"start": start, "end": end, "reason": reason, "score": score})
+        return found
+
+    def reasons(self) -> npt.NDArray[np.str_]:
+        """Why each token of the prompt is kept: names in `REASONS`, `DROPPED` for the others; [M]."""
+        selection, options = self.selection, self.options
+        positions, size = selection.kept.positions, selection.kept.context_length
+        reasons = np.full(size, DROPPED, f"<U{max(map(len, REASONS))}")
+        by_score = "top" if options.wanted_coverage is None else "coverage"
+        reasons[positions] = "new" if selection.reused_tokens else by_score
+        reasons[positions[selection.late]] = "appended"
+        reasons[positions[: selection.reused_tokens]] = "reused"
+        protected = always_kept(mask_of(self.protected.tolist(), size), options.protect_last)
+        reasons[protected & (reasons != DROPPED)] = "protected"
+        return reasons
+
+
+def _rounded(scores: Float32Array | None) -> list[float] | None:
+    """The scores with six digits, which is what float32 has."""
+    return None if scores is None else [float(f"{score:.6g}") for score in scores.tolist()]

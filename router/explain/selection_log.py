@@ -1,0 +1,149 @@
+"""The explain view of this router: it holds the latest selections, and finds those that other routers hold.
+
+It holds numbers. It holds a prompt's text only if the deployment allows it and the request asks for it.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from kv_transfer.messages import Int32Array
+from router.admission.rate_limits import caller_of
+from router.explain.explained import Explained
+from router.explain.prompt_text import MessageSpan, PromptText
+from router.options.errors import HttpError, InvalidOptionError
+from router.options.request import PREFILL, PrefillOptions
+from router.pools.migration import Migration
+from speculator_service.translation.token_text import TokenText
+
+MAX_ENTRIES = 1024
+MAX_BYTES = 64 * 2**20
+TEXT_BYTES_PER_TOKEN = 16
+"""About what a held prompt takes per token: its id and the messages that it was rendered from."""
+
+AskOthers = Callable[[str, str], Awaitable[str | None]]
+"""Asks the other routers for the entry of a request and its API key's name, as JSON text; None if no router has one."""
+
+
+def engine_names(request_id: str) -> tuple[str, ...]:
+    """The possible engines' ids of the first prompt. vLLM appends a prompt's number: `-0` (completions) or `_0`.
+
+    request_id: the id in the response's body.
+    """
+    return request_id, f"{request_id}-0", f"{request_id}_0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPrompt:
+    """A prompt whose text the client wants to see. token_ids: int32 [M]. messages: as `prompt_text.message_spans`."""
+
+    token_ids: Int32Array
+    messages: Sequence[MessageSpan] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What is held of one prompt. explained: None for a dense prompt, which is held only if its answer moved."""
+
+    prompt_tokens: int
+    explained: Explained | None = None
+    prompt: HeldPrompt | None = None
+    migrations: list[Migration] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        held = 0 if self.prompt is None else TEXT_BYTES_PER_TOKEN * self.prompt_tokens
+        return held if self.explained is None else held + self.explained.nbytes
+
+    def as_json(self, tokens: TokenText | None = None) -> dict[str, Any]:
+        """JSON values: those of `Explained.as_json`, `migrations` if there are any, and `prompt` (`PromptText.as_json`)
+        if its text is held. tokens: the target's token texts."""
+        if self.explained is None:
+            shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
+        else:
+            shown = self.explained.as_json()
+        if self.migrations:
+            shown["migrations"] = [asdict(migration) for migration in self.migrations]
+        if self.prompt is not None and tokens is not None:
+            shown["prompt"] = PromptText.of(self.prompt.token_ids, tokens, self.prompt.messages).as_json()
+        return shown
+
+
+class SelectionLog:
+    """The latest entries, at most `max_entries` and `max_bytes`; the oldest are removed first.
+
+    An entry has the name of the request's API key (empty without keys) and the request's id, which a client may choose.
+
+    holds_text: whether requests may ask for their prompt's text to be held.
+    """
+
+    def __init__(self, *, holds_text: bool = False, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
+        self.holds_text, self._max_entries, self._max_bytes, self._bytes = holds_text, max_entries, max_bytes, 0
+
+    def check(self, options: PrefillOptions) -> None:
+        """Raise InvalidOptionError if the request asks for text that this deployment does not hold."""
+        if options.explain_text and not self.holds_text:
+            param = f"{PREFILL.name}.explain_text"
+            raise InvalidOptionError(f"{param} must be false: this deployment holds no text of prompts", param)
+
+    def add(self, request_id: str, entry: Entry, key: str = "") -> None:
+        name = key, request_id
+        if name in self._entries:
+            self._bytes -= self._entries.pop(name).nbytes
+        self._entries[name] = entry
+        self._bytes += entry.nbytes
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration, key: str = "") -> None:
+        """Add to the request's entry; a dense request gets one now."""
+        if (key, request_id) not in self._entries:
+            self.add(request_id, Entry(prompt_tokens), key)
+        self._entries[key, request_id].migrations.append(migration)
+
+    def get(self, request_id: str, key: str = "") -> Entry | None:
+        """Look up by the id in the response body."""
+        names = ((key, name) for name in engine_names(request_id))
+        return next((self._entries[name] for name in names if name in self._entries), None)
+
+
+class ExplainView:
+    """Answers `GET /v1/requests/{id}/selection` on one router. tokens: the target's; needed if `log.holds_text`."""
+
+    def __init__(self, log: SelectionLog, tokens: TokenText | None = None, ask_others: AskOthers | None = None) -> None:
+        self._log, self._tokens, self._ask_others = log, tokens, ask_others
+
+    async def held(self, request_id: str, key: str = "") -> str | None:
+        """This router's entry as JSON text; None without one."""
+        entry = self._log.get(request_id, key)
+        if entry is None:
+            return None
+        # A long prompt takes milliseconds, in which the router would stream no answer.
+        return await asyncio.to_thread(lambda: json.dumps(entry.as_json(self._tokens)))
+
+    async def find(self, request_id: str, key: str = "") -> str | None:
+        """The entry of this router or of another one."""
+        found = await self.held(request_id, key)
+        if found is None and self._ask_others is not None:
+            return await self._ask_others(request_id, key)
+        return found
+
+    def add_route(self, app: FastAPI) -> None:
+        """Add the route to the router's app. A request of another API key is not found."""
+
+        @app.get("/v1/requests/{request_id}/selection")
+        async def selection(request_id: str, request: Request) -> Response:
+            caller = caller_of(request.scope)
+            found = await self.find(request_id, caller.key.name if caller else "")
+            if found is not None:
+                return Response(found, media_type="application/json")
+            message = f"no selection is held for {request_id}: it ran dense, is too old, or its router is gone"
+            return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)

@@ -1,0 +1,177 @@
+"""What the router itself reads of a request's JSON body, and the values that it refuses before vLLM's app sees them.
+
+vLLM's app parses the body too. So the router parses it only if the bytes contain something that concerns the router.
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from router.options.errors import InvalidOptionError
+from router.options.request import clipped
+from target_service.limits import reserved_names
+
+# A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
+_TELLTALES = (
+    b"speculative_",
+    b"_transfer_params",
+    b"vllm_xargs",
+    b"structured_outputs",
+    b"logit_bias",
+    b"background",
+    b"truncation",
+    b"return_token_offsets",
+    b"return_assistant_tokens_mask",
+    b"routed_experts_prompt_start",
+    b"echo",
+    b"use_beam_search",
+    b'"keep"',
+    b"\\u",
+    b"\0",
+)
+
+# Signs of a number that may not fit 64 bits, in a body that `_may_hold_wide_numbers` has made simple.
+_ZERO_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_WIDE_NUMBERS = (b"0" * 19, b"0e000", b"NaN", b"Infinity", b"\0")
+
+_RESERVED = ("kv_transfer_params", "ec_transfer_params")
+# Of /v1/responses. vLLM refuses null there too, but in a stream only after the response has begun.
+_NEVER_NULL = ("background", "truncation")
+_WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start")
+
+_LOWEST, _HIGHEST = -(2**63), 2**64 - 1
+_MOST_DIGITS = 20
+
+
+def read_fields(body: bytes, path: str) -> dict[str, Any]:
+    """The body's JSON object, sent to `path`, if it may hold a field of Skim or a value to refuse, else {}.
+
+    Raises InvalidOptionError for a field that no client may send, and for a value that vLLM or the messages between
+    the pools cannot hold. The app refuses a malformed body, for which this is {}.
+    """
+    has_wide, has_surrogates = _may_hold_wide_numbers(body), _may_hold_surrogates(body)
+    if not (has_wide or has_surrogates or any(telltale in body for telltale in _TELLTALES)):
+        return {}
+    try:
+        fields = json.loads(body, parse_int=_read_int if has_wide else None)
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(fields, dict):
+        _refuse_reserved(fields)
+        if not path.endswith("/render"):
+            _refuse_ignored(fields)
+        if path.endswith("/responses"):
+            _refuse_nulls(fields)
+    if has_wide or has_surrogates:
+        _refuse_unsendable(fields)
+    if not isinstance(fields, dict):
+        return {}
+    if not isinstance(fields.get("structured_outputs"), dict | None):
+        raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
+    _refuse_wide_token_ids(fields.get("logit_bias"))
+    return fields
+
+
+def _may_hold_wide_numbers(body: bytes) -> bool:
+    """Every digit becomes 0, E becomes e, and + is dropped, so that few searches find all long numbers."""
+    simple = body.translate(_ZERO_DIGITS, b"+")
+    return any(sign in simple for sign in _WIDE_NUMBERS)
+
+
+def _may_hold_surrogates(body: bytes) -> bool:
+    """Half of a UTF-16 pair is no text. JSON can hold one as an escape, and json.loads also takes one as bytes."""
+    if b"\\ud" in body or b"\\uD" in body:
+        return True
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return True
+    return b"\0" in body
+
+
+def _read_int(digits: str) -> int | float:
+    """A JSON integer. inf if it has too many digits for 64 bits: Python itself refuses integers of 4300 digits."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
+
+
+def _refuse_unsendable(body: Any) -> None:
+    """Refuse integers over 64 bits, floats that are not finite, and lone surrogates, at every depth.
+
+    msgpack, JSON or UTF-8 lack them.
+    """
+    pending: list[tuple[_Path | None, Any]] = [(None, body)]
+    while pending:
+        path, value = pending.pop()
+        if any(isinstance(part, str) and not _is_text(part) for part in (path.name if path else "", value)):
+            name = _shown_path(path)
+            raise InvalidOptionError(f"{name} has a lone surrogate, which is no text", name)
+        if isinstance(value, dict):
+            pending += [(_Path(path, name), item) for name, item in value.items()]
+        elif isinstance(value, list):
+            pending += [(_Path(path, index), item) for index, item in enumerate(value)]
+        elif (isinstance(value, int) and not _LOWEST <= value <= _HIGHEST) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            name = _shown_path(path)
+            raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits", name)
+
+
+class _Path(NamedTuple):
+    """The place of a value: its name or index in what is at `outer`. Its text is made only if it is shown: names may be
+    long, and values many."""
+
+    outer: "_Path | None"
+    name: str | int
+
+
+def _shown_path(path: _Path | None) -> str:
+    names: list[str] = []
+    while path is not None:
+        names.append(str(path.name))
+        path = path.outer
+    return clipped(".".join(reversed(names)))
+
+
+def _refuse_wide_token_ids(logit_bias: Any) -> None:
+    """The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer."""
+    for name in logit_bias if isinstance(logit_bias, dict) else ():
+        try:
+            token_id = int(name)
+        except ValueError:
+            continue
+        if not _LOWEST <= token_id <= _HIGHEST:
+            field = f"logit_bias.{clipped(name)}"
+            raise InvalidOptionError(f"{field} is not a token id", field)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_reserved(fields: dict[str, Any]) -> None:
+    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
+    for name in _RESERVED:
+        if fields.get(name) is not None:
+            raise InvalidOptionError(f"{name} is reserved for the server; leave it out", name)
+    xargs = fields.get("vllm_xargs")
+    reserved = reserved_names(xargs) if isinstance(xargs, dict) else []
+    if reserved:
+        name = reserved[0]
+        raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
+
+
+def _refuse_nulls(fields: dict[str, Any]) -> None:
+    for name in _NEVER_NULL:
+        if name in fields and fields[name] is None:
+            raise InvalidOptionError(f"{name} must not be null; leave it out", name)
+
+
+def _refuse_ignored(fields: dict[str, Any]) -> None:
+    """Refuse fields that vLLM accepts and ignores here: they act on its /render endpoints, or nowhere."""
+    for name in _WITHOUT_EFFECT:
+        if fields.get(name):
+            raise InvalidOptionError(f"{name} has no effect on this endpoint; leave it out", name)

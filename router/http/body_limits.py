@@ -1,0 +1,150 @@
+"""Reads a request's body within limits of size, time and memory, before anything is parsed.
+
+The bodies that a router reads at the same time have a bounded size; beyond it, the slowest one is given up. Reserved
+lengths would let a few clients that declare much and send nothing keep all others out. So only bytes that have arrived
+count, and the body with the fewest bytes per second goes first: a slow client loses its own place, and nobody waits for
+one.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from router.options.errors import RefusedError
+from router.options.headers import whole_number
+
+MAX_HEADER_BYTES = 32 * 2**10
+
+FREE_BYTES = 64 * 2**10
+"""A smaller body does not count and is never given up: uvicorn holds as much of a connection (its HIGH_WATER_LIMIT)."""
+
+RETRY_S = 5
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """max_bytes: of a body. timeout_s: from the end of the headers to the end of the body. memory_bytes: of the bodies
+    that a router reads at the same time, as in BodyBudget.
+    """
+
+    max_bytes: int = 16 * 2**20
+    timeout_s: float = 60.0
+    memory_bytes: int = 256 * 2**20
+
+
+class Reading:
+    """One body while it is read. size: bytes that have arrived."""
+
+    def __init__(self, timeout: asyncio.Timeout, began: float) -> None:
+        self.size, self.given_up = 0, False
+        self._timeout, self._began = timeout, began
+
+    @property
+    def counts(self) -> bool:
+        return self.size > FREE_BYTES and not self.given_up
+
+    def bytes_per_second(self, now: float) -> float:
+        return self.size / max(now - self._began, 1e-3)
+
+    def give_up(self) -> None:
+        """Wake the task that waits for more of this body, by its time-out."""
+        self.given_up = True
+        if not self._timeout.expired():  # else the task wakes anyhow, and a time-out that has expired cannot be changed
+            self._timeout.reschedule(0.0)
+
+
+class BodyBudget:
+    """max_bytes: of all bodies over `FREE_BYTES` that are being read. One body alone may be larger. clock: seconds."""
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._clock = max_bytes, clock
+        self._readings: dict[Reading, None] = {}  # in the order of their beginning
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that count now."""
+        return sum(reading.size for reading in self._readings if reading.counts)
+
+    @contextmanager
+    def reading(self, timeout: asyncio.Timeout) -> Iterator[Reading]:
+        """A body that is read while the context lasts. timeout: of the wait for it, which ends if it is given up."""
+        reading = Reading(timeout, self._clock())
+        self._readings[reading] = None
+        try:
+            yield reading
+        finally:
+            del self._readings[reading]
+
+    def add(self, reading: Reading, size: int) -> None:
+        """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
+        reading.size += size
+        while reading.counts and self.held_bytes > self._max_bytes:
+            now = self._clock()
+            counted = [one for one in self._readings if one.counts]
+            if len(counted) == 1:
+                return
+            min(counted, key=lambda one: one.bytes_per_second(now)).give_up()
+        if reading.given_up:
+            raise _given_up()
+
+
+def check_headers(headers: Headers) -> None:
+    """Raise RefusedError if the headers are larger than any client's (431)."""
+    if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+        raise RefusedError(
+            431,
+            "RequestTooLargeError",
+            f"the headers have more than {MAX_HEADER_BYTES} bytes; send the rest in the body",
+        )
+
+
+async def read_body(headers: Headers, receive: Receive, limits: BodyLimits, budget: BodyBudget) -> bytes:
+    """The whole body, or its beginning if the client is gone. budget: of all requests of this router.
+
+    Raises RefusedError: 413, 408, 400 for a wrong length, 503 if the body was given up for faster ones.
+    """
+    declared = whole_number(headers.get("content-length", "0"))
+    if declared is None:
+        raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
+    if declared > limits.max_bytes:
+        raise _too_large(limits)
+    reading: Reading | None = None
+    try:
+        async with asyncio.timeout(limits.timeout_s) as timeout:
+            with budget.reading(timeout) as reading:
+                return await _read(receive, limits, budget, reading)
+    except TimeoutError:
+        if reading is not None and reading.given_up:
+            raise _given_up() from None
+        text = f"the body did not arrive within {limits.timeout_s:g} s; send it faster, or shorten it"
+        raise RefusedError(408, "RequestTimeoutError", text) from None
+
+
+async def _read(receive: Receive, limits: BodyLimits, budget: BodyBudget, reading: Reading) -> bytes:
+    body = bytearray()  # a list of chunks of one byte would take 40 times their memory
+    while True:
+        message = await receive()
+        chunk = message.get("body", b"")
+        if len(body) + len(chunk) > limits.max_bytes:
+            raise _too_large(limits)
+        budget.add(reading, len(chunk))
+        body += chunk
+        if not message.get("more_body"):  # also the message that the client is gone
+            return bytes(body)
+
+
+def _too_large(limits: BodyLimits) -> RefusedError:
+    return RefusedError(
+        413, "RequestTooLargeError", f"the body has more than {limits.max_bytes} bytes, this server's limit; shorten it"
+    )
+
+
+def _given_up() -> RefusedError:
+    """What the client of a body gets that was given up."""
+    text = "the server reads too many large bodies, and this one arrives more slowly than others; try again later"
+    return RefusedError(503, "ServiceUnavailableError", text, RETRY_S)

@@ -1,0 +1,139 @@
+"""The ASGI middleware around vLLM's HTTP app: it reads the options and sends effective values and errors.
+
+It reads the options before the app parses the body. `router.http.response` sends what the app answers.
+"""
+
+import asyncio
+import json
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.observability.tracing import NO_TRACER, Tracer
+from router.admission.controller import Admission
+from router.admission.intake_lock import Intake
+from router.admission.rate_limits import caller_of
+from router.admission.ticket import Claim
+from router.dispatch.context import CURRENT, RequestContext, nothing
+from router.dispatch.tracing import TracedRequest, traced_request
+from router.explain.request_reports import RequestReports
+from router.http.body_fields import read_fields
+from router.http.body_limits import BodyBudget, BodyLimits, check_headers, read_body
+from router.http.response import DeferredResponse, respond
+from router.options.errors import HttpError, RefusedError
+from router.options.headers import read_deadline, read_later_requests
+from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
+from router.prompt.keep_fields import take_keeps
+from skim_common.errors import InvalidRequestError
+
+_GENERATING = ("/completions", "/responses", "/messages")
+"""Ends of the paths that generate answers."""
+
+
+class SkimMiddleware:
+    """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`.
+
+    deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
+    case is refused here, before it costs any time; None: all come through.
+    keep_alive_s: as in `DeferredResponse`. reports: gets what is told of each request. intake: each request passes it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        defaults: PrefillOptions,
+        decode_defaults: SpeculationOptions,
+        tracer: Tracer = NO_TRACER,
+        model: str = "",
+        deadline_s: float | None = None,
+        limits: BodyLimits = BodyLimits(),  # noqa: B008
+        keep_alive_s: float = 0.0,
+        reports: RequestReports | None = None,
+        admission: Admission | None = None,
+        intake: Intake | None = None,
+    ) -> None:
+        self.app = app
+        self.defaults, self.decode_defaults = defaults, decode_defaults
+        self._tracer, self._model = tracer, model
+        self._deadline_s, self._limits, self._admission = deadline_s, limits, admission
+        self._budget = BodyBudget(limits.memory_bytes)
+        self._keep_alive_s, self._reports = keep_alive_s, reports or RequestReports()
+        self._intake = intake or Intake()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        with traced_request(self._tracer, self._model, scope) as request:
+            await self._answer(scope, receive, request.watched(send), request)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
+        arrived = asyncio.get_running_loop().time()
+        headers, leave_intake = Headers(scope=scope), nothing
+        try:
+            check_headers(headers)
+            body = await read_body(headers, receive, self._limits, self._budget)
+            deadline = read_deadline(headers, self._deadline_s, arrived)
+            caller, came = caller_of(scope), time.perf_counter()
+            if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
+                self._admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
+            leave_intake = await self._intake.enter()
+            context, body = self._context(headers, body, scope["path"])
+            context.deadline, context.later_requests = deadline, read_later_requests(headers)
+            context.arrived, context.leave_intake = came, leave_intake
+            if caller:
+                context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
+                context.isolated, context.min_priority = caller.key.isolate_cache, caller.key.min_priority
+            request.context = context
+        except (InvalidRequestError, RefusedError) as error:
+            leave_intake()
+            await respond(HttpError.of(error), scope, receive, send)
+            return
+        context.span = request.span
+        token = CURRENT.set(context)
+        response = DeferredResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
+        try:
+            await self.app(scope, _replay(body, receive), response)
+        except Exception:
+            # vLLM's stream of /v1/responses does not catch errors of `generate`; its other streams do.
+            if context.error is None:
+                raise
+            await response.fail(context.error)
+        finally:
+            leave_intake()
+            CURRENT.reset(token)
+            await response.close()
+
+    def _context(self, headers: Headers, body: bytes, path: str) -> tuple[RequestContext, bytes]:
+        """The request's context, and its body as vLLM's app is to read it."""
+        fields = read_fields(body, path)
+        keeps = take_keeps(fields, path)
+        if keeps is not None:
+            body = json.dumps(fields, ensure_ascii=False).encode()
+        decode = resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name))
+        context = RequestContext(
+            options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
+            decode=decode.decode,
+            decode_wished=bool(decode.model_fields_set),
+            echo=bool(fields.get("echo")),
+            beam_search=bool(fields.get("use_beam_search")),
+            keeps=keeps,
+            render_only=path.endswith("/render"),
+        )
+        return context, body
+
+
+def _has_priority(headers: Headers, body: bytes) -> bool:
+    """Whether the request may have a priority, which can give it a place before others (vLLM's field and header)."""
+    return "x-vllm-priority" in headers or b"priority" in body
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body once and then the connection's further messages (a disconnect)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

@@ -1,0 +1,153 @@
+"""Defers a response until its headers are true, and keeps a stream alive that must wait longer.
+
+vLLM starts a stream before it asks the engine, but the headers' values are known with the first token only, and an
+error after the start has no HTTP status of its own. So the start, and what follows it, is held until the first token.
+A later error ends the stream, in the same form on every endpoint.
+
+A proxy may cut a silent connection. So a stream that is silent for `keep_alive_s` gets a comment, once the request is
+admitted. A comment before the first token opens the stream with the headers that are known by then; the other values
+are in `GET /v1/requests/{id}`. vLLM's own keep-alive does not serve: it knows neither /v1/responses nor /v1/messages
+(0.29), nor when a request is admitted, until which a refusal needs its status.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from router.dispatch.context import RequestContext
+from router.http.sse import KEEP_ALIVE, write_error_event
+from router.options.errors import HttpError
+
+MAX_VALUE_CHARS = 384
+"""Of one header. Proxies refuse a response with more headers than their buffer holds: nginx's has 4 KiB."""
+_CUT = ", ..."
+
+Report = Callable[[str, Mapping[str, str], str], None]
+"""Gets the request's id, the values of its headers and the name of its API key."""
+
+
+class DeferredResponse:
+    """An ASGI `send` that holds all messages until the first token arrives, the request fails, or the body ends.
+
+    keep_alive_s: the longest silence of a stream; 0: it has no limit. The time before the admission counts. report:
+    called once, when the values of the headers are final.
+    """
+
+    def __init__(
+        self, context: RequestContext, scope: Scope, receive: Receive, send: Send, keep_alive_s: float, report: Report
+    ) -> None:
+        self._context, self._scope, self._receive, self._send = context, scope, receive, send
+        self._keep_alive_s, self._report = keep_alive_s, report
+        self._held: list[Message] = []
+        self._open = self._ended = self._reported = False
+        self._between_events = True
+        self._sending = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._keep_alive: asyncio.Task[None] | None = None
+
+    async def __call__(self, message: Message) -> None:
+        async with self._sending:
+            if self._context.error is not None:
+                await self._fail(self._context.error)
+                return
+            self._ended = message["type"] == "http.response.body" and not message.get("more_body")
+            if self._open:
+                await self._pass(message)
+                return
+            self._held.append(message)
+            if self._keep_alive_s and _starts_stream(message):
+                self._keep_alive = asyncio.create_task(self._fill_silence())
+            if self._ended or self._context.headers_are_true:
+                await self._release()
+
+    async def fail(self, error: HttpError) -> None:
+        """Send `error` as the response, or as the last event of a stream that has begun."""
+        async with self._sending:
+            await self._fail(error)
+
+    async def close(self) -> None:
+        """End the keep-alive. If it failed, because the client is gone, all other sends fail, too."""
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            await asyncio.wait([self._keep_alive])
+
+    async def _fail(self, error: HttpError) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._open:
+            self._values()
+            event = write_error_event(error.body())
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            await respond(error, self._scope, self._receive, self._send)
+
+    async def _release(self) -> None:
+        self._open = True
+        values, headers = self._values(), MutableHeaders(scope=self._held[0])
+        headers.update({name: bounded(value) for name, value in values.items()})
+        if values and _starts_stream(self._held[0]):
+            headers["x-accel-buffering"] = "no"  # nginx would collect the events of a stream
+        for message in self._held:
+            await self._pass(message)
+        self._held.clear()
+
+    async def _pass(self, message: Message) -> None:
+        if not self._reported:
+            self._values()
+        self._last_sent = self._loop.time()
+        if body := message.get("body", b""):
+            self._between_events = body.endswith(b"\n\n")
+        await self._send(message)
+
+    def _values(self) -> dict[str, str]:
+        """The values of the headers that are known by now. They are reported as soon as they are final."""
+        values = dict(self._context.headers())
+        if values and not self._reported and (self._context.headers_are_true or self._ended):
+            self._reported = True
+            self._report(self._context.request_id, values, self._context.key)
+        return values
+
+    async def _fill_silence(self) -> None:
+        """Send a comment whenever nothing was sent for `keep_alive_s`, once the request is admitted."""
+        while True:
+            await self._context.admission.wait()
+            left = self._last_sent + self._keep_alive_s - self._loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self._comment()
+                self._last_sent = self._loop.time()
+
+    async def _comment(self) -> None:
+        """Send a comment; open the stream before it."""
+        async with self._sending:
+            # A comment inside an event would be a part of its data.
+            if self._ended or self._context.error is not None or not self._between_events:
+                return
+            if not self._open:
+                await self._release()
+            await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+
+
+def _starts_stream(message: Message) -> bool:
+    if message["type"] != "http.response.start":
+        return False
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+
+
+def bounded(value: str) -> str:
+    """A header value of at most MAX_VALUE_CHARS: of a longer one, the first prompts' values and an ellipsis."""
+    if len(value) <= MAX_VALUE_CHARS:
+        return value
+    whole = value.rfind(", ", 0, MAX_VALUE_CHARS - len(_CUT) + 1)
+    return value[: max(whole, 0)] + _CUT
+
+
+async def respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send `error` as the whole response."""
+    await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)

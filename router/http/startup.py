@@ -1,0 +1,121 @@
+"""Lets the router answer before its app exists: 503 with `Retry-After` until both pools answer and the app is built.
+
+A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router
+waited for the pools without a limit, Serve would have no router replica, and its proxy would hold every request without
+an answer. The router waits for a limited time, because Serve calls an application running when all replicas have
+started, and KubeRay then moves the traffic to it.
+
+In an update, and when the number of routers grows, other routers answer already. Serve stops an old replica and sends
+requests to a new one as soon as the new one has started, so a router without an app would only take requests away from
+those that have one. It then waits without a limit, and its start fails if its app cannot be built.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from http import HTTPStatus
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.options.errors import HttpError
+from skim_common.errors import EngineUnavailableError, SkimError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = (1.0, 30.0)
+"""The first and the longest pause between two attempts to build the app, in seconds."""
+
+NOT_BUILT = "the router's HTTP app cannot be built; its replica's log has the cause"
+WAITING = "waiting for a replica of each pool; `skim status` says what keeps them"
+
+
+class StartingApp:
+    """An ASGI app that builds the real app in the background and then forwards everything to it.
+
+    build: builds the app; it is called again, with growing pauses, until it succeeds. patience_s: how long the start
+    waits for the app before it completes without one. others_serve: whether another router has its app.
+    `problem`: why there is no app yet, in one sentence; None once there is one. `failed`: the last attempt failed for a
+    reason that a person must fix, not because a pool is down.
+    """
+
+    def __init__(
+        self, build: Callable[[], Awaitable[ASGIApp]], patience_s: float, others_serve: Callable[[], Awaitable[bool]]
+    ) -> None:
+        self._build, self._patience_s, self._others_serve = build, patience_s, others_serve
+        self._decided = asyncio.Event()
+        self._app: ASGIApp | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lifespan = AsyncExitStack()
+        self.problem: str | None = WAITING
+        self.failed = False
+
+    async def start(self) -> None:
+        """Begin to build the app; returns when Serve may count this router as started.
+
+        Raises SkimError if the app cannot be built while other routers serve.
+        """
+        self._task = asyncio.create_task(self._start())
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), self._patience_s)
+            self._decided.clear()
+            if self._app is not None or not await self._others_serve():
+                return
+            if self.failed:
+                await self._end()
+                raise SkimError(self.problem or NOT_BUILT)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._refuse(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1013})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Handle the ASGI lifespan messages of Serve. The real app's lifespan lies inside this one."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._end()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._lifespan.aclose()
+
+    async def _start(self) -> None:
+        pause, longest = RETRY_S
+        while True:
+            try:
+                app = await self._build()
+                # This context runs the lifespan of the real app, which Serve does not know.
+                if router := getattr(app, "router", None):
+                    await self._lifespan.enter_async_context(router.lifespan_context(app))
+                self._app, self.problem, self.failed = app, None, False
+                self._decided.set()
+                return
+            except EngineUnavailableError as error:
+                self.problem, self.failed = str(error), False
+            except SkimError as error:
+                self.problem, self.failed = str(error), True
+                logger.error("the router cannot serve: %s", error)
+            except (Exception, SystemExit):  # vLLM's argument parser raises SystemExit
+                self.problem, self.failed = NOT_BUILT, True
+                logger.exception(NOT_BUILT)
+            if self.failed:
+                self._decided.set()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
+        headers = {"retry-after": "5"}
+        await JSONResponse(error.body(), HTTPStatus.SERVICE_UNAVAILABLE, headers)(scope, receive, send)

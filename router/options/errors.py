@@ -1,0 +1,64 @@
+"""A request that is refused with an HTTP status of its own, before or while it is read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError, ModelError, SkimError
+
+
+class InvalidOptionError(InvalidRequestError):
+    """An option that is unknown, of the wrong type or out of range. `param` is its dotted name in the body."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error in the OpenAI format. retry_after_s: when the client may try again; None: after a second for a 503,
+    never for another status."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> "HttpError":
+        """The response for any error. An unexpected error shows the client no internals."""
+        if isinstance(error, InvalidRequestError | ModelError):
+            param = _encodable(error.param) if isinstance(error, InvalidOptionError) else None
+            return cls(400, "BadRequestError", _encodable(str(error)), param)
+        if isinstance(error, EngineUnavailableError):
+            return cls(503, "ServiceUnavailableError", _encodable(str(error)), retry_after_s=error.retry_after_s)
+        if isinstance(error, DeadlineError):
+            return cls(504, "GatewayTimeoutError", str(error))
+        if isinstance(error, RefusedError):
+            return cls(error.status, error.type, _encodable(str(error)), retry_after_s=error.retry_after_s)
+        if isinstance(error, SkimError):
+            return cls(500, "InternalServerError", _encodable(str(error)))
+        return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response headers that belong to the error."""
+        retry = self.retry_after_s or (1 if self.status == 503 else None)
+        return {} if retry is None else {"retry-after": str(retry)}
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+
+
+def _encodable(text: str) -> str:
+    """`text` with lone surrogates escaped. JSON can contain them, UTF-8 cannot, and an error may quote the request."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class RefusedError(SkimError):
+    """status, type: of the HTTP error. retry_after_s: when the client may try again; None: never as it is."""
+
+    def __init__(self, status: int, type: str, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.type, self.retry_after_s = status, type, retry_after_s

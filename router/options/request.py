@@ -1,0 +1,240 @@
+"""The request options `speculative_prefill` and `speculative_decode`, in the JSON body or in a header.
+
+    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `true`, `false` or `"auto"`
+    x-speculative-prefill: keep=0.3; look-ahead=8                     header; also `on`, `off` or `auto`
+
+Missing fields have the deployment's defaults. A field in the body overrides the same field in the header.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import annotated_types
+from pydantic import BaseModel, Field, PlainValidator, ValidationError
+from pydantic.fields import FieldInfo
+
+from kv_transfer.options import AUTO, DecodeOptions, SelectionOptions
+from router.options.errors import InvalidOptionError
+from router.options.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, read_keep
+from skim_common.validation import problems
+
+MAX_PROTECTED_SPANS = 4096
+
+Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
+
+
+def _wish(value: Any) -> Any:
+    # An error of pydantic's own union would name the members of the union, not the field alone.
+    if value is True or value is False or value == AUTO:
+        return value
+    raise ValueError("must be auto, true or false")
+
+
+def _keep_range(value: Any) -> tuple[int, int, Keep]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError("must be [start, end, keep]")
+    start, end, keep = value
+    if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        raise ValueError("must have a start >= 0 and an end after it")
+    return start, end, read_keep(keep)
+
+
+KeepRange = Annotated[tuple[int, int, Keep], PlainValidator(_keep_range)]
+MAX_KEEP_RANGES = 4096
+
+
+class PrefillOptions(PolicyOptions):
+    """The options of a request for its prefill."""
+
+    enabled: Annotated[bool | Literal["auto"], PlainValidator(_wish)] = Field(
+        "auto", description="true: speculative; false: dense; auto: the sooner first token by estimate"
+    )
+    min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
+    protected_spans: list[Span] = Field(
+        default_factory=list,
+        max_length=MAX_PROTECTED_SPANS,
+        description="token ranges [start, end) that are kept whatever their score",
+    )
+    keep_ranges: list[KeepRange] = Field(
+        default_factory=list,
+        max_length=MAX_KEEP_RANGES,
+        description="character ranges [start, end, keep] of a raw prompt of text",
+    )
+    explain_text: bool = Field(
+        False, description="hold the prompt's text for the explain view, where the deployment allows it"
+    )
+
+    @property
+    def selection(self) -> SelectionOptions:
+        """The part that is sent to the speculator."""
+        return SelectionOptions(**{name: getattr(self, name) for name in SelectionOptions.model_fields})
+
+
+class SpeculationOptions(DecodeOptions):
+    """The options of a request for speculative decoding."""
+
+    enabled: bool = Field(True, description="false decodes without drafts")
+
+    @property
+    def decode(self) -> DecodeOptions:
+        """The part that is sent to the pools."""
+        given = {name: getattr(self, name) for name in DecodeOptions.model_fields}
+        return DecodeOptions(**given if self.enabled else {**given, "method": "none"})
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Option(Generic[Options]):
+    """One request option. name: its field in the body. aliases: short names for the header. words: what may stand for
+    the field `enabled` besides true and false."""
+
+    name: str
+    model: type[Options]
+    example: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        return "x-" + self.name.replace("_", "-")
+
+    def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
+        """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
+
+        `model_fields_set` of the result names the fields that the request gives.
+        Raises InvalidOptionError, which names the field and its allowed values.
+        """
+        given = self._header_fields(header) if header is not None else {}
+        if body is not None:
+            given |= self._body_fields(body)
+        unknown = next((name for name in given if name not in self.model.model_fields), None)
+        if unknown is not None:
+            known = ", ".join(self.model.model_fields)
+            param = f"{self.name}.{clipped(unknown)}"
+            raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
+        try:
+            merged = self.model.model_validate({**defaults.model_dump(), **self._undone(given), **given})
+            return self.model.model_construct(set(given), **dict(merged))
+        except ValidationError as error:
+            raise self._readable(error) from None
+
+    def _undone(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults that do not count for this request: a number of its own for keep_rate replaces a coverage."""
+        return {"coverage": None} if given.get("keep_rate", AUTO) != AUTO else {}
+
+    def _body_fields(self, body: Any) -> dict[str, Any]:
+        if isinstance(body, bool) or body in self.words:
+            return {"enabled": body}
+        if isinstance(body, Mapping):
+            return dict(body)
+        *allowed, last = ("an object", *self.words, "true", "false")
+        raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {shown(body)}", self.name)
+
+    def _header_fields(self, header: str) -> dict[str, Any]:
+        """The fields of `keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
+        text = header.strip().lower()
+        if text in ("on", "true", "off", "false"):
+            return {"enabled": text in ("on", "true")}
+        if text in self.words:
+            return {"enabled": text}
+        fields: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in header.split(";"))):
+            name, equals, value = (p.strip() for p in part.partition("="))
+            if not equals:
+                raise InvalidOptionError(
+                    f"header {self.header}: {shown(part)} is not name=value; write for example {self.example}",
+                    self.header,
+                )
+            name = name.lower().replace("-", "_")
+            fields[self.aliases.get(name, name)] = _json_or_text(value)
+        return fields
+
+    def _readable(self, error: ValidationError) -> InvalidOptionError:
+        """One sentence about the first problem: the field, its allowed values, and the value that was sent."""
+        first = problems(error)[0]
+        if not first.location:
+            return InvalidOptionError(f"{self.name}: {first.fault}", self.name)
+        param = f"{self.name}.{first.name}"
+        allowed = describe_range(self.model, str(first.location[0]))
+        return InvalidOptionError(f"{param} must be {allowed}, not {shown(first.given)}", param)
+
+
+PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO,))
+DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; draft-ahead=off")
+
+
+def resolve_decode(defaults: SpeculationOptions, header: str | None, body: Any) -> SpeculationOptions:
+    """As `DECODE.resolve`, limited by the settings that the deployment's engines were started with.
+
+    Raises InvalidOptionError for another method or for more drafts than the deployment has.
+    """
+    options = DECODE.resolve(defaults, header, body)
+    if options.method not in (defaults.method, "none"):
+        message = (
+            f"speculative_decode.method must be {defaults.method} or none in this deployment, not {options.method}"
+        )
+        raise InvalidOptionError(message, "speculative_decode.method")
+    if options.max_draft_tokens > defaults.max_draft_tokens:
+        message = f"at most {defaults.max_draft_tokens} in this deployment, not {options.max_draft_tokens}"
+        param = "speculative_decode.max_draft_tokens"
+        raise InvalidOptionError(f"{param} must be {message}", param)
+    return options
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def describe_range(model: type[BaseModel], name: str) -> str:
+    """The allowed values of the option `name`, from its declaration: `a number > 0 and <= 1`."""
+    field = model.model_fields[name]
+    bounds = [
+        f"{sign} {getattr(rule, attribute)}"
+        for rule in field.metadata
+        for sign, attribute in ((">", "gt"), (">=", "ge"), ("<=", "le"))
+        if getattr(rule, attribute, None) is not None
+    ]
+    odd = " and odd" if name == "pool_kernel" else ""
+    return f"{_kind(field)} {' and '.join(bounds)}{odd}".strip()
+
+
+def _kind(field: FieldInfo) -> str:
+    annotation = field.annotation
+    simple = {
+        bool | Literal["auto"]: "auto, true or false",
+        float | Literal["auto"]: "auto or a number > 0 and <= 1",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        float | None: "null or a number",
+    }
+    for kind, words in simple.items():
+        if annotation == kind:
+            return words
+    if annotation == list[str]:
+        return "a list of at most 1024 names"
+    if annotation == list[KeepRange]:
+        return f"a list of at most {MAX_KEEP_RANGES} [start, end, keep] with 0 <= start < end and keep {KEEP_VALUES}"
+    choices = getattr(annotation, "__args__", ())
+    if annotation == dict[Role, KeepField]:
+        return f"an object that gives user, assistant or tool the value {KEEP_VALUES}"
+    if choices and all(isinstance(c, str) for c in choices):
+        return "one of " + ", ".join(choices)
+    return f"a list of at most {MAX_PROTECTED_SPANS} pairs [start, end] of integers >= 0"
+
+
+def shown(value: Any) -> str:
+    """A value of a request, to be quoted in an error."""
+    return clipped(json.dumps(value, default=str))
+
+
+def clipped(text: str) -> str:
+    """`text` cut to 60 characters, to be quoted in an error."""
+    return text if len(text) <= 60 else text[:57] + "..."

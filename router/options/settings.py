@@ -1,0 +1,143 @@
+"""The settings of the HTTP endpoint: what an operator may choose."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+
+def _beside_the_config(file: str, info: ValidationInfo) -> str:
+    """An absolute path. A relative one starts at the config file's folder."""
+    return str((info.context or {}).get("folder", Path()) / file)
+
+
+class RouterConfig(BaseModel):
+    """The HTTP endpoint, and when it uses the speculator."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=1, le=65535)
+    replicas: int = Field(1, ge=1)
+    cpus: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves per replica")
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="custom Ray resources that a replica takes"
+    )
+    max_ongoing_requests: int = Field(
+        256, ge=1, description="requests that one replica has at a time, running or waiting; more are refused (429)"
+    )
+    max_wait_s: float | None = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="a request that would wait longer for its pools, by the measured rate, is refused (429); "
+        "null: none is for this reason",
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
+    )
+    speculative_prefill: bool | Literal["auto"] = Field(
+        "auto", description="default of the request option `enabled`: auto, true or false"
+    )
+    min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
+    select_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="a longer selection is cancelled, and the prompt runs dense",
+    )
+    on_speculator_failure: Literal["dense", "lexical"] = Field(
+        "dense", description="prompts whose selection fails or is late: dense, or selected lexically by the router"
+    )
+    admission_timeout_s: float = Field(
+        30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
+    )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="time for a whole answer, after which the request is stopped everywhere (504); a request's header "
+        "x-request-timeout-ms replaces it; null: no limit",
+    )
+    pool_down_after_s: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long requests wait for a pool without a replica; after it they get at once what still works: "
+        "without the speculator as in on_speculator_failure, without the target a 503",
+    )
+    affinity: bool = Field(
+        True, description="requests with the same prefix prefer the same replicas, whose caches hold it"
+    )
+    migration: bool = Field(
+        True, description="continue the answers of a lost target replica on another one; false: they end with an error"
+    )
+    guard: bool = Field(
+        True, description="under `auto`, keep more of a prompt, or all, where a selection is likely to fail"
+    )
+    guard_entropy: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the guard runs a prompt dense if the normalised entropy of its chunks' scores is higher; "
+        "`skim calibrate` measures it; null: not judged",
+    )
+    audit_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the greedy compressed answers under `auto` that are compared with a dense answer",
+    )
+    audit_max_ongoing: int = Field(
+        4, ge=0, description="no audit runs while a router has more requests than this at the target"
+    )
+    tls_cert: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None, description="certificate chain of the endpoint, a PEM file on the machines with a Serve proxy; null: HTTP"
+    )
+    tls_key: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None, description="private key of the certificate, a PEM file"
+    )
+    api_keys_file: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+        None,
+        description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
+        "machines; read again when it changes; null: only the keys of vllm_args.api_key and VLLM_API_KEY",
+    )
+    control_tokens: Literal["text", "refuse", "allow"] = Field(
+        "text",
+        description="what becomes of control tokens of the target in the text of a chat's messages: plain text, an "
+        "error, or control tokens",
+    )
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1, description="a request with a longer body gets a 413 before it is parsed"
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, allow_inf_nan=False, description="a request whose body takes longer to arrive gets a 408"
+    )
+    body_memory_bytes: int = Field(
+        256 * 2**20,
+        ge=1,
+        description="memory for the bodies over 64 KiB that a router is reading; above it the slowest gets a 503",
+    )
+    explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
+    keep_alive_s: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="longest silence of an admitted stream, after which an SSE comment is sent: less than the read "
+        "time-out of every proxy before the router; 0: no comments",
+    )
+    vllm_args: dict[str, Any] = Field(
+        default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key must be set together")
+        return self
+
+    @model_validator(mode="after")
+    def _one_keep_alive(self) -> Self:
+        if {"sse_keep_alive_interval", "sse-keep-alive-interval"} & self.vllm_args.keys():
+            raise ValueError("vllm_args.sse_keep_alive_interval has no effect here: set router.keep_alive_s")
+        return self

@@ -1,0 +1,142 @@
+"""Which pools are down: configured to have replicas, and without one for longer than a time limit.
+
+A request waits for a replica that is about to come back. It does not wait for a pool that is down: the router answers
+it at once with what still works. A pool that autoscaling has emptied is not down, also while its first replica starts.
+"""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from actors.observability.metrics import Meter
+from skim_common.errors import EngineUnavailableError
+
+PERIOD_S = 2.0
+TIMEOUT_S = 10.0
+"""How often Serve's controller is asked, and how long for. While it is away, the last state counts."""
+LONGEST_RETRY_S = 60
+"""A client that asks less often would find the pool later than it is back."""
+
+
+class PoolDownError(EngineUnavailableError):
+    """A pool has been without a replica for too long to wait for one.
+
+    down_s: for how long. It is also the best guess for how much longer it stays so, up to LONGEST_RETRY_S.
+    """
+
+    def __init__(self, message: str, down_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = min(max(1, math.ceil(down_s)), LONGEST_RETRY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The number of replicas that a pool should have, and of those that serve."""
+
+    configured: int
+    running: int
+
+
+class PoolStates:
+    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds."""
+
+    def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._down_after_s, self._clock = down_after_s, clock
+        self._empty_since: dict[str, float] = {}
+        self._asleep: set[str] = set()
+        self._waiting: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+
+    def note(self, pools: Mapping[str, Replicas]) -> None:
+        """Take in what Serve reports. Ends the waits for pools that are down now."""
+        for pool, replicas in pools.items():
+            if replicas.running:
+                self.answered(pool)
+            elif not replicas.configured:
+                self._asleep.add(pool)
+                self._empty_since.pop(pool, None)
+            elif pool not in self._asleep:
+                self._empty_since.setdefault(pool, self._clock())
+        for pool in filter(self.is_down, self._empty_since):
+            for wait in self._waiting[pool]:
+                wait.reschedule(asyncio.get_running_loop().time())
+
+    def answered(self, pool: str) -> None:
+        """The pool answered, so it is up, at once. Serve's next report may say otherwise: the time then begins anew."""
+        self._asleep.discard(pool)
+        self._empty_since.pop(pool, None)
+
+    def is_down(self, pool: str) -> bool:
+        since = self._empty_since.get(pool)
+        return since is not None and self._clock() - since >= self._down_after_s
+
+    def check(self, pool: str) -> None:
+        """Raise PoolDownError if the pool is down."""
+        if self.is_down(pool):
+            down_s = self._clock() - self._empty_since[pool]
+            raise PoolDownError(f"the {pool} pool is down; try again in a moment", down_s)
+
+    @asynccontextmanager
+    async def while_up(self, pool: str) -> AsyncIterator[None]:
+        """A wait for an answer of the pool. Raises PoolDownError if the pool is down or goes down meanwhile."""
+        self.check(pool)
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waiting[pool].add(wait)
+                try:
+                    yield
+                finally:
+                    self._waiting[pool].discard(wait)
+        except TimeoutError:
+            if wait.expired():
+                self.check(pool)
+            raise
+
+
+async def watch_pools(ask: Callable[[], Awaitable[Mapping[str, Replicas]]], states: PoolStates, meter: Meter) -> None:
+    """Note and record every PERIOD_S what `ask` reports, for ever. A failure of `ask` changes nothing."""
+    known: Mapping[str, Replicas] = {}
+    while True:
+        with suppress(Exception):
+            async with asyncio.timeout(TIMEOUT_S):
+                known = await ask()
+        states.note(known)
+        for pool, replicas in known.items():
+            meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
+            meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
+        await asyncio.sleep(PERIOD_S)
+
+
+class ServeState:
+    """Asks the controller. Its actor's name and handle stay the same when Ray restarts it."""
+
+    def __init__(self) -> None:
+        self._app = serve.get_replica_context().app_name
+        self._controller: Any = None
+
+    async def __call__(self) -> Mapping[str, Replicas]:
+        """The replicas by deployment. Raises RayError or ValueError if there is no controller."""
+        if self._controller is None:
+            # In a thread: it waits for Ray's head.
+            self._controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        details = await self._controller.get_serve_instance_details.remote()
+        return replicas_of(details["applications"].get(self._app, {"deployments": {}})["deployments"])
+
+
+def replicas_of(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, Replicas]:
+    """The counts by deployment. deployments: of ray.serve.schema.ApplicationDetails."""
+    return {
+        name: Replicas(
+            configured=found["target_num_replicas"],
+            running=sum(replica["state"] == "RUNNING" for replica in found["replicas"]),
+        )
+        for name, found in deployments.items()
+    }

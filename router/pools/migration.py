@@ -1,0 +1,196 @@
+"""Continues an answer on another target replica when its replica is lost.
+
+The next replica gets the same prompt with the tokens sent so far after it, at their own positions. It prefills them and
+decodes on. So the client sees no gap and no repeated token. Greedy answers stay what they would have been, as far as
+prefill and decode compute the same logits (float32; bfloat16 rounds them differently). A sampled answer with a seed
+goes on with other random numbers: still a sample of the same model, but not the one that the seed promises.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kv_transfer.messages import GenerateOutput, GenerateRequest
+from router.pools.answer_record import AnswerRecord
+from skim_common.errors import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+Cause = Literal["died", "drained"]
+
+MAX_DEATHS = 2
+"""A request is given up when so many replicas died under it without one new token: it may be what kills them."""
+
+MAX_REFUSALS = 3
+"""A request is given up when so many replicas in a row were gone before they confirmed that they have it."""
+
+HANDOVER_PAUSE_S = 0.1
+"""The pause after a second handover in a row: Serve may not have told this router yet that a replica stops."""
+
+Attempt = Callable[[GenerateRequest], AsyncGenerator[GenerateOutput, None]]
+"""Runs a request on one replica. Raises ReplicaLostError if the replica is lost, other SkimErrors for other faults."""
+
+
+class ReplicaLostError(EngineUnavailableError):
+    """The target replica of a request is lost. cause: died, or drained: it stops and has asked for its replacement.
+
+    accepted: whether the replica had confirmed that it has the request.
+    """
+
+    def __init__(self, cause: Cause, *, accepted: bool) -> None:
+        super().__init__("the target replica of this request died during its answer")
+        self.cause, self.accepted = cause, accepted
+
+
+class GivenUpError(EngineUnavailableError):
+    """No further replica gets this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A request that goes to another replica. answered: tokens of unfinished answers that the next replica prefills.
+
+    reseeded: the request has a seed, and its next tokens are not those that the seed promises.
+    """
+
+    cause: Cause
+    answered: int
+    reseeded: bool
+
+
+async def migrate(
+    record: AnswerRecord, attempt: Attempt, note: Callable[[Migration], None], *, enabled: bool = True
+) -> AsyncGenerator[GenerateOutput, None]:
+    """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
+
+    note: called before each change of the replica. enabled: False: an answer that has begun is not continued.
+    Raises GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the generator aborts all
+    attempts.
+    """
+    moves = _Moves(record, attempt, note, enabled)
+    async with aclosing(moves.whole()) as outputs:
+        async for output in outputs:
+            yield output
+    if moves.lost_with_tokens is None:
+        return
+    async with aclosing(_merged([moves.alone(index) for index in moves.record.unfinished])) as outputs:
+        async for output in outputs:
+            yield output
+
+
+class _Moves:
+    """The attempts of one request. lost_with_tokens: the losses when the first replica with tokens was lost."""
+
+    def __init__(
+        self, record: AnswerRecord, attempt: Attempt, note: Callable[[Migration], None], enabled: bool
+    ) -> None:
+        self.record, self._attempt, self._note, self._enabled = record, attempt, note, enabled
+        self.lost_with_tokens: _Losses | None = None
+
+    async def whole(self) -> AsyncGenerator[GenerateOutput, None]:
+        """All n answers at once, until they are finished, or until a replica is lost after the first token."""
+        losses = _Losses()
+        while self.lost_with_tokens is None:
+            try:
+                async with aclosing(self._attempt(self.record.asked)) as outputs:
+                    async for output in outputs:
+                        losses = _Losses()
+                        if (told := self.record.add(output)) is not None:
+                            yield told
+                return
+            except ReplicaLostError as error:
+                if self.record.finished:
+                    return
+                await self._move(error, losses, self.record.tokens)
+                if self.record.begun:
+                    self.lost_with_tokens = losses
+
+    async def alone(self, index: int) -> AsyncGenerator[GenerateOutput, None]:
+        """The rest of answer `index`."""
+        losses = replace(self.lost_with_tokens or _Losses())
+        while True:
+            request = self.record.continuation(index)
+            try:
+                async with aclosing(self._attempt(request)) as outputs:
+                    async for output in outputs:
+                        losses = _Losses()
+                        if (told := self.record.add(output, index)) is not None:
+                            yield told
+                return
+            except ReplicaLostError as error:
+                if index not in self.record.unfinished:
+                    return
+                await self._move(error, losses, self.record.continuation(index).answered)
+
+    async def _move(self, error: ReplicaLostError, losses: "_Losses", answered: int) -> None:
+        """Prepare the next attempt. Raises if there is none."""
+        if self.record.begun and not self._enabled:
+            raise error
+        losses.count(error)
+        asked = self.record.asked
+        sampled = asked.sampling.get("seed") is not None and asked.sampling.get("temperature", 1.0) > 0
+        reseeded = sampled and answered > 0
+        logger.warning(
+            "request %s goes to another target replica with %d tokens of its answer: its replica %s%s",
+            asked.request_id,
+            answered,
+            error.cause,
+            "; its seed does not determine the rest" if reseeded else "",
+        )
+        self._note(Migration(error.cause, answered, reseeded))
+        if losses.handovers > 1:
+            await asyncio.sleep(HANDOVER_PAUSE_S)
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Replicas lost since the last token of an answer."""
+
+    deaths: int = 0
+    refusals: int = 0
+    handovers: int = 0
+
+    def count(self, error: ReplicaLostError) -> None:
+        """Raises GivenUpError at the limit. A replica that drains is not the fault of the request."""
+        self.handovers += error.cause == "drained"
+        self.deaths += error.accepted and error.cause == "died"
+        self.refusals = 0 if error.accepted else self.refusals + 1
+        if self.deaths >= MAX_DEATHS:
+            raise GivenUpError(
+                "two target replicas died under this request without a token in between; it is not tried again"
+            ) from error
+        if self.refusals >= MAX_REFUSALS:
+            raise GivenUpError("no target replica could take this request; try again in a moment") from error
+
+
+async def _merged(streams: list[AsyncGenerator[GenerateOutput, None]]) -> AsyncGenerator[GenerateOutput, None]:
+    """All outputs of several streams, as they come. The first error ends all, also one that says "cancelled"."""
+    queue: asyncio.Queue[GenerateOutput | BaseException | None] = asyncio.Queue()
+
+    async def forward(stream: AsyncGenerator[GenerateOutput, None]) -> None:
+        try:
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    queue.put_nowait(output)
+            queue.put_nowait(None)
+        except (Exception, asyncio.CancelledError) as error:  # else the consumer would wait for ever
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

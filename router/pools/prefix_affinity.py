@@ -1,0 +1,108 @@
+"""Which replicas a request prefers, so that prompts with the same prefix meet the same caches. Pure: no Ray.
+
+**The key.** A prompt's key is the hash of its tokens up to `WINDOW` past the part that its template puts before the
+first user message (chat template, system prompt, tools). All turns of a conversation and all questions about one
+document have the same key; different documents under one system prompt have different keys. Every router computes the
+same key without asking another.
+
+A long preamble that clients repeat in the user message or in raw prompts would send all of them to one replica.
+Therefore a router remembers the prefixes that it has seen. A prefix of d tokens is shared if at least `BRANCHES`
+different prompts continued it by d tokens or more; the key then goes `WINDOW` past the longest shared prefix. Routers
+learn this one by one, each from its own requests.
+
+**The replica.** Every router ranks the replicas by a hash of key and replica (rendezvous hashing, Thaler and
+Ravishankar 1998): no state, and a replica that comes or goes moves only its own keys. The first one takes the request
+unless it runs many more requests than the average (consistent hashing with bounded loads, Mirrokni et al. 2016). Then
+the next one takes it, so that a popular prefix spreads in a fixed order.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.prefix_hash import block_hashes, prefix_hash
+from router.decision.cache_ledger import BLOCK_TOKENS
+
+WINDOW_BLOCKS = 2
+BRANCHES = 8
+"""Continuations that make a prefix a shared one."""
+
+LOAD_FACTOR = 1.25
+"""A replica may run this many times the average number of requests."""
+SLACK = 1
+"""And so many more, because the average of a few requests says little."""
+
+Replica = TypeVar("Replica", bound=Hashable)
+
+
+class PrefixKeys:
+    """Computes keys and learns shared prefixes. capacity: prefixes remembered; the oldest are forgotten first."""
+
+    def __init__(self, capacity: int = 16384) -> None:
+        self._capacity = capacity
+        self._continuations: OrderedDict[bytes, set[bytes]] = OrderedDict()
+
+    def key(
+        self,
+        token_ids: npt.ArrayLike,
+        opening: int = 0,
+        salt: str | None = None,
+        *,
+        hashes: Sequence[bytes] | None = None,
+    ) -> str:
+        """The key of a prompt, in hex.
+
+        token_ids: integers [M]. opening: as in `PromptSpans`. salt: prompts with different salts share no cache, so
+        their keys differ. hashes: of the prompt's blocks of BLOCK_TOKENS, if they are known.
+        """
+        ids = np.asarray(token_ids, np.int32)
+        first = -(-opening // BLOCK_TOKENS) + WINDOW_BLOCKS
+        if ids.size < first * BLOCK_TOKENS:
+            return prefix_hash(ids, salt).hex()
+        blocks = block_hashes(ids, BLOCK_TOKENS, salt) if hashes is None else hashes
+        windows = blocks[first - 1 :: WINDOW_BLOCKS]
+        depth = 0
+        for i, (prefix, longer) in enumerate(pairwise(windows)):
+            if ids.size < 2 * BLOCK_TOKENS * (first + i * WINDOW_BLOCKS):
+                break
+            if self._learn(prefix, longer):
+                depth = i + 1
+        return windows[depth].hex()
+
+    def _learn(self, prefix: bytes, longer: bytes) -> bool:
+        """Record one continuation; whether the prefix is shared."""
+        seen = self._continuations.setdefault(prefix, set())
+        self._continuations.move_to_end(prefix)
+        if len(seen) < BRANCHES:
+            seen.add(longer)
+        while len(self._continuations) > self._capacity:
+            self._continuations.popitem(last=False)
+        return len(seen) >= BRANCHES
+
+
+def ranked(key: str, replicas: Sequence[Replica]) -> list[Replica]:
+    """The replicas in the order in which they are preferred for `key`. Replicas are told apart by their `str`."""
+    return sorted(replicas, key=lambda one: blake2b(f"{key} {one}".encode(), digest_size=8).digest())
+
+
+def preferred(
+    key: str, loads: Mapping[Replica, int], most: Mapping[Replica, int]
+) -> tuple[list[Replica], list[Replica]]:
+    """The replicas that may take a call, in the order of its key, and those that run too many requests.
+
+    loads: running requests of each replica. most: the largest number that each may run.
+    """
+    bound, order = load_bound(list(loads.values())), ranked(key, list(loads))
+    limits = {one: min(bound, most[one]) for one in order}
+    return [one for one in order if loads[one] < limits[one]], [one for one in order if loads[one] >= limits[one]]
+
+
+def load_bound(loads: Sequence[int]) -> int:
+    """How many requests a replica may run, with the next one. loads: running requests of each replica."""
+    return math.ceil(LOAD_FACTOR * (sum(loads) + 1) / len(loads)) + SLACK

@@ -1,0 +1,274 @@
+"""The router's calls to the pools, over Ray Serve handles.
+
+With a split target, generation has two legs: a prefill replica prefills the prompt, and a decode replica fetches the KV
+blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
+
+Serve chooses the replica: one that the request's affinity prefers (`router.pools.affinity_router`). Cancelling a call
+here cancels it in the replica. If a target replica is lost, `router.migration` sends the request to another one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+import grpc
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
+from kv_transfer.wire.codec import decode, encode
+from router.admission.intake_lock import Intake
+from router.pools.affinity_router import by_prefix, where
+from router.pools.answer_record import AnswerRecord
+from router.pools.availability import PoolDownError, PoolStates
+from router.pools.interface import Admitted, unwatched
+from router.pools.migration import ReplicaLostError, migrate
+from router.pools.wake_up import Waking
+from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
+from skim_common.models.info import ModelInfo, check_pair
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+MEET_PAUSE_S = 1.0
+WAKE_AFTER_S = 1.0
+"""After this time a selection may be waiting for an empty speculator pool to start."""
+
+MESSAGE_MS = 0.4
+"""About the CPU time that one message of an answer takes in a router."""
+MIN_INTERVAL_MS = 5.0
+"""Tokens that come faster share a message: nobody reads so fast."""
+MAX_INTERVAL_MS = 100.0
+
+# Messages use Serve's gRPC, not Ray's object references, which do not help bytes that are read once. A dead replica is
+# still a RayActorError; other failures are gRPC errors.
+_DIRECT = {"_by_reference": False}
+
+# The prefill leg must produce one token; the decode leg samples the first token of the answer itself.
+_PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+
+
+class ServePools:
+    """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
+
+    states: no call waits for a pool that is down. prefill: the prefill half of a split target; `target` is then the
+    decode half. intake: that of this router. problem: why the speculator pool is not used yet, and whether a person
+    must repair it.
+    """
+
+    def __init__(
+        self,
+        speculator: DeploymentHandle,
+        target: DeploymentHandle,
+        admission_timeout_s: float,
+        states: PoolStates,
+        prefill: DeploymentHandle | None = None,
+        intake: Intake | None = None,
+    ) -> None:
+        self._admission_timeout_s, self._states = admission_timeout_s, states
+        self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
+        self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
+        self._waking = Waking(self._handles, states.answered)
+        self._meeting: asyncio.Task[None] | None = None
+        self._running, self._intake = 0, intake or Intake()  # _running: calls of `generate`
+        self.speculator: ModelInfo | None = None
+        self.target: ModelInfo
+        self.problem: tuple[str | None, bool] = (None, False)
+
+    async def connect(self) -> None:
+        """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later.
+
+        A prefill half joins as soon as it answers: until then its decode half does its work.
+
+        Raises EngineUnavailableError if a replica dies meanwhile, and SkimError if the models do not fit together.
+        """
+        self.target, speculator = await asyncio.gather(self._info("target"), self._info_while_up("speculator"))
+        if speculator is not None:
+            self._meet(speculator)
+        elif self._meeting is None:
+            logger.warning("the router starts without the speculator, whose pool is down")
+            self.problem = "waiting for a replica of the speculator pool; `skim status` says what keeps it", False
+            self._meeting = asyncio.create_task(self._meet_later())
+        if "prefill" in self._handles:
+            # After a slow start it would count as down until Serve's next report.
+            self._waking.wake("prefill")
+
+    async def _info(self, pool: str) -> ModelInfo:
+        try:
+            info = decode(await self._handles[pool].info.remote(), ModelInfo)
+        except (RayError, RayServeException, grpc.RpcError) as error:
+            raise EngineUnavailableError("a replica died while the router connected to its pool") from error
+        # Otherwise a slow start would count as down until Serve's next report, and the first prompts would run dense.
+        self._states.answered(pool)
+        return info
+
+    async def _info_while_up(self, pool: str) -> ModelInfo | None:
+        """None if the pool is down."""
+        try:
+            async with self._states.while_up(pool):
+                return await self._info(pool)
+        except PoolDownError:
+            return None
+
+    def _meet(self, speculator: ModelInfo) -> None:
+        check_pair(speculator, self.target)
+        self.speculator = speculator
+
+    async def _meet_later(self) -> None:
+        """Until the speculator pool answers, or its model does not fit."""
+        while True:
+            try:
+                self._meet(await self._info("speculator"))
+                self.problem = None, False
+                return
+            except EngineUnavailableError:
+                await asyncio.sleep(MEET_PAUSE_S)
+            except SkimError as error:
+                logger.error("the speculator pool is not used: %s", error)
+                self.problem = str(error), True
+                return
+
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
+        """As Pools.select. There is no selection for a target that is down: no answer could follow."""
+        self._check("target")
+        self._check("speculator")
+        if self.problem[0] is not None:
+            raise PoolDownError("the speculator pool is not connected yet")
+        response = _preferring(self._streaming["speculator"], "select", request).remote(encode(request))
+        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted)
+        try:
+            async with self._states.while_up("speculator"):
+                reply = await anext(response, b"")
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except PoolDownError:
+            response.cancel()
+            raise
+        except (RayError, RayServeException, grpc.RpcError) as error:
+            raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
+        finally:
+            alarm.cancel()
+            self._waking.forget(admitted)
+        selection = decode(reply, Selection)
+        self._states.answered("speculator")
+        return selection
+
+    def _wake_target(self, admitted: Admitted) -> None:
+        """Make Serve start an empty target pool now, not after the selection."""
+        self._waking.wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
+
+    async def end_session(self, session: SessionHandle) -> None:
+        replica = self._handles["speculator"].options(method_name="end_session", session_id=where(session.id))
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await replica.remote(session.id)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.info("session %s is left to the speculator's eviction: %s", session.id, type(error).__name__)
+
+    async def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        self._check("target")
+        first: GenerateOutput | None = None
+        # vLLM computes prompt log probabilities during prefill, so such a request is not split.
+        if "prefill" in self._handles and request.sampling.get("prompt_logprobs") is None:
+            first = await self._prefilled(request, admitted)
+        if first is not None:
+            request = replace(request, kv_blocks=first.kv_blocks)
+        async with aclosing(self._stream("target", request, admitted)) as outputs:
+            async for output in outputs:
+                yield output if first is None else _with_prefill(output, first)
+                first = None
+
+    async def _prefilled(self, request: GenerateRequest, admitted: Admitted) -> GenerateOutput | None:
+        """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
+        leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
+        attempt = partial(self._stream, "prefill", admitted=admitted)
+        try:
+            self._check("prefill")
+            async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
+                received = [output async for output in outputs]
+        except (InvalidRequestError, DeadlineError):
+            raise
+        except SkimError as error:
+            logger.warning("request %s is prefilled by its decoding replica: %s", request.request_id, error)
+            return None
+        return replace(received[-1], timings=received[0].timings)
+
+    def _check(self, pool: str) -> None:
+        """Raise PoolDownError if the pool is down; one call then waits for it in the background."""
+        try:
+            self._states.check(pool)
+        except PoolDownError:
+            self._waking.wake(pool)
+            raise
+
+    async def _stream(
+        self, pool: str, request: GenerateRequest, admitted: Admitted
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        request = replace(request, interval_ms=self._interval_ms())
+        response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
+        self._running += 1
+        accepted = False
+        try:
+            await self._admitted(response)
+            accepted = True
+            # Serve's next report may be seconds away, and requests would be refused until then.
+            self._states.answered(pool)
+            admitted()
+            async for reply in response:
+                yield decode(reply, GenerateOutput)
+        except HandoverError as error:
+            raise ReplicaLostError("drained", accepted=accepted) from error
+        except RayActorError as error:
+            raise ReplicaLostError("died", accepted=accepted) from error
+        except (RayError, RayServeException, grpc.RpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.CANCELLED:
+                # Not by this router, which would get a CancelledError: a replica that stops cancels its streams.
+                raise ReplicaLostError("drained", accepted=accepted) from error
+            raise EngineUnavailableError("the target pool failed on this request; see its replica's log") from error
+        finally:
+            self._running -= 1
+            response.cancel()
+
+    def _interval_ms(self) -> float:
+        """All answers, also those that come next, then send one message in MESSAGE_MS: one event loop can take it."""
+        crowd = self._running + self._intake.waiting
+        return max(MIN_INTERVAL_MS, min(MESSAGE_MS * crowd, MAX_INTERVAL_MS))
+
+    async def _admitted(self, response: DeploymentResponseGenerator) -> None:
+        """Wait until a replica confirms that it has the request. A pool without replicas must not hold it forever."""
+        try:
+            async with asyncio.timeout(self._admission_timeout_s):
+                first = await anext(response, None)
+        except TimeoutError:
+            waited = f"after {self._admission_timeout_s:g} s; one may be starting"
+            raise EngineUnavailableError(
+                f"the target pool has no free replica {waited}: try again in a moment"
+            ) from None
+        except (BackPressureError, DeploymentUnavailableError):
+            raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
+        if first != ACCEPTED:
+            raise EngineUnavailableError(
+                "the target replica sent an unexpected first message; router and target run different versions"
+            )
+
+
+def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:
+    """The handle of one method, for the replicas that the request prefers."""
+    return handle.options(method_name=method, session_id=by_prefix(request.affinity, request.request_id))
+
+
+def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:
+    """The decode half's first output with the engine times of both legs; the rest of the wait is transfer time.
+
+    The cached tokens are those of the prefill half: the decode half got the others from it.
+    """
+    timings = dict(prefill.timings)
+    timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
+    return replace(output, timings=timings, cached_tokens=prefill.cached_tokens)

@@ -1,0 +1,154 @@
+"""The contents of a chat's messages, and where they stand in the rendered prompt.
+
+The messages are rendered twice: as they are, and with marks around each content. Without the marks, both must be the
+same text. So the place of a content is exact with every template, also if the content occurs twice or looks like a part
+of the template.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from router.options.policies import SYSTEM_ROLES, Keep
+from router.prompt.keep_fields import PartKeeps
+from router.prompt.markers import CharSpan, Marks
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A text of a message that is not the system's, or the part of it that has its own `keep`.
+
+    message: index of the message. role: of the message. text: without outer white space. tool: the name of the tool
+    whose result it is. keep: the client's wish. spans: where it stands in the rendered text, half-open character
+    ranges. lost: it stands there, but in another form, so that its characters have no place.
+    """
+
+    message: int
+    role: str
+    text: str
+    tool: str | None = None
+    keep: Keep | None = None
+    spans: tuple[CharSpan, ...] = ()
+    lost: bool = False
+
+    def is_at(self, place: str) -> bool:
+        """Whether the text between two marks is this content, as it is or inside a JSON string."""
+        return place in (self.text, json.dumps(self.text, ensure_ascii=False)[1:-1])
+
+
+class ChatContents(NamedTuple):
+    """roles: of all messages. contents: in their order; None if it is not known where they are."""
+
+    roles: Sequence[str]
+    contents: Sequence[Content] | None
+
+
+def without_marks(messages: Messages, asked: PartKeeps) -> list[dict[str, Any]]:
+    """Copies of messages whose texts had the marks of `asked`."""
+
+    def clean(_: int, text: str) -> str:
+        return "".join(part for _, part in asked.marks.segments(text))
+
+    return changed(messages, clean)
+
+
+class MarkedChat:
+    """Messages with marks around their contents. messages: what is to be rendered. plain: their rendering as they are.
+
+    asked: the client's wishes for content parts, marked in `messages`. Equal texts of equal roles have equal marks,
+    because templates compare messages.
+    """
+
+    def __init__(self, messages: Messages, plain: str, asked: PartKeeps | None = None) -> None:
+        self._marks, self._plain = Marks(plain), plain
+        self._contents: list[Content] = []
+        self._numbers: list[int] = []
+        numbers: dict[tuple[str, str, Keep | None], int] = {}
+        tools = _tools(messages)
+
+        def mark(at: int, text: str) -> str:
+            role = str(messages[at].get("role") or "")
+            pieces = []
+            for wish, part in asked.marks.segments(text) if asked else [(None, text)]:
+                keep = asked.keeps[wish] if asked and wish is not None else None
+                if not part.strip() or role in SYSTEM_ROLES:
+                    pieces.append(part)
+                    continue
+                number = numbers.setdefault((role, part, keep), len(numbers))
+                self._contents.append(Content(at, _plain_role(role), part.strip(), tools.get(at), keep))
+                self._numbers.append(number)
+                pieces.append(self._marks.around(number, part))
+            return "".join(pieces)
+
+        self.messages = changed(messages, mark)
+
+    def contents(self, rendered: str | None) -> ChatContents:
+        """The contents with their places. rendered: the rendering of `messages`; None if it could not be rendered."""
+        roles = [str(message.get("role") or "") for message in self.messages]
+        text, spans, broken = self._marks.locate(rendered or "")
+        if text != self._plain:
+            return ChatContents(roles, None)
+        totals, seen = Counter(self._numbers), Counter[int]()
+        contents = []
+        changed_text: dict[int, bool] = {}  # whether one of the places of a number has another text
+        for content, number in zip(self._contents, self._numbers, strict=True):
+            found = spans.get(number, [])
+            if number not in changed_text:
+                changed_text[number] = not all(content.is_at(text[start:end]) for start, end in found)
+            lost = number in broken or changed_text[number]
+            if found and not lost and totals[number] > 1:
+                # Of equal contents, each has one place, unless the template leaves out or repeats some of them.
+                lost = totals[number] != len(found)
+                found = found[seen[number] : seen[number] + 1]
+                seen[number] += 1
+            contents.append(replace(content, lost=lost, spans=() if lost else tuple(found)))
+        return ChatContents(roles, contents)
+
+
+def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, text: text) -> list[dict[str, Any]]:
+    """Copies of the messages with other texts. change: gets a message's index and one of its texts.
+
+    A content that is an iterator, as pydantic makes them, becomes a list.
+    """
+
+    def part(number: int, given: Any) -> Any:
+        if isinstance(given, str):
+            return change(number, given)
+        if isinstance(given, Mapping) and isinstance(given.get("text"), str):
+            return {**given, "text": change(number, given["text"])}
+        return given
+
+    copies = []
+    for number, message in enumerate(messages):
+        copy = dict(message)
+        content = copy.get("content")
+        if isinstance(content, Iterable) and not isinstance(content, str | Mapping):
+            copy["content"] = [part(number, given) for given in content]
+        elif content is not None:
+            copy["content"] = part(number, content)
+        copies.append(copy)
+    return copies
+
+
+def _plain_role(role: str) -> str:
+    return "tool" if role == "function" else role
+
+
+def _tools(messages: Messages) -> dict[int, str]:
+    """The name of the tool whose result a message is, by the message's index: its own, or that of the call."""
+    names: dict[str, str] = {}
+    tools: dict[int, str] = {}
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list | tuple) else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and call.get("id"):
+                names[str(call["id"])] = str(function.get("name"))
+        name = message.get("name") or names.get(str(message.get("tool_call_id")))
+        if name and _plain_role(str(message.get("role"))) == "tool":
+            tools[number] = str(name)
+    return tools

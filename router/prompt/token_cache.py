@@ -1,0 +1,142 @@
+"""Tokens of prompts whose beginning was tokenized before: only the rest is tokenized.
+
+A tokenizer first cuts the text at its special tokens, such as those around a message, and reads each piece by itself.
+So the tokens of a text are those before a special token and those from it on, and the first do not depend on what
+follows. A text may be cut only where an earlier text had the same special token with the same characters before it. The
+next turn of a conversation is such a text.
+"""
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from re import Pattern, compile, escape
+from typing import Any
+
+import numpy as np
+from transformers import TokenizersBackend
+
+from router.prompt.text_encoder import TextEncoder, Tokens
+
+MIN_CHARS = 1024
+"""Shorter texts are not held: to tokenize them costs as little as to find them."""
+CUTS = 16
+"""So many of a text's last special tokens are held; where it is changed before them, its tokens are made again."""
+MAX_TOKENS = 2**21
+"""Tokens that are held in all, at 12 bytes each."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A tokenized text, and the digests under which its beginnings are found; never none."""
+
+    tokens: Tokens
+    digests: set[bytes]
+
+
+class KnownTokens:
+    """One tokenizer, and the tokens of the latest texts. Threads may share it. Made by `of`.
+
+    reused: tokens that were not made again, in all.
+    """
+
+    def __init__(self, backend: Any, cuts: Sequence[tuple[int, str]], max_tokens: int = MAX_TOKENS) -> None:
+        """backend: a tokenizers.Tokenizer. cuts: ids and texts of the special tokens at which a text may be cut."""
+        self._encode, self._max_tokens = TextEncoder(backend).encode, max_tokens
+        self._ids = np.array([id for id, _ in cuts], np.int32)
+        longest_first = sorted((text for _, text in cuts), key=len, reverse=True)
+        self._cut: Pattern[str] = compile("|".join(map(escape, longest_first)))
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._found: dict[bytes, tuple[int, int]] = {}  # digest: number of the text, tokens before the cut
+        self._number = self._size = self.reused = 0
+
+    @classmethod
+    def of(cls, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> "KnownTokens | None":
+        """For a tokenizer of transformers; None if its texts cannot be cut."""
+        if not isinstance(tokenizer, TokenizersBackend) or tokenizer.split_special_tokens:
+            return None
+        if type(tokenizer)._encode_plus is not TokenizersBackend._encode_plus:
+            return None
+        backend = copy.deepcopy(tokenizer._tokenizer)
+        backend.no_truncation()
+        backend.no_padding()
+        added = backend.get_added_tokens_decoder()
+        # Other added tokens are looked for in normalized text, or read the characters around them. A token inside of a
+        # longer one may be read as that one, depending on what follows.
+        cuts = [
+            (id, token.content)
+            for id, token in added.items()
+            if token.special and not (token.normalized or token.lstrip or token.single_word)
+            if not any(token.content in other.content[:-1] for other in added.values())
+        ]
+        return cls(backend, cuts, max_tokens) if cuts else None
+
+    def tokenize(self, text: str, salt: str | None = None) -> Tokens:
+        """The tokens of `text`, without those that a tokenizer adds around it. salt: texts with different salts are not
+        known to each other, so that the time tells nothing of another's text."""
+        if len(text) < MIN_CHARS:
+            return self._encode(text)
+        digests = self._digests(text, salt)
+        start, known = self._find(digests)
+        tokens = self._encode(text[start:])
+        if known is not None:
+            tokens = Tokens(
+                np.concatenate([known.ids, tokens.ids]), np.concatenate([known.offsets, tokens.offsets + start])
+            )
+        self._hold(tokens, digests)
+        return tokens
+
+    def _digests(self, text: str, salt: str | None) -> dict[int, bytes]:
+        """By the place of each special token: the digest of the text up to its end."""
+        chain = blake2b(
+            b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass") + b"\0", digest_size=16
+        )
+        digests: dict[int, bytes] = {}
+        end = 0
+        for found in self._cut.finditer(text):
+            chain.update(text[end : found.end()].encode("utf-8", "surrogatepass"))
+            end = found.end()
+            digests[found.start()] = chain.digest()
+        digests.pop(0, None)  # nothing is before it
+        return digests
+
+    def _find(self, digests: dict[int, bytes]) -> tuple[int, Tokens | None]:
+        """The last place that is known, and the tokens before it; 0 and None if there is none."""
+        with self._lock:
+            for start, digest in reversed(digests.items()):
+                if digest in self._found:
+                    number, count = self._found[digest]
+                    self._held.move_to_end(number)
+                    ids, offsets = self._held[number].tokens
+                    self.reused += count
+                    return start, Tokens(ids[:count], offsets[:count])
+        return 0, None
+
+    def _hold(self, tokens: Tokens, digests: dict[int, bytes]) -> None:
+        at = np.flatnonzero(np.isin(tokens.ids, self._ids))[-CUTS:]
+        # A special token that the tokenizer did not cut at, or that begins elsewhere, has no digest.
+        places = {digests[start]: int(count) for count in at if (start := int(tokens.offsets[count, 0])) in digests}
+        if not places:
+            return
+        with self._lock:
+            self._number += 1
+            for digest in places.keys() & self._found.keys():
+                self._forget(digest)
+            self._held[self._number] = _Held(tokens, set(places))
+            self._found.update({digest: (self._number, count) for digest, count in places.items()})
+            self._size += tokens.ids.size
+            while self._size > self._max_tokens:
+                for digest in list(next(iter(self._held.values())).digests):
+                    self._forget(digest)
+
+    def _forget(self, digest: bytes) -> None:
+        """A text that cannot be found any more is dropped, such as an earlier turn of the conversation, or a repeat."""
+        number, _ = self._found.pop(digest)
+        held = self._held[number]
+        held.digests.remove(digest)
+        if not held.digests:
+            del self._held[number]
+            self._size -= held.tokens.ids.size

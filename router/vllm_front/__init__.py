@@ -1,0 +1,4 @@
+"""The only folder of the router that knows vLLM: its HTTP app, `EngineClient` and renderer.
+
+Not here: decisions and calls of the pools.
+"""

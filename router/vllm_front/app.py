@@ -1,0 +1,133 @@
+"""vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
+
+This is the only file of the router that imports vLLM (0.29.0). It uses `EngineClient` (vllm/engine/protocol.py),
+`build_app` and `init_app_state` (vllm/entrypoints/launchers). The methods of its renderer that
+`router.vllm_front.renderer` replaces are of vllm/renderers/base.py.
+"""
+
+import logging
+import traceback
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from actors.observability.tracing import NO_TRACER, Tracer
+from router.admission.api_keys import ApiKeys
+from router.admission.intake_lock import Intake
+from router.dispatch.dispatcher import Dispatcher
+from router.explain.request_reports import RequestReports
+from router.http.authentication import KeyMiddleware
+from router.http.body_limits import BodyLimits
+from router.http.middleware import SkimMiddleware
+from router.options.errors import HttpError
+from router.prompt.control_tokens import Handling
+from router.vllm_front.engine_client import (
+    PooledEngineClient,
+)
+
+logger = logging.getLogger(__name__)
+
+# The functions that read a body: FastAPI's (fastapi.dependencies.utils), and vLLM's for the messages of a chat
+# (vllm.entrypoints.chat_utils) and for the items of a response (vllm.entrypoints.openai.responses.utils).
+_READ_BODIES = {
+    "request_body_to_args", "parse_chat_messages", "parse_chat_messages_async", "construct_input_messages",
+}  # fmt: skip
+
+
+async def build_openai_app(
+    dispatcher: Dispatcher,
+    folder: str,
+    root: str,
+    served_model_name: str,
+    max_model_len: int,
+    vllm_args: Mapping[str, Any],
+    tracer: Tracer = NO_TRACER,
+    deadline_s: float | None = None,
+    api_keys_file: str | None = None,
+    limits: BodyLimits = BodyLimits(),  # noqa: B008
+    keep_alive_s: float = 0.0,
+    reports: RequestReports | None = None,
+    control_tokens: Handling = "text",
+    intake: Intake | None = None,
+) -> FastAPI:
+    """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
+
+    api_keys_file: as `ApiKeys.file`; the keys of vLLM's options hold too. Raises SkimError if it cannot be read.
+    folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
+    keep_alive_s, reports, intake: as in `SkimMiddleware`.
+    """
+    flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
+    client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher, control_tokens)
+    tasks = await client.get_supported_tasks()
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    for served in app.state.openai_serving_models.base_model_paths:
+        served.model_path = root
+    for kind in (AttributeError, LookupError, RecursionError, Exception):
+        app.exception_handler(kind)(_answer_unexpected)
+    app.state.server = types.SimpleNamespace()
+    keys = ApiKeys(api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
+    app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
+    if keys.wanted:
+        app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
+    # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
+    app.user_middleware.append(
+        Middleware(
+            SkimMiddleware,
+            defaults=dispatcher.defaults,
+            decode_defaults=dispatcher.decode_defaults,
+            tracer=tracer,
+            model=served_model_name,
+            deadline_s=deadline_s,
+            limits=limits,
+            keep_alive_s=keep_alive_s,
+            reports=reports,
+            admission=dispatcher.admission,
+            intake=intake,
+        )
+    )
+    app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours
+    return app
+
+
+def _command_line(flags: Mapping[str, Any]) -> list[str]:
+    """{"max_model_len": 8, "enable_x": True} as ["--max-model-len", "8", "--enable-x"]."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += [str(v) for v in value] if isinstance(value, list) else [str(value)]
+    return words
+
+
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
+    """A 400 if vLLM failed to read the body, for example a tool without its function, or a message without a role.
+
+    Other errors are as in vLLM's server, but a 500 shows nothing of the router's inside.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    if any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
+        problem = f"the body has a missing name, an empty list or a value of the wrong kind: {error}"
+        shown = HttpError(400, "BadRequestError", problem)
+    elif (response := await exception_handler(request, error)).status_code < 500:
+        return response
+    else:
+        logger.error("a request failed in the router", exc_info=error)
+        shown = HttpError.of(error)
+    return JSONResponse(shown.body(), shown.status)

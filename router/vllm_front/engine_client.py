@@ -1,0 +1,214 @@
+"""vLLM's `EngineClient` without an engine: every generation goes to the two pools."""
+
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.renderers import renderer_from_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from kv_transfer.messages import GenerateOutput, TokenLogprob
+from router.admission.api_keys import FIRST_PRIORITY
+from router.dispatch.context import CURRENT, RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.prompt_run import Prompt
+from router.options.errors import HttpError
+from router.prompt.control_tokens import ControlTokens, Handling
+from router.vllm_front.renderer import record_chats, reuse_known_tokens
+from skim_common.errors import InvalidRequestError, SkimError
+from target_service.limits import reserved_names
+
+logger = logging.getLogger(__name__)
+
+
+# Arguments of `generate` that are passed on to the target's engine.
+_ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
+
+
+class PooledEngineClient(EngineClient):
+    """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
+
+    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, control_tokens: Handling = "text") -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer_from_config(vllm_config)
+        self.input_processor = InputProcessor(vllm_config, self.renderer)
+        self._dispatcher = dispatcher
+        reuse_known_tokens(self.renderer)
+        backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
+        record_chats(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one prompt through the pools. Raises vLLM's errors; the context keeps the error for the client."""
+        context = CURRENT.get() or RequestContext(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode)
+        try:
+            request = _read_prompt(prompt, sampling_params, context, kwargs)
+            stream = self._dispatcher.run(request_id, request, context)
+            try:
+                async for output in stream:
+                    yield _request_output(request_id, request, output)
+            finally:
+                await stream.aclose()
+        except SkimError as error:
+            raise _as_vllm_error(error, context) from None
+        except Exception as error:
+            logger.exception("request %s failed in the router", request_id)
+            raise _as_vllm_error(error, context) from None
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def check_health(self) -> None:
+        """Serve checks the pools; a router that answers is healthy."""
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+    is_stopped = errored = property(lambda self: False)
+    dead_error = property(lambda self: RuntimeError("the router has no engine that could die"))
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def is_paused(self) -> bool:
+        return False
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Nothing to do: closing the generator of `generate` aborts the request in both pools."""
+
+    async def do_log_stats(self) -> None:
+        """Nothing to do: the engines log their own statistics."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing to do: the pools run on without the router."""
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        raise _unsupported("pooling requests")
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the router has no KV connector and holds no blocks."""
+
+    async def start_profile(self) -> None:
+        raise _unsupported("profiling")
+
+    async def stop_profile(self) -> None:
+        raise _unsupported("profiling")
+
+    async def reset_mm_cache(self) -> None:
+        raise _unsupported("cache resets")
+
+    async def reset_encoder_cache(self) -> None:
+        raise _unsupported("cache resets")
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        raise _unsupported("cache resets")
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        raise _unsupported("sleep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        raise _unsupported("sleep")
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        raise _unsupported("LoRA adapters")
+
+    async def pause_generation(self, **kwargs: Any) -> None:
+        raise _unsupported("pausing")
+
+    async def resume_generation(self) -> None:
+        raise _unsupported("pausing")
+
+
+def _unsupported(what: str) -> Exception:
+    return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
+
+
+def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exception:
+    """The vLLM exception with the right status. The context keeps the error: vLLM may have started the response."""
+    shown = HttpError.of(error)
+    if context is not None:
+        context.error = shown
+    if shown.status == HTTPStatus.BAD_REQUEST:
+        return VLLMValidationError(shown.message, parameter=shown.param)
+    return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
+
+
+def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:
+    """vLLM's EngineInput and SamplingParams as the dispatcher's Prompt. Raises InvalidRequestError."""
+    if not isinstance(prompt, Mapping) or not prompt.get("prompt_token_ids"):
+        raise InvalidRequestError("this endpoint takes prompts of text or token ids only")
+    if kwargs.get("lora_request") is not None:
+        raise InvalidRequestError("LoRA adapters are not served here; ask for the base model")
+    if reserved := reserved_names(params.extra_args or ()):
+        raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
+    priority = kwargs.get("priority") or 0
+    if not FIRST_PRIORITY <= priority < 2**63:
+        raise InvalidRequestError("the priority header must be an integer of 64 bits")
+    if priority < context.min_priority:
+        raise InvalidRequestError(f"priority must be at least {context.min_priority} with this API key")
+    if context.keeps is not None:
+        context.keeps.check(prompt.get("prompt") if prompt.get("prompt") in context.chats else None)
+    if max(prompt["prompt_token_ids"]) >= 2**31:
+        raise InvalidRequestError("prompt has a token id outside the vocabulary")
+    return Prompt(
+        token_ids=prompt["prompt_token_ids"],
+        sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
+        max_tokens=params.max_tokens or 0,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        multimodal=prompt.get("type") != "token",
+        chat=context.chats.get(prompt.get("prompt")),
+        text=prompt.get("prompt"),
+        offsets=prompt.get("prompt_token_offsets"),
+        cache_salt=context.salt(prompt.get("cache_salt")),
+        priority=priority,
+        engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
+    )
+
+
+def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
+    """A GenerateOutput in vLLM's form. It holds the client's whole prompt, so that usage counts all of its tokens."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        prompt_logprobs=_position_logprobs(output.prompt_logprobs),
+        outputs=[
+            CompletionOutput(
+                index=completion.index,
+                text=completion.text,
+                token_ids=completion.token_ids.tolist(),
+                cumulative_logprob=completion.cumulative_logprob,
+                logprobs=_position_logprobs(completion.logprobs),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+            )
+            for completion in output.completions
+        ],
+        finished=output.finished,
+        num_cached_tokens=output.cached_tokens,
+    )
+
+
+def _position_logprobs(positions: list[Any] | None) -> list[Any] | None:
+    """{token id: Logprob} for each position. vLLM takes the first entry as the sampled token."""
+    if positions is None:
+        return None
+    return [None if candidates is None else dict(map(_logprob, candidates)) for candidates in positions]
+
+
+def _logprob(candidate: TokenLogprob) -> tuple[int, Logprob]:
+    return candidate.token_id, Logprob(candidate.logprob, candidate.rank, candidate.decoded)

@@ -1,0 +1,138 @@
+"""Records each chat that vLLM's renderer renders: its contents with their places.
+
+The engine client gets token ids only; what they were rendered from is found here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from router.dispatch.context import CURRENT, RequestContext
+from router.options.errors import HttpError
+from router.prompt.contents import ChatContents, MarkedChat, changed, without_marks
+from router.prompt.control_tokens import ControlTokens
+from router.prompt.token_cache import KnownTokens
+from skim_common.errors import InvalidRequestError
+
+INLINE_CHARS = 16384
+"""A text of so many characters takes a few ms. That is less than the way to a thread and back under load."""
+
+
+def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
+    """Replace `_tokenize_prompt_async` of this `renderer` (vllm.renderers.BaseRenderer). None if its tokenizer is not
+    fit for it.
+
+    Only prompts whose offsets are asked for (`router.vllm_front.renderer`) and that get no tokens around them. The
+    others, and those that are too long, go vLLM's own way.
+    """
+    known = KnownTokens.of(renderer.tokenizer)
+    if known is None:
+        return None
+    plain = renderer._tokenize_prompt_async
+
+    async def tokenize_prompt(prompt: Any, params: Any) -> Any:
+        wanted = params.get_encode_kwargs()
+        context = CURRENT.get()
+        # What is only rendered is shown to the client, which gets vLLM's own types.
+        if context is None or context.render_only:
+            return await plain(prompt, params)
+        if wanted["add_special_tokens"] or not renderer._wants_offsets(prompt, params):
+            return await plain(prompt, params)
+        salt = context.salt(context.sent_salt)
+        text = prompt["prompt"]
+        if len(text) <= INLINE_CHARS:
+            ids, offsets = known.tokenize(text, salt)
+        else:
+            loop = asyncio.get_running_loop()
+            ids, offsets = await loop.run_in_executor(renderer._executor, known.tokenize, text, salt)
+        if wanted["truncation"] and ids.size > wanted["max_length"]:
+            return await plain(prompt, params)
+        # A list of pairs would cost as much to make and to read again as all the rest of this.
+        return {"prompt_token_ids": ids.tolist(), "prompt_token_offsets": offsets.astype(np.int64), **prompt}
+
+    renderer._tokenize_prompt_async = tokenize_prompt
+    return known
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def refusing(context: RequestContext) -> Iterator[None]:
+    """Note an InvalidRequestError for the client, and raise what vLLM's app answers with a 400."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        context.error = HttpError.of(error)
+        raise ValueError(str(error)) from None
+
+
+def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
+    """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the request's context and return the tokens'
+    character offsets.
+
+    All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
+    `render_cmpl_async`. Both are replaced on this instance. For the places of the contents, a chat is rendered again
+    with `render_messages_async`. control_tokens: handles those in the texts of messages; None leaves them.
+    """
+    render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
+
+    async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        context = CURRENT.get()
+        keeps = context.keeps if context is not None else None
+        if context is not None:
+            context.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
+        marked = [changed(messages) for messages in conversations]
+        conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
+        as_text = context is not None and has_control_tokens(conversations, context)
+        if context is not None and ((context.options.enabled and not context.render_only) or as_text):
+            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
+        rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
+        if context is not None:
+            for asked, prompt in zip(marked, prompts, strict=True):
+                text = prompt.get("prompt")
+                context.chats[text] = await find_contents(asked, context, chat_params, prompt)
+                if as_text:
+                    make_text(prompt, context)
+        return rendered, prompts
+
+    def has_control_tokens(conversations: Any, context: RequestContext) -> bool:
+        with refusing(context):
+            return control_tokens is not None and any(map(control_tokens.in_chat, conversations))
+
+    def make_text(prompt: Any, context: RequestContext) -> None:
+        text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
+        with refusing(context):
+            assert control_tokens is not None
+            if isinstance(offsets, np.ndarray):
+                offsets = [(start, end) for start, end in offsets.tolist()]
+            found = control_tokens.as_text(text, ids, offsets, context.chats[text])
+            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
+
+    async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
+        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
+        with refusing(context):
+            chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
+        # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
+        if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
+            return chat.contents(None)
+        try:
+            _, again = await renderer.render_messages_async(chat.messages, params)
+        except Exception:
+            logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
+            return chat.contents(None)
+        return chat.contents(again.get("prompt"))
+
+    async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        context = CURRENT.get()
+        if context is not None and context.options.keep_ranges:
+            tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
+        return await render_cmpl(prompts, tok_params, **kwargs)
+
+    renderer.render_chat_async = render_and_note
+    renderer.render_cmpl_async = render_completions

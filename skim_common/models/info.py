@@ -1,0 +1,303 @@
+"""The facts of a model that a pool needs before it starts: limits, vocabulary, and whether two models fit together.
+
+Only config.json and the tokenizer are read: no weights and no engine. The network is used only for a model of the hub
+whose small files are not in the cache. Every error is one line that names the model and the reason.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skim_common.errors import ModelError, one_line
+from skim_common.models.source import local_folder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelInfo:
+    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together.
+
+    path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
+    engine's limit for prompt plus answer. max_position: the number of positions of the model
+    (`model_info.position_count`).
+    """
+
+    path: str
+    architecture: str
+    vocab_size: int
+    fingerprint: str
+    max_model_len: int
+    max_position: int
+    engine: str
+
+
+YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""RoPE types whose table is a multiple of the original one. vLLM's DeepSeek models rename yarn to the others."""
+
+CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
+"""Architectures of vLLM 0.29 whose compressed or convolution caches are addressed by position. By reading."""
+
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tiktoken")
+
+
+def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
+    """The facts of a model, for a pool that runs it with `engine`.
+
+    path: a folder or a hub name (`skim_common.models.source`).
+    max_model_len: limit for prompt plus answer; the default is the model's number of positions (`position_count`).
+    Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
+    """
+    folder = Path(local_folder(path, weights=False))
+    raw = _read_config_file(folder)
+    _refuse_caches_by_position(path, raw)
+    config = _load_config(folder)
+    text = config.get_text_config()
+    architecture = _causal_architecture(folder, raw)
+    max_position = position_count(text)
+    if not max_position:
+        raise ModelError(
+            f"model {path}: config.json gives no max_position_embeddings, so its longest prompt is unknown"
+        )
+    if max_model_len is not None and not (isinstance(max_model_len, int) and 1 <= max_model_len <= max_position):
+        raise ModelError(
+            f"model {path}: max_model_len must be from 1 to {max_position}, the positions the model was made for"
+            f" (max_position_embeddings, with the RoPE scaling of config.json), not {max_model_len!r}"
+        )
+    _, vocabulary = _load_tokenizer(folder)
+    return ModelInfo(
+        path=path,
+        architecture=architecture,
+        # Models pad their embedding tables, tokenizers do not: only ids below both sizes are valid.
+        vocab_size=min(text.vocab_size, max(vocabulary.values()) + 1),
+        fingerprint=_fingerprint(vocabulary),
+        max_model_len=max_model_len or max_position,
+        max_position=max_position,
+        engine=engine,
+    )
+
+
+def position_count(text: Any) -> int:
+    """The number of positions of a text model with this transformers config; 0 if the config does not say.
+
+    It is the length of vLLM's rotary table (vllm.model_executor.layers.rotary_embedding): YaRN and linear scaling
+    lengthen the table. In llama3 and longrope configs, max_position_embeddings is already the scaled length. The table
+    of dynamic scaling has max_position_embeddings rows, so positions after them are not offered, although vLLM's
+    ModelConfig derives more. The shortest table counts if layers have different ones.
+    """
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = [part for part in rope.values() if isinstance(part, dict)] or [rope]
+    return min(_table_length(part, positions) for part in by_layer_type)
+
+
+def _table_length(rope: dict[str, Any], positions: int) -> int:
+    """The rows of the rotary table with these RoPE parameters. positions: max_position_embeddings."""
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind in YARN:
+        return int((rope.get("original_max_position_embeddings") or positions) * factor)
+    return int(positions * factor) if kind == "linear" else positions
+
+
+def longrope_original(text: Any) -> int | None:
+    """The length up to which a longrope model has its short factors; None for all other models.
+
+    transformers chooses the factors by the last position of each forward. vLLM chooses them when the model is loaded:
+    the long ones if max_model_len is above this length (Phi3LongRoPEScaledRotaryEmbedding). text: as `position_count`.
+    """
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return original if isinstance(original, int) else None
+
+
+def short_longrope_positions(path: str) -> int | None:
+    """`longrope_original` of the model `path`. Raises ModelError."""
+    return longrope_original(_text_config(path))
+
+
+def window_of_all_layers(text: Any) -> int | None:
+    """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
+    window = getattr(text, "sliding_window", None)
+    layer_types = getattr(text, "layer_types", None)
+    # Without layer_types (Mistral) the window holds for all layers; with layer_types (Qwen2) for those listed.
+    listed = set(layer_types) == {"sliding_attention"} if layer_types else getattr(text, "use_sliding_window", True)
+    return window if window and listed else None
+
+
+def speculator_window(path: str) -> int | None:
+    """`window_of_all_layers` of the model `path`: up to this length its attention is full. Raises ModelError."""
+    return window_of_all_layers(_text_config(path))
+
+
+def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | None = None) -> None:
+    """Raise ModelError if the model's attention cannot be scored.
+
+    A layer can be scored if it attends to the whole prompt. vLLM's speculator scores these layers of a model that has
+    others too; the transformers engine needs them everywhere. max_model_len: limit for prompt plus answer; the default
+    is the model's number of positions.
+    """
+    text = _text_config(path)
+    if getattr(text, "index_topk", None):
+        _refuse_speculator(path, f"sparse attention (index_topk {text.index_topk})")
+    window = window_of_all_layers(text)
+    if window is not None and (max_model_len or position_count(text)) > window:
+        _refuse_speculator(
+            path,
+            f"sliding-window attention in every layer; set max_model_len to at most {window}, where its window covers"
+            " the whole prompt",
+        )
+    layer_types = set() if window else set(getattr(text, "layer_types", None) or ())
+    if layer_types and not layer_types & {"full_attention", "hybrid"}:
+        _refuse_speculator(path, f"only layers of type {', '.join(sorted(layer_types))}")
+    if engine == "transformers":
+        _check_transformers_speculator(path, text, layer_types)
+
+
+def _check_transformers_speculator(path: str, text: Any, layer_types: set[str]) -> None:
+    """Refuse what SDPA attention leaves out or what `TransformersSpeculator` does not read, although vLLM can."""
+    kinds = [f"layers of type {kind}" for kind in sorted(layer_types - {"full_attention"})]
+    # transformers caches the latent vectors, too.
+    kinds += ["latent attention (MLA)"] if getattr(text, "kv_lora_rank", None) else []
+    kinds += ["soft-capped attention"] if getattr(text, "attn_logit_softcapping", None) else []
+    if kinds:
+        _refuse_speculator(path, f"{', '.join(kinds)}, for the engine transformers; choose the engine vllm")
+
+
+def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
+    """Raise ModelError unless token ids mean the same to both pools.
+
+    A speculator with another tokenizer reports the target's vocabulary (`speculator_service.translation`).
+    """
+    if not same_tokens(speculator, target):
+        raise ModelError(
+            f"speculator {speculator.path} and target {target.path} have different tokenizers (fingerprints"
+            f" {speculator.fingerprint[:12]} and {target.fingerprint[:12]}), and the speculator did not find the"
+            " target's on its machine; put the target's config and tokenizer there, at the same path"
+        )
+
+
+def same_tokens(speculator: ModelInfo, target: ModelInfo) -> bool:
+    """Whether both models have one tokenizer. Raises ModelError if they have, but not for the same number of tokens."""
+    if speculator.fingerprint != target.fingerprint:
+        return False
+    if speculator.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"speculator {speculator.path} and target {target.path} have different vocabularies"
+            f" ({speculator.vocab_size} and {target.vocab_size} tokens, fingerprints {speculator.fingerprint[:12]} and"
+            f" {target.fingerprint[:12]}); choose two models of one family"
+        )
+    return True
+
+
+def _refuse_caches_by_position(path: str, raw: dict[str, Any]) -> None:
+    for name in map(str, raw.get("architectures") or ()):
+        if name.startswith(CACHES_BY_POSITION):
+            raise ModelError(
+                f"model {path} is not supported: {name} finds entries of its caches by position, and restored positions"
+                " would address other entries"
+            )
+
+
+def _refuse_speculator(path: str, reason: str) -> None:
+    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
+
+
+def _text_config(path: str) -> Any:
+    """The transformers config of the model's text part."""
+    folder = Path(local_folder(path, weights=False))
+    _read_config_file(folder)
+    return _load_config(folder).get_text_config()
+
+
+def _read_config_file(folder: Path) -> dict[str, Any]:
+    """The content of config.json. Raises ModelError with a readable reason for everything that can go wrong."""
+    try:
+        # stat, not exists(): a folder without read permission must not be reported as missing.
+        if not folder.is_dir():
+            folder.stat()
+            raise ModelError(f"model {folder} is not a folder; give the folder that holds config.json")
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing = "has no config.json" if folder.is_dir() else "does not exist"
+        raise ModelError(f"model folder {folder} {missing}") from None
+    except OSError as e:
+        raise ModelError(f"model folder {folder} cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise ModelError(f"model {folder}: config.json is not valid JSON ({one_line(e)})") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"model {folder}: config.json is not a JSON object")
+    return raw
+
+
+def _load_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        with _quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # transformers raises many kinds, from KeyError to its own validation errors
+        raise ModelError(f"model {folder}: config.json is not usable ({one_line(e)})") from None
+
+
+def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
+    """The architecture's class name. Raises ModelError if transformers has no causal language model of that name."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names:
+        names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw.get("model_type")), "an unknown kind")]
+    # BertConfig is in the mapping too, so an architecture that is named is checked by its name.
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    for name in map(str, names):
+        if name.endswith("ForCausalLM") or name in known:
+            return name
+    raise ModelError(f"model {folder} is not a causal language model: its architecture is {names[0]}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The transformers tokenizer in a model's folder. Raises ModelError if there is none that can be used."""
+    return _load_tokenizer(folder)[0]
+
+
+def _load_tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
+    """The tokenizer, and all its tokens with their ids, including added and special tokens."""
+    from transformers import AutoTokenizer
+
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json)")
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            vocabulary: dict[str, int] = tokenizer.get_vocab()
+    except Exception as e:
+        raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({one_line(e)})") from None
+    if not vocabulary:
+        raise ModelError(f"model {folder}: its tokenizer has no tokens")
+    return tokenizer, vocabulary
+
+
+def _fingerprint(vocabulary: dict[str, int]) -> str:
+    """Hex SHA-256 of the sorted (token, id) pairs and their count."""
+    return hashlib.sha256(json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' warnings; real problems are raised as errors."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,0 +1,54 @@
+"""What is read from files that may change while a process runs."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from skim_common.errors import SkimError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class WatchedFiles(Generic[T]):
+    """What `read` makes of files, read again when one of them has changed. Threads may share it.
+
+    If `read` raises SkimError then, the last result stays, and the log has one error. At the start the error is raised.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], read: Callable[[], T], what: str) -> None:
+        """what: names the result in the log, in the plural."""
+        self._paths, self._read, self._what = paths, read, what
+        self._lock = threading.Lock()
+        self._seen = self._state()
+        self._current = read()
+
+    def current(self) -> T:
+        """The newest result; the same object until the files change."""
+        with self._lock:
+            if (state := self._state()) != self._seen:
+                self._seen = state
+                self._read_again()
+            return self._current
+
+    def _read_again(self) -> None:
+        try:
+            self._current = self._read()
+            logger.info("%s have changed", self._what)
+        except SkimError as error:
+            logger.error("%s stay as they were: %s", self._what, error)
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        """What changes when a file does. Kubernetes replaces the folder behind a link."""
+        return [_state_of(path) for path in self._paths]
+
+
+def _state_of(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,15 @@
+"""The compared systems have equal options."""
+
+from pathlib import Path
+
+from benchmarks.harness import servers
+from skim_common.environment import CORES, KEPT_HEAP
+
+
+def test_a_stock_server_has_the_cores_and_the_memory_that_skims_engines_have(monkeypatch):
+    told = {}
+    monkeypatch.setattr(servers, "dense_server", lambda model, name, options, environment: told.update(environment))
+    servers.stock_server(Path("target"), 4096, 8192)
+    assert told.items() >= (servers.engine_environment() | KEPT_HEAP).items()
+    assert CORES in told
+    assert told["VLLM_PLUGINS"] == "", "a stock server loads no plug-in"

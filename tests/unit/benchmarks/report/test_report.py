@@ -1,0 +1,160 @@
+"""The results page and its plots follow from the committed JSON files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.latency import ttft_results
+from benchmarks.report import plots
+from benchmarks.report.__main__ import PAGE, PLOTS, README, README_MARKS, ROOT, SECTIONS, draw, figures, readme, report
+
+CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
+CHANNEL = {
+    "rows": [{**CHANNEL_ROW, "q_top": width, "unary_median_ms": 0.8, "tcp_median_ms": 0.1} for width in (0, 32)],
+    "rounds": 10,
+    "max_drafts": 4,
+    "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
+    "command": "skim bench channel",
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder with one result."""
+    (tmp_path / "channel.json").write_text(json.dumps(CHANNEL))
+    return tmp_path
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text() == report(), "run make results"
+
+
+@pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
+def test_the_committed_plots_are_those_of_the_committed_results(file: Path) -> None:
+    plot = PAGE.parent / PLOTS / f"{file.stem}.png"
+    assert plots.source_of(plot) == plots.digest(json.loads(file.read_text())), "run make results"
+
+
+def test_every_result_is_on_the_page_once() -> None:
+    shown = [file for _, file in figures()]
+    assert sorted(shown) == sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def test_the_readme_shows_plots_of_the_page() -> None:
+    text = README.read_text()
+    assert text == readme(text), "run make results"
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert len(shown) == 2
+    of_page = {f"docs/{PLOTS}/{file.stem}.png" for _, file in figures()}
+    assert set(shown) <= of_page
+
+
+def test_the_figure_of_the_readme_is_that_of_the_results() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "ttft.json").read_text())
+    columns, rows = ttft_results.table(result)
+    (row,) = (dict(zip(columns, row, strict=True)) for row in rows if row[:2] == ["8,192", "0.1"])
+    ratio, lowest, highest = re.fullmatch(r"(\S+) \((\S+) to (\S+)\)", row["dense / Skim"]).groups()
+    skim, dense = (f"{int(row[column].replace(',', '')) / 1000:.1f} s" for column in ("Skim ms", "dense ms"))
+    text = " ".join(README.read_text().split())
+    rounds = result["settings"]["rounds"]
+    figure = f"{ratio} times as fast as from a stock vLLM server (median of the ratios of {rounds} rounds, "
+    assert figure + f"range {lowest} to {highest}; median times {skim} and {dense})" in text
+
+
+def test_the_readme_shows_the_first_two_of_its_choice_that_are_there(tmp_path: Path) -> None:
+    text = "above\n" + "stale".join(README_MARKS) + "below\n"
+    for stem in ("decode", "eval-needles-4096"):
+        (tmp_path / f"{stem}.json").write_text("{}")
+    without = re.findall(r"plots/([^.]+)", readme(text, tmp_path))
+    (tmp_path / "ttft.json").write_text("{}")
+    made = readme(text, tmp_path)
+    assert without == ["eval-needles-4096", "decode"]
+    assert re.findall(r"plots/([^.]+)", made) == ["ttft", "eval-needles-4096"]
+    assert made.startswith("above\n")
+    assert made.endswith("below\n")
+    assert "stale" not in made
+
+
+def test_a_number_comes_from_its_file(results: Path) -> None:
+    page = report(results)
+    assert "| 32 | 32 | 1.23 | 2.00 | 1.50 | 7.00 |" in page
+    assert "`skim bench channel`; 2 cores, x86_64, no GPU." in page
+    assert "![The draft channel](plots/channel.png)" in page
+    assert "## Decoding" not in page
+
+
+def test_what_was_not_run_on_a_gpu_is_said(results: Path) -> None:
+    assert "## On a GPU\n\nNot run yet" in report(results)
+    row = {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
+    row |= {"peak_bytes": 2**24, "difference": 1e-7}
+    settings = {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5}
+    scoring = {**CHANNEL, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
+    (results / "gpu-scoring.json").write_text(json.dumps(scoring))
+    page = report(results)
+    assert "Not run yet" not in page
+    assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
+
+
+def test_sections_keep_their_order(results: Path) -> None:
+    (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
+    page = report(results)
+    assert page.index("## Decoding") < page.index("## The draft channel")
+    assert len({section.key for section in SECTIONS}) == len(SECTIONS)
+
+
+def test_a_plot_knows_its_result(results: Path, tmp_path: Path) -> None:
+    draw(tmp_path / "plots", results)
+    plot = tmp_path / "plots" / "channel.png"
+    assert plots.source_of(plot) == plots.digest(CHANNEL)
+    assert plots.source_of(plot) != plots.digest({**CHANNEL, "rounds": 11})
+
+
+def decode_result(**changed: object) -> dict:
+    settings = {"target": "t", "speculator": "s", "prompts": 1, "prompt_tokens": 2048, "rounds": 1, "batch": 1}
+    settings |= {"keep_rate": 0.2, "look_ahead": 8, "drafts": 1, "ignore_eos": True, **changed}
+    return {"settings": settings, "machine": CHANNEL["machine"], "command": "skim bench decode"}
+
+
+def decode_modes(ms_per_token: float) -> dict:
+    mode = {"ms_per_token": ms_per_token, "tokens_per_verify": 1.0, "ms_per_round": None}
+    mode |= {"ratio_to_plain": {"median": 1.0, "lowest": 1.0, "highest": 1.0}, "kv_bytes_per_session": None}
+    mode |= {"ahead_hit_rate": None}
+    return {"modes": {"plain": {**mode, "acceptance_per_position": [0.0]}}}
+
+
+def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_path: Path) -> None:
+    several = {"by_prompt_tokens": {"2048": decode_modes(55.0), "8192": decode_modes(111.0)}}
+    (results / "decode.json").write_text(json.dumps(decode_result(prompt_tokens=[2048, 8192]) | several))
+    page = report(results)
+    assert "1 prompts of 2048 or 8192 tokens per round" in page
+    assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
+    assert "KV kB" not in page  # this column is empty in all rows
+    assert "padded" not in page
+    draw(tmp_path / "plots", results)
+    assert (tmp_path / "plots" / "decode.png").exists()
+
+
+def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
+    padded = {"target_is_padded": True, "target_layers": 48, "target_parameters": 55_600_000}
+    (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
+    assert "padded to 48 layers (56 million parameters)" in report(results)
+    assert "| 9.00 |" in report(results)
+
+
+def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, tmp_path: Path) -> None:
+    row = {"tokens_per_step": 1.6, "acceptance_per_position": [0.25, 1.0], "verifications": 7}
+    rows = [
+        {"prompt_tokens": length, "drafter": drafter, **row}
+        for length in (1024, 2048)
+        for drafter in ("remote", "remote_kept", "draft_model")
+    ]
+    result = {**decode_result(answer_tokens=64, dtype="bfloat16", documents="code"), "rows": rows}
+    (results / "acceptance.json").write_text(json.dumps(result))
+    page = report(results)
+    assert "| session over the whole prompt | 1,024 | 1.60 | .25 1.00 | 7 |" in page
+    assert page.count("| vLLM's draft_model, kept prompt |") == 2
+    assert "Engines in bfloat16. The prompts are Python code" in page
+    draw(tmp_path / "plots", results)
+    assert (tmp_path / "plots" / "acceptance.png").exists()

@@ -1,0 +1,92 @@
+"""`skim bench evidence` with a mock speculator: its counts, its journal and its errors."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from evals.run import evidence_kept
+from evals.run.evidence_kept import EvidenceSettings, describe, run, table
+from skim_common.errors import SkimError
+from tests.unit.evals.conftest import MODELS
+
+SETTINGS = EvidenceSettings(
+    str(MODELS / "speculator"),
+    tasks=("single_needle", "multi_key"),
+    ways=("look-ahead", "lexical"),
+    keep_rates=(0.1, 0.4),
+    prompt_tokens=900,
+    prompts=6,
+    engine="mock",
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run(SETTINGS)
+
+
+def test_shared_words_are_found_more_often_than_by_random_scores(result):
+    """The mock's scores are random."""
+    kept = {(row["task"], row["way"], row["keep_rate"]): row["kept"] for row in result["rows"]}
+    assert len(kept) == 8
+    assert kept["single_needle", "lexical", 0.4] == 6
+    assert kept["single_needle", "lexical", 0.1] > kept["single_needle", "look-ahead", 0.1]
+    assert all(0 <= row["low"] < row["high"] <= 1 for row in result["rows"])
+
+
+def test_the_table_has_a_row_for_each_task_and_way(result):
+    columns, rows = table(result)
+    assert columns == ["task", "way", "keep 0.1", "keep 0.4"]
+    assert [row[:2] for row in rows] == [
+        [task, way] for task in ("single_needle", "multi_key") for way in ("look-ahead", "lexical")
+    ]
+    assert rows[1][3].startswith("1.000 (")
+    assert "multi_key" in describe(result)
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path, monkeypatch, result):
+    settings = replace(SETTINGS, journal=tmp_path / "run.jsonl")
+    run(replace(settings, prompts=2))
+    scored = []
+
+    async def counted(engine, tokenizer, samples, *rest, real=evidence_kept.chunk_recall):
+        scored.extend(samples)
+        return await real(engine, tokenizer, samples, *rest)
+
+    monkeypatch.setattr(evidence_kept, "chunk_recall", counted)
+    assert run(settings)["rows"] == result["rows"]
+    assert len(scored) == 8
+    assert run(settings)["rows"] == result["rows"]
+    assert len(scored) == 8
+
+
+@pytest.mark.parametrize("change", [{"keep_rates": (0.2,)}, {"ways": ("lexical",)}, {"options": {"latency_ms": 1}}])
+def test_the_journal_of_another_run_is_refused(tmp_path, change):
+    settings = replace(SETTINGS, journal=tmp_path / "run.jsonl", prompts=1, tasks=("single_needle",))
+    run(settings)
+    with pytest.raises(SkimError, match="has results of another run"):
+        run(replace(settings, **change))
+
+
+def test_the_length_and_the_seed_of_the_prompts_are_not_mixed_up(tmp_path):
+    """They are part of each sample's seed, so one file may hold several."""
+    settings = replace(SETTINGS, journal=tmp_path / "run.jsonl", prompts=1, tasks=("single_needle",))
+    run(settings)
+    run(replace(settings, seed=1))
+    run(replace(settings, prompt_tokens=1000))
+    samples = [json.loads(line)["sample"] for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    assert len(set(samples)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"ways": ("guessing",)}, "unknown way of scoring 'guessing'"),
+        ({"tasks": ("nothing",)}, "unknown task 'nothing'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_engine_starts(monkeypatch, change, wrong):
+    monkeypatch.setattr(evidence_kept, "create_engine", None)
+    with pytest.raises(SkimError, match=wrong):
+        run(replace(SETTINGS, prompts=1, **change))

@@ -1,0 +1,42 @@
+"""Chunk recall with scores that are known."""
+
+import numpy as np
+import torch
+
+from cluster.in_process.prompts import RenderedPrompt
+from evals.selection.chunk_recall import WAYS, chunk_recall, kept_share, mean
+from kv_transfer.options import SelectionOptions
+from speculator_service.mock_engine import MockSpeculator
+from tests.unit.evals.conftest import MODELS
+
+RATES = [0.1, 0.4]
+
+
+def prompt(size: int) -> RenderedPrompt:
+    return RenderedPrompt(np.arange(size, dtype=np.int32), np.array([[0, 1]], np.int32))
+
+
+def test_the_kept_share_of_the_evidence_counts_its_tokens():
+    importance = torch.zeros(640)
+    importance[320:352] = 1.0
+    options = SelectionOptions(keep_rate=0.05)
+    assert kept_share(prompt(640), [(325, 340)], importance, options) == 1.0
+    assert kept_share(prompt(640), [(325, 340), (353, 360)], importance, options) == 15 / 22
+    assert kept_share(prompt(640), [(340, 353)], importance, options) == 12 / 13
+    assert kept_share(prompt(640), [(0, 1), (630, 640)], importance, options) == 1.0  # protected, and at the end
+
+
+def test_the_ways_are_valid_and_differ():
+    options = [SelectionOptions(**way) for way in WAYS.values()]
+    assert len({option.model_dump_json() for option in options}) == len(WAYS)
+
+
+async def test_shared_words_are_found_and_random_scores_find_less(made, tokenizer):
+    samples = [*made("single_needle", count=8), *made("multi_key", count=8)]
+    ways = {"random": SelectionOptions(), "lexical": SelectionOptions(selector="lexical")}
+    found = await chunk_recall(MockSpeculator(str(MODELS / "target")), tokenizer, samples, ways, RATES)
+    assert found["lexical"].keys() == {"single_needle", "multi_key"}
+    assert [len(kept) for kept in found["lexical"]["multi_key"].values()] == [8, 8]
+    assert mean(found, "lexical", 0.4) > 0.8
+    assert mean(found, "lexical", 0.4) >= mean(found, "lexical", 0.1)
+    assert mean(found, "random", 0.1) < mean(found, "lexical", 0.1)

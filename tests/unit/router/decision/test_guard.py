@@ -1,0 +1,228 @@
+"""The guard: which questions it knows, when it acts, and what a distrusted prompt gets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import DecodeOptions
+from router.decision.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, signals
+from router.dispatch.context import RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.prompt_run import Prompt
+from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.router.conftest import LocalPools, until
+
+DEFAULTS = PrefillOptions(min_prompt_tokens=256)
+TEXT = "The bell of the square rang. " * 150
+COUNTING = "How many times did the bell of the square ring?"
+LISTING = "List all places whose bell rang."
+NEEDLE = "What is the price of the golden kettle?"
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        (COUNTING, "counting"),
+        ("How often is the timeout set?", "counting"),
+        ("Who won a game of chess most often?", "counting"),
+        ("What is the total number of orders in this table?", "counting"),
+        ("Please count the rows of the result.", "counting"),
+        ("Question: List the cities with an office. Answer with the names only.", "listing"),
+        ("What are all the values of the price of the kettle?", "listing"),
+        ("Find every function that raises ValueError", "listing"),
+        ("Quote what Captain Brandt wrote.", "quoting"),
+        ("Repeat section 4 word for word.", "quoting"),
+        ("What is the exact wording of the second clause?", "quoting"),
+        ("Copy the paragraph about refunds exactly.", "quoting"),
+    ],
+)
+def test_a_question_is_recognised_by_its_words(question, kind):
+    assert next((k.name for k in QUESTIONS if k.matches(question)), "") == kind
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        NEEDLE,
+        "What is the number of the dusty puzzle?",
+        "What does the function quote_plus return by default?",
+        "In the function shuffle, what is the default of the parameter random?",
+        "Which account number belongs to this listing?",
+        "Why does the test fail?",
+        "",
+    ],
+)
+def test_other_questions_are_not(question):
+    assert [kind.name for kind in QUESTIONS if kind.matches(question)] == []
+
+
+def asking(question):
+    """A long text and a question, one token for each character."""
+    text = f"{TEXT}\n{question}"
+    return Prompt(
+        [7 + ord(c) for c in text],
+        {"max_tokens": 4, "temperature": 0.0},
+        4,
+        text=text,
+        offsets=[(i, i + 1) for i in range(len(text))],
+    )
+
+
+class ScoredPools(LocalPools):
+    """Pools whose selections have given chunk scores."""
+
+    def __init__(self, scores=None):
+        super().__init__(target={"max_model_len": 8192}, speculator={"max_model_len": 8192})
+        self.scores = scores
+
+    async def select(self, request, admitted):
+        selection = await super().select(request)
+        if self.scores is None:
+            return replace(selection, chunk_scores=1.0 / (1 + np.arange(selection.chunk_scores.size, dtype=np.float32)))
+        return replace(selection, chunk_scores=np.full_like(selection.chunk_scores, self.scores))
+
+
+async def run(question, pools=None, guard=True, options=None, entropy=0.97):
+    """The outcome of one chat, the requests of both pools, and the guard's counts. options: of the request."""
+    pools, meter = pools or ScoredPools(), LocalMeter()
+    dispatcher = Dispatcher(pools, DEFAULTS, SpeculationOptions(), 60.0, meter, guard=guard, guard_entropy=entropy)
+    context = RequestContext(PREFILL.resolve(DEFAULTS, None, options), DecodeOptions())
+    async for _ in dispatcher.run("r", asking(question), context):
+        pass
+    counts = [tuple(tags.values()) for _, tags in meter.recorded.get("skim_router_guard_total", [])]
+    return context.outcomes[0], pools, counts
+
+
+async def test_a_counting_question_runs_dense():
+    outcome, pools, counts = await run(COUNTING)
+    assert (outcome.mode, outcome.reason, outcome.keep_rate) == ("dense", "guard-counting", 1.0)
+    assert pools.selects == []
+    assert pools.generates[0].prompt.is_dense
+    assert counts == [("dense", "counting")]
+
+
+async def test_without_the_guard_it_is_compressed():
+    """Negative control."""
+    outcome, pools, counts = await run(COUNTING, guard=False)
+    assert (outcome.mode, outcome.reason) == ("speculative", "unmeasured")
+    assert not pools.generates[0].prompt.is_dense
+    assert counts == []
+
+
+async def test_a_listing_question_keeps_more():
+    outcome, pools, counts = await run(LISTING)
+    assert (outcome.mode, outcome.explained) == ("speculative", "unmeasured;guard=listing")
+    assert outcome.keep_rate >= MORE
+    assert pools.selects[0].options.keep_rate == MORE
+    assert counts == [("more", "listing")]
+    plain, _, _ = await run(LISTING, guard=False)
+    assert (plain.explained, plain.keep_rate < 0.3) == ("unmeasured", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"keep_rate": 0.1}, {"keep_rate": MORE}),
+        ({"keep_rate": 0.7}, {"keep_rate": 0.7}),
+        ({"keep_rate": "auto"}, {"keep_rate": "auto", "min_keep": MORE, "largest_share": 0.5}),
+        ({"keep_rate": "auto", "max_keep": 0.2}, {"keep_rate": "auto", "min_keep": MORE, "largest_share": MORE}),
+        ({"coverage": 0.3}, {"keep_rate": "auto", "coverage": 0.3, "min_keep": MORE}),
+    ],
+)
+def test_more_is_a_lower_bound(options, changed):
+    more = keeping_more(PrefillOptions(**options))
+    assert {name: getattr(more, name) for name in changed} == changed
+
+
+async def test_another_question_is_compressed():
+    outcome, _, counts = await run(NEEDLE)
+    assert (outcome.mode, outcome.reason) == ("speculative", "unmeasured")
+    assert counts == [("compressed", "none")]
+
+
+@pytest.mark.parametrize(
+    "options", [True, {"enabled": True}, {"keep_rate": 0.3}, {"coverage": 0.5}, {"keep_rate": "auto", "max_keep": 0.3}]
+)
+async def test_an_explicit_wish_is_obeyed(options):
+    outcome, _, counts = await run(COUNTING, pools=ScoredPools(scores=1.0), options=options)
+    assert outcome.mode == "speculative"
+    assert counts == []
+
+
+@pytest.mark.parametrize("options", [None, "auto", {"look_ahead": 0}, {"protect_last": 64}])
+async def test_options_that_do_not_say_how_much_are_no_wish(options):
+    outcome, _, _ = await run(COUNTING, options=options)
+    assert outcome.reason == "guard-counting"
+
+
+async def test_flat_scores_run_dense_and_leave_no_session():
+    pools = ScoredPools(scores=1.0)
+    outcome, pools, counts = await run(NEEDLE, pools=pools)
+    assert (outcome.mode, outcome.reason, outcome.kept_tokens) == ("dense", "guard-flat", outcome.prompt_tokens)
+    assert (outcome.coverage, outcome.reused_tokens) == (1.0, 0)
+    assert len(pools.selects) == 1
+    assert [request.prompt.is_dense for request in pools.generates] == [True]
+    assert pools.generates[0].prompt.session is None
+    assert counts == [("dense", "flat")]
+    await until(lambda: not pools.speculator_engine.sessions)
+
+
+async def test_without_a_limit_flat_scores_are_not_judged():
+    outcome, _, counts = await run(NEEDLE, pools=ScoredPools(scores=1.0), entropy=None)
+    assert outcome.mode == "speculative"
+    assert counts == [("compressed", "none")]
+
+
+def selection(scores, kept=(), size=32):
+    tokens = len(scores) * size
+    positions = np.array([*kept, tokens - 1], np.int32)
+    kept_prompt = KeptPrompt(positions, positions, tokens)
+    return Selection(kept_prompt, 0.5, chunk_scores=np.array(scores, np.float32))
+
+
+def spans(*pairs):
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def test_the_entropy_of_equal_scores_is_one():
+    options = PrefillOptions(protect_last=1)
+    flat = signals(selection([2.0] * 20), options, spans())
+    assert flat["entropy"] == pytest.approx(1)
+    peaked = signals(selection([100.0] + [1e-3] * 19), options, spans())
+    assert peaked["entropy"] < 0.1
+
+
+def test_protected_chunks_do_not_count():
+    options = PrefillOptions(protect_last=1)
+    scores = [100.0] + [1.0] * 20
+    assert signals(selection(scores), options, spans())["entropy"] < 0.7
+    assert signals(selection(scores), options, spans((0, 32)))["entropy"] == pytest.approx(1)
+
+
+def test_coverage_is_the_kept_share_of_the_scores():
+    options = PrefillOptions(protect_last=1)
+    scores = [6.0, 2.0] + [1.0] * 8
+    found = signals(selection(scores, kept=range(64)), options, spans((319, 320)))
+    # The last chunk has the last token, which is protected, and 31 others, of which none is kept.
+    assert found["coverage"] == pytest.approx(8 / 16)
+
+
+@pytest.mark.parametrize(
+    ("found", "options"),
+    [
+        (selection([1.0] * (FEW_CHUNKS - 1)), {}),
+        (selection([0.0] * 20), {}),
+        (selection([1.0] * 20), {"granularity": "token"}),
+        (replace(selection([1.0] * 20), chunk_scores=None), {}),
+    ],
+    ids=["few chunks", "no scores", "single tokens", "an older speculator"],
+)
+def test_without_enough_scores_there_are_no_signals(found, options):
+    options = PrefillOptions(protect_last=1, **options)
+    assert signals(found, options, spans()) == {}
+    guard = Guard(LocalMeter(), enabled=True, entropy=0.97)
+    advice = guard.advise(PREFILL.resolve(DEFAULTS, None, None), NEEDLE)
+    assert guard.distrusts(replace(advice, options=options), found, spans()) is None

@@ -1,0 +1,158 @@
+"""The dispatcher behind an admission: a refused prompt touches no engine, and a loaded router leaves things out."""
+
+import asyncio
+import json
+
+import pytest
+
+from kv_transfer.options import DecodeOptions
+from router.admission.controller import Admission
+from router.admission.load_shedding import KEEP
+from router.admission.ticket import Claim, OverloadedError
+from router.dispatch.context import RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.http.middleware import SkimMiddleware
+from router.options.errors import HttpError
+from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from skim_common.errors import EngineUnavailableError
+from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.router.conftest import LocalPools, until
+from tests.unit.router.dispatching import prompt
+from tests.unit.router.http.test_middleware import Call, Recorder
+
+FOREVER_MS = 600_000
+DEFAULTS = PrefillOptions(min_prompt_tokens=256)
+
+
+class Loaded(Admission):
+    """An admission whose pools have a queue that is `share` of the longest one."""
+
+    share = 0.0
+
+    def _accept(self, claim, work, less):
+        place = super()._accept(claim, work, less)
+        place.load, place.keeps_less = self.share, less is not None and self.share >= KEEP
+        return place
+
+
+def dispatcher_of(pools, **limits):
+    meter = LocalMeter()
+    return Dispatcher(pools, DEFAULTS, SpeculationOptions(), 60.0, meter, admission=Loaded(meter, **limits))
+
+
+def context(given=None, wishes_decode=False, key=""):
+    options = PREFILL.resolve(DEFAULTS, None, given)
+    return RequestContext(options, DecodeOptions(), decode_wished=wishes_decode, key=key)
+
+
+async def collect(dispatcher, asked):
+    return [output async for output in dispatcher.run("r", prompt(), asked)]
+
+
+async def test_a_refused_prompt_touches_no_engine():
+    pools = LocalPools(target={"prefill_ms": FOREVER_MS})
+    dispatcher = dispatcher_of(pools, most=1)
+    first = asyncio.create_task(collect(dispatcher, context()))
+    await until(lambda: pools.target_engine.running)
+    with pytest.raises(OverloadedError) as caught:
+        await collect(dispatcher, context())
+    assert (len(pools.selects), len(pools.generates)) == (1, 1)
+    error = HttpError.of(caught.value)
+    assert (error.status, error.type, int(error.headers["retry-after"]) >= 1) == (429, "RateLimitError", True)
+    assert dispatcher.meter.recorded["skim_router_refused_total"] == [(1, {"reason": "full"})]
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert dispatcher.admission._ongoing == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "method", "ahead", "rate", "shed"),
+    [
+        (0.0, "remote", "chain", 0.2, ""),
+        (0.2, "remote", "chain", 0.2, ""),
+        (0.3, "remote", "off", 0.2, "draft-ahead"),
+        (0.6, "none", "chain", 0.2, "drafts"),
+        (0.8, "none", "chain", 0.1, "drafts+keep"),
+    ],
+)
+async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, rate, shed):
+    pools = LocalPools()
+    dispatcher = dispatcher_of(pools)
+    dispatcher.admission.share = share
+    asked = context()
+    await collect(dispatcher, asked)
+    [sent], [select] = pools.generates, pools.selects
+    assert (sent.decode.method, sent.decode.draft_ahead) == (method, ahead)
+    assert (select.decode is None) == (method == "none")
+    assert select.options.keep_rate == rate
+    assert asked.outcomes[0].shed == shed
+    assert dict(asked.headers())["x-skim-reason"] == ("unmeasured" + (f";shed={shed}" if shed else ""))
+    kinds = [tags["kind"] for _, tags in dispatcher.meter.recorded.get("skim_router_shed_total", [])]
+    assert kinds == (shed.split("+") if shed else [])
+
+
+@pytest.mark.parametrize("given", [{"keep_rate": 0.3}, {"min_keep": 0.2}, True])
+async def test_an_explicit_wish_is_obeyed(given):
+    pools = LocalPools()
+    dispatcher = dispatcher_of(pools)
+    dispatcher.admission.share = 0.9
+    await collect(dispatcher, asked := context(given, wishes_decode=True))
+    [sent], [select] = pools.generates, pools.selects
+    assert (sent.decode.method, sent.decode.draft_ahead) == ("remote", "chain")
+    assert select.options.keep_rate == asked.options.keep_rate
+    assert asked.outcomes[0].shed == ""
+
+
+async def test_the_target_s_work_is_known_again_when_a_selection_fails():
+    pools = LocalPools()
+    dispatcher = dispatcher_of(pools)
+    pools.select_error = OSError("not ours")
+    with pytest.raises(OSError, match="not ours"):
+        await collect(dispatcher, context())
+    pools.select_error = None
+    await collect(dispatcher, context())
+    for pool in (dispatcher.admission._speculator, dispatcher.admission._target):
+        assert (pool.requests, pool.ahead_ms) == (0, 0.0)
+
+
+async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
+    """Otherwise its work would count there for ever, and a later prompt would wait for it or be refused."""
+    pools, meter = LocalPools(), LocalMeter()
+    pools.select_error = EngineUnavailableError("gone")
+    admission = Admission(meter)
+    dispatcher = Dispatcher(
+        pools, DEFAULTS, SpeculationOptions(), 60.0, meter, on_speculator_failure="lexical", admission=admission
+    )
+    await collect(dispatcher, asked := context())
+    assert (asked.outcomes[0].mode, asked.outcomes[0].reason) == ("speculative", "speculator-error")
+    for pool in (admission._speculator, admission._target):
+        assert (pool.requests, pool.ahead_ms) == (0, 0.0)
+
+
+class Refusing:
+    """An admission that refuses all that may not be important."""
+
+    def refuse_early(self, claim: Claim) -> None:
+        raise OverloadedError("full", "no room", 7)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {}, 429),
+        ("/v1/completions", {}, 429),
+        ("/v1/responses", {}, 429),
+        ("/v1/messages", {}, 429),
+        ("/tokenize", {}, 200),
+        ("/v1/completions", {"priority": -1}, 200),
+    ],
+)
+async def test_what_is_refused_in_any_case_is_not_even_parsed(path, body, status):
+    app = Recorder()
+    call = Call(app, (json.dumps(body).encode(),))
+    call._scope["path"] = path
+    call._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions(), admission=Refusing())
+    await call.run()
+    assert call.status == status
+    assert call.headers.get("retry-after") == ("7" if status == 429 else None)
+    assert hasattr(app, "received") == (status == 200)

@@ -1,0 +1,70 @@
+"""The metrics that the router records for a dense prompt, for a speculative one, and after a pool has failed."""
+
+import pytest
+
+from kv_transfer.options import DecodeOptions
+from router.dispatch.context import RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.prompt_run import Prompt
+from router.options.headers import TIMING_PARTS, TOTAL
+from router.options.request import PrefillOptions, SpeculationOptions
+from skim_common.errors import EngineUnavailableError
+from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.router.conftest import LocalPools
+
+PROMPT = Prompt([7 + i % 900 for i in range(600)], {"max_tokens": 2}, 2)
+DEFAULTS = {"enabled": True, "min_prompt_tokens": 256, "keep_rate": 0.25}
+
+
+async def recorded(pools: LocalPools, **options: object) -> LocalMeter:
+    meter = LocalMeter()
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, meter)
+    context = RequestContext(PrefillOptions(**{**DEFAULTS, **options}), DecodeOptions())
+    async for _ in dispatcher.run("r", PROMPT, context):
+        pass
+    return meter
+
+
+def parts(meter: LocalMeter, mode: str) -> dict[str, float]:
+    times = meter.recorded["skim_router_ttft_seconds"]
+    assert {tags["mode"] for _, tags in times} == {mode}
+    return {tags["part"]: seconds for seconds, tags in times}
+
+
+async def test_a_speculative_prompt_is_counted_once_with_all_its_parts() -> None:
+    meter = await recorded(LocalPools())
+    assert meter.recorded["skim_router_requests_total"] == [(1, {"mode": "speculative", "reason": "requested"})]
+    assert meter.recorded["skim_router_prompt_tokens_total"] == [(600, {"mode": "speculative"})]
+    assert meter.recorded["skim_router_kept_tokens_total"] == [(193, {"mode": "speculative"})]
+    assert meter.recorded["skim_router_keep_rate"] == [(pytest.approx(193 / 600), {})]
+    [(coverage, _)] = meter.recorded["skim_router_coverage"]
+    assert 0 < coverage < 1
+    times = parts(meter, "speculative")
+    assert times.keys() == {*TIMING_PARTS, TOTAL}
+    assert sum(times[part] for part in TIMING_PARTS) <= times[TOTAL]
+
+
+async def test_a_dense_prompt_keeps_nothing_to_speak_of() -> None:
+    meter = await recorded(LocalPools(), enabled=False)
+    assert meter.recorded["skim_router_requests_total"] == [(1, {"mode": "dense", "reason": "disabled"})]
+    assert "skim_router_keep_rate" not in meter.recorded
+    assert not {"speculate", "select"} & parts(meter, "dense").keys()
+
+
+async def test_a_fallback_is_a_dense_prompt_with_its_reason() -> None:
+    pools = LocalPools()
+    pools.select_error = EngineUnavailableError("gone")
+    meter = await recorded(pools)
+    assert meter.recorded["skim_router_requests_total"] == [(1, {"mode": "dense", "reason": "speculator-error"})]
+
+
+async def test_what_never_answers_has_no_time_to_first_token() -> None:
+    pools = LocalPools()
+    pools.generate_error = EngineUnavailableError("gone")
+    meter = LocalMeter()
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, meter)
+    with pytest.raises(EngineUnavailableError):
+        async for _ in dispatcher.run("r", PROMPT, RequestContext(PrefillOptions(), DecodeOptions())):
+            pass
+    assert "skim_router_requests_total" in meter.recorded
+    assert "skim_router_ttft_seconds" not in meter.recorded

@@ -1,0 +1,70 @@
+"""The explain view's numbers: every kept token has one reason, and the scores are the chunks' means."""
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import SelectionOptions
+from router.explain.explained import DROPPED, REASONS, Explained
+
+
+def explained(positions, size, *, protected=(), scores=None, reused=0, **options):
+    kept = np.asarray(positions, np.int32)
+    chunk_scores = None if scores is None else np.asarray(scores, np.float32)
+    selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, chunk_scores=chunk_scores)
+    spans = np.asarray(protected, np.int32).reshape(-1, 2)
+    return Explained(selection, SelectionOptions(**{"chunk_size": 4, "protect_last": 1, **options}), spans)
+
+
+def test_the_explanation_of_segments_in_another_order():
+    entry = explained(np.r_[0:4, 8:12, 4:6, 14:16], 16).as_json()
+    assert entry["kept_spans"] == [[0, 6], [8, 12], [14, 16]]
+    assert entry["segments"] == [[0, 4], [8, 12], [4, 6], [14, 16]]
+
+
+def test_each_span_has_a_reason_and_the_mean_score_of_its_tokens():
+    entry = explained(np.r_[0:2, 4:12, 15], 16, protected=[[0, 2], [10, 12]], scores=[0.1, 0.4, 0.8, 0.2]).as_json()
+    assert entry["spans"] == [
+        {"start": 0, "end": 2, "reason": "protected", "score": 0.1},
+        {"start": 4, "end": 10, "reason": "top", "score": pytest.approx((4 * 0.4 + 2 * 0.8) / 6, rel=1e-5)},
+        {"start": 10, "end": 12, "reason": "protected", "score": 0.8},
+        {"start": 15, "end": 16, "reason": "protected", "score": 0.2},
+    ]
+    assert entry["chunk_scores"] == [0.1, 0.4, 0.8, 0.2]
+
+
+def test_the_signals_of_the_guard_are_shown():
+    entry = explained(np.r_[0:12, 39], 40, scores=[2.0, 1.0, 1.0] + [0.5] * 7).as_json()
+    assert entry["signals"]["coverage"] == pytest.approx(4.0 / 7.5, rel=1e-5)
+    assert 0.9 < entry["signals"]["entropy"] < 1
+    assert explained([0, 7], 8).as_json()["signals"] == {}
+
+
+def test_a_selection_by_coverage_says_so():
+    assert set(explained([0, 1, 7], 8, coverage=0.6).reasons()) == {"coverage", "protected", DROPPED}
+
+
+def test_a_later_turn_tells_old_text_from_late_chunks_and_new_text():
+    """0 to 1 and 10 to 11 stand, 4 to 5 are appended after them, 12 to 15 are new; the last token is always kept."""
+    reasons = explained(np.r_[0:2, 10:12, 4:6, 12:16], 16, reused=4, protected=[[0, 1]]).reasons()
+    named = {0: "protected", 1: "reused", 10: "reused", 11: "reused", 4: "appended", 5: "appended"}
+    named |= {12: "new", 13: "new", 14: "new", 15: "protected"}
+    assert list(reasons) == [named.get(position, DROPPED) for position in range(16)]
+
+
+def test_every_kept_token_has_a_reason_and_no_other():
+    positions = np.r_[0:3, 20:25, 5:9, 30:40]
+    one = explained(positions, 40, reused=6, protected=[[2, 22]])
+    kept = np.isin(np.arange(40), positions)
+    assert ((one.reasons() != DROPPED) == kept).all()
+    assert set(one.reasons()) <= {DROPPED, *REASONS}
+    spans = one.as_json()["spans"]
+    assert sum(span["end"] - span["start"] for span in spans) == positions.size
+
+
+@pytest.mark.parametrize("scores", [None, [0.5], [0.5] * 3])
+def test_scores_that_are_missing_or_of_other_chunks_are_not_shown(scores):
+    """An older speculator sends none."""
+    entry = explained([0, 7], 8, scores=scores).as_json()
+    assert entry["chunk_scores"] is None
+    assert [span["score"] for span in entry["spans"]] == [None, None]

@@ -1,0 +1,137 @@
+"""What the explain view holds, for how long, and where it looks for what it does not hold."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import DecodeOptions, SelectionOptions
+from router.dispatch.context import RequestContext
+from router.dispatch.dispatcher import Dispatcher
+from router.explain.explained import Explained
+from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
+from router.options.errors import InvalidOptionError
+from router.options.request import PrefillOptions, SpeculationOptions
+from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.router.conftest import LocalPools
+from tests.unit.router.dispatching import IDS, prompt, run
+
+NO_SPANS = np.empty((0, 2), np.int32)
+
+
+def entry(tokens=10, prompt=None):
+    return Entry(
+        tokens, Explained(Selection(KeptPrompt.dense(range(tokens)), 1.0), SelectionOptions(), NO_SPANS), prompt
+    )
+
+
+async def test_the_explanation_adds_up():
+    ran = await run(pools := LocalPools(), prompt(), keep_rate=0.1, protected_spans=[[0, 3]])
+    entry = ran.dispatcher.selections.get("r").as_json()
+    positions = np.concatenate([np.arange(start, end) for start, end in entry["kept_spans"]])
+    assert positions.tolist() == pools.generates[0].prompt.positions.tolist()
+    assert all(end < start for (_, end), (start, _) in zip(entry["kept_spans"], entry["kept_spans"][1:], strict=False))
+    assert (entry["prompt_tokens"], entry["kept_tokens"]) == (600, positions.size)
+    assert entry["keep_rate"] == positions.size / 600
+    assert entry["protected_spans"] == [[0, 3]]
+    assert entry["options"]["keep_rate"] == 0.1
+    assert len(entry["look_ahead_tokens"]) == 8
+    assert entry["segments"] is None
+    assert entry["decision"] == {"reason": "requested", "guard": ""}
+    # Numbers and names only: the view must not show another client's prompt.
+    assert "prompt" not in entry
+    assert not any(isinstance(value, str) for value in entry.values())
+
+
+async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_say_so():
+    asks, silent = (
+        RequestContext(PrefillOptions(enabled=True, min_prompt_tokens=256, explain_text=wish), DecodeOptions())
+        for wish in (True, False)
+    )
+
+    def dispatcher(**options):
+        return Dispatcher(LocalPools(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter(), **options)
+
+    open_one, closed_one = dispatcher(explain_text=True), dispatcher()
+    for name, context in (("asks", asks), ("silent", silent)):
+        _ = [output async for output in open_one.run(name, prompt(), context)]
+    assert open_one.selections.get("asks").prompt.token_ids.tolist() == IDS
+    assert open_one.selections.get("silent").prompt is None
+    with pytest.raises(InvalidOptionError, match="must be false: this deployment holds no text") as refused:
+        _ = [output async for output in closed_one.run("r", prompt(), asks)]
+    assert refused.value.param == "speculative_prefill.explain_text"
+    assert closed_one.pools.selects == closed_one.pools.generates == []
+
+
+def test_the_log_holds_the_latest_selections():
+    log = SelectionLog(max_entries=2)
+    for number, name in enumerate(("a-0", "b_0", "c")):
+        log.add(name, entry(10 + number))
+    assert log.get("a") is None
+    assert log.get("b").prompt_tokens == 11
+    assert log.get("c").prompt_tokens == 12
+
+
+def test_the_log_is_bounded_in_bytes_and_counts_held_text():
+    one = entry(100).nbytes
+    assert one == 2 * 4 * 100  # ids and positions of the kept tokens
+    assert entry(100, HeldPrompt(np.arange(100, dtype=np.int32))).nbytes == one + TEXT_BYTES_PER_TOKEN * 100
+    log = SelectionLog(max_bytes=3 * one)
+    for name in "abcd":
+        log.add(name, entry(100))
+        log.add(name, entry(100))  # the same again: not counted twice
+    assert [log.get(name) is None for name in "abcd"] == [True, False, False, False]
+    log.add("large", entry(301))
+    assert [log.get(name) for name in ("b", "c", "d", "large")] == [None] * 4
+
+
+@pytest.fixture
+async def other_routers():
+    """A client of one router that knows another one; the ids that the other was asked for."""
+    others, asked, log = SelectionLog(), [], SelectionLog()
+    log.add("mine", entry(10))
+    others.add("theirs", entry(20))
+
+    async def ask(request_id, key):
+        asked.append(request_id)
+        return await ExplainView(others).held(request_id, key)
+
+    app = FastAPI()
+    ExplainView(log, ask_others=ask).add_route(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
+        yield client, asked
+
+
+async def test_a_router_finds_what_another_one_holds(other_routers):
+    client, asked = other_routers
+    assert (await client.get("/v1/requests/mine/selection")).json()["prompt_tokens"] == 10
+    assert asked == []
+    assert (await client.get("/v1/requests/theirs/selection")).json()["prompt_tokens"] == 20
+    assert asked == ["theirs"]
+
+
+async def test_what_no_router_holds_is_a_404_with_one_sentence(other_routers):
+    client, _ = other_routers
+    answer = await client.get("/v1/requests/gone/selection")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == (
+        "no selection is held for gone: it ran dense, is too old, or its router is gone"
+    )
+
+
+def test_two_keys_may_choose_the_same_id():
+    log = SelectionLog()
+    log.add("x", entry(10), "a")
+    log.add("x", entry(20), "b")
+    assert [log.get("x", key).prompt_tokens for key in "ab"] == [10, 20]
+    assert log.get("x", "c") is log.get("x") is None
+
+
+async def test_without_other_routers_only_its_own_log_is_asked():
+    log = SelectionLog()
+    assert await ExplainView(log).find("x") is None
+    log.add("x", entry(7))
+    assert json.loads(await ExplainView(log).find("x"))["kept_tokens"] == 7

@@ -1,0 +1,147 @@
+"""Values of a body that no pool can hold: each is a 400 that names the field, on every endpoint."""
+
+import json
+
+import pytest
+
+from router.http.body_fields import read_fields
+from router.options.errors import InvalidOptionError
+from tests.unit.router.bodies import minimal_body
+from tests.unit.router.endpoints.test_endpoints import ENDPOINTS
+
+CHAT = ENDPOINTS[0]
+
+
+def written(fields):
+    """JSON text, also of integers that have more digits than Python writes by itself."""
+    return json.dumps(fields).replace('"huge"', "1" + "0" * 5000).encode()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(({"structured_outputs": value}, "structured_outputs") for value in (3, [1], "x", True)),
+        ({"stop_token_ids": [1, 2**64]}, "stop_token_ids.1"),
+        ({"logit_bias": {"1": -(2**63) - 1}}, "logit_bias.1"),
+        *(
+            ({"logit_bias": {name: 1}}, f"logit_bias.{name}")
+            for name in (f"{2**64}", f" {-(2**63) - 1}", "2" + "_0" * 20)
+        ),
+        ({"vllm_xargs": {"a": [2**70]}}, "vllm_xargs.a.0"),
+        ({"prompt": [2**64]}, "prompt.0"),
+        ({"seed": "huge"}, "seed"),
+        ({"not_a_field": [{"a": "huge"}]}, "not_a_field.0.a"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"stop": "\ud800"}, "stop"),
+        ({"cache_salt": "a\udfff"}, "cache_salt"),
+        ({"not_a_field": {"\ud800": 1}}, "not_a_field.\\ud800"),
+    ],
+)
+async def test_a_value_that_no_pool_can_hold_is_a_400(client, pools, path, fields, param):
+    body = written({**minimal_body(path), **fields})
+    response = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, param)
+    assert param in error["message"]
+    assert pools.generates == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"return_token_offsets": True},
+        {"return_assistant_tokens_mask": True},
+        {"routed_experts_prompt_start": 1},
+        {"kv_transfer_params": {}},
+        {"ec_transfer_params": {"a": 1}},
+    ],
+)
+async def test_a_field_that_would_be_ignored_is_a_400(client, pools, path, field):
+    [name] = field
+    response = await client.post(path, json={**minimal_body(path), **field})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    assert pools.generates == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("field", ["background", "truncation"])
+async def test_a_null_that_would_break_a_stream_is_a_400(client, field):
+    body = {**minimal_body("/v1/responses"), field: None}
+    for stream in (True, False):
+        response = await client.post("/v1/responses", json={**body, "stream": stream})
+        assert response.status_code == 400, response.text
+        assert field in response.json()["error"]["message"]
+    read_fields(json.dumps(body).encode(), CHAT)
+
+
+def test_the_render_endpoints_take_their_own_fields():
+    body = json.dumps({"return_token_offsets": True, "return_assistant_tokens_mask": True}).encode()
+    assert read_fields(body, "/v1/chat/completions/render")["return_token_offsets"]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize(
+    ("path", "fields", "headers", "message"),
+    [
+        (CHAT, {"tools": [{"type": "function"}], "tool_choice": {"function": {"name": "a"}}}, {}, "'function'"),
+        ("/v1/completions", {"prompt": [2**40]}, {}, "outside the vocabulary"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [1]}, {}, "logprob_token_ids"),
+        (CHAT, {}, {"x-vllm-priority": str(2**70)}, "priority"),
+    ],
+)
+async def test_what_was_a_500_is_a_400(client, path, fields, headers, message):
+    response = await client.post(path, json={**minimal_body(path), **fields}, headers=headers)
+    assert response.status_code == 400, response.text
+    assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["1e309", "-1E+400", "1e999", "Infinity", "-Infinity", "NaN", "9" * 400 + ".5"])
+def test_a_float_that_overflows_is_refused(number):
+    with pytest.raises(InvalidOptionError, match=r"^a\.0\.b must be a finite number of at most 64 bits$"):
+        read_fields(b'{"a": [{"b": %s}]}' % number.encode(), CHAT)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+def test_a_wide_integer_is_found_in_every_encoding_of_json(encoding):
+    with pytest.raises(InvalidOptionError, match=r"^a must"):
+        read_fields(json.dumps({"a": 2**64}).encode(encoding), CHAT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"a": [2**64 - 1, -(2**63), 0, True, None]},
+        {"a": 1e308, "b": 1e-400, "c": -0.1234567890123456789012},
+        {"messages": "NaN, Infinity, 1e999 and 123456789012345678901234567890"},
+        {"structured_outputs": None},
+        {"logit_bias": {"5": 1, str(2**64 - 1): 1}},
+        {"logit_bias": None},
+        {"messages": "an emoji is a pair of surrogates: \U0001f600"},
+        {"structured_outputs": {"regex": "a"}},
+    ],
+)
+def test_what_fits_passes(body):
+    read_fields(json.dumps(body).encode(), CHAT)
+
+
+def test_an_ordinary_body_is_not_parsed(monkeypatch):
+    monkeypatch.setattr(json, "loads", lambda *args, **kwargs: pytest.fail("a second parse"))
+    ids = list(range(0, 150_000, 11))
+    assert read_fields(json.dumps({"prompt": ids, "temperature": 1.5e-7, "seed": 2**59}).encode(), CHAT) == {}
+
+
+def test_a_long_name_is_cut():
+    with pytest.raises(InvalidOptionError) as refused:
+        read_fields(json.dumps({"a" * 100_000: 2**64}).encode(), CHAT)
+    assert len(refused.value.param) == 60
+
+
+def test_deep_lists_are_walked_without_recursion():
+    with pytest.raises(InvalidOptionError):
+        read_fields(b"[" * 900 + b"18446744073709551616" + b"]" * 900, CHAT)

@@ -1,0 +1,65 @@
+"""A router that leaves closes each connection with its answer, behind a real HTTP server."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from router.http.draining import LeavingApp
+from tests.unit.kv_transfer.channel_peer import until
+
+
+@contextmanager
+def serving(app: LeavingApp) -> Iterator[str]:
+    """The URL of uvicorn with `app`, as in Serve's proxy."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+    server.install_signal_handlers = lambda: None
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def app() -> LeavingApp:
+    inner = FastAPI()
+    inner.get("/")(lambda: "fine")
+    return LeavingApp(inner)
+
+
+def test_a_kept_connection_is_closed_with_the_next_answer(app):
+    with serving(app) as url, httpx.Client(base_url=url) as client:
+        assert "connection" not in client.get("/").headers
+        assert app.leave()
+        answer = client.get("/")
+        assert (answer.status_code, answer.json()) == (200, "fine")
+        assert answer.headers["connection"] == "close"
+        assert answer.headers["x-skim-leaving"] == "1"
+
+
+def test_it_is_busy_while_requests_come_or_run():
+    async def run() -> list[bool]:
+        ended = asyncio.Event()
+
+        async def waits(scope, receive, send) -> None:
+            await ended.wait()
+
+        app = LeavingApp(waits)
+        told = [app.leave()]
+        request = asyncio.create_task(app({"type": "http"}, None, None))
+        await asyncio.sleep(0)
+        told += [app.leave(), app.leave()]
+        ended.set()
+        await request
+        return [*told, app.leave()]
+
+    assert asyncio.run(run()) == [False, True, True, False]

@@ -1,0 +1,271 @@
+"""Answers go on when their target replica is lost: no gap, no repeated token, the same outputs as undisturbed."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+
+from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from router.pools.answer_record import AnswerRecord
+from router.pools.migration import Migration, ReplicaLostError, _merged, migrate
+from skim_common.errors import EngineUnavailableError
+from target_service.mock_engine import MockTarget
+from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from tests.unit.router.conftest import MODELS, until
+from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
+
+
+@pytest.fixture(scope="module")
+def engine() -> MockTarget:
+    return MockTarget(str(MODELS / "target"))
+
+
+SAMPLINGS = {
+    "plain": {},
+    "logprobs": {"logprobs": 1},
+    "several": {"n": 3, "logprobs": 0},
+    "short": {"max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL_ONLY])
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_the_outputs_are_those_of_an_undisturbed_run(engine: MockTarget, name: str, kind: int) -> None:
+    """Lost after any number of outputs, up to four times in one answer."""
+    sampling = {"max_tokens": 20, **SAMPLINGS[name], "output_kind": kind}
+    undisturbed = Replicas(engine)
+    quiet, moves = await run(undisturbed, **sampling)
+    assert not moves
+    for lives in ([0], [1], [2], [19], [1, 1, 1, 1], [3, 5, 1, 4]):
+        outputs, moves = await run(Replicas(engine, *lives), **sampling)
+        assert bool(moves) == (lives[0] < undisturbed.sent)
+        assert told(outputs, kind) == told(quiet, kind)
+        assert [o.finished for o in outputs].index(True) == len(outputs) - 1
+
+
+async def test_each_cut_of_an_answer_with_stop_strings_and_split_characters(engine: MockTarget) -> None:
+    """The mock's random tokens split characters over tokens; the text that is held back joins exactly."""
+    [first], _ = await run(Replicas(engine), max_tokens=60, output_kind=FINAL_ONLY)
+    text = first.completions[0].text
+    sampling = {"max_tokens": 60, "stop": [text[40:52], "never said"]}
+    quiet, _ = await run(Replicas(engine), **sampling)
+    assert told(quiet)[0][1] == text[: text.index(text[40:52])]
+    for cut in range(1, len(quiet)):
+        outputs, moves = await run(Replicas(engine, cut), **sampling)
+        assert (told(outputs), moves) == (told(quiet), [Migration("died", cut, False)])
+
+
+async def test_the_next_replica_gets_the_prompt_and_the_tokens_so_far(engine: MockTarget) -> None:
+    replicas = Replicas(engine, 4)
+    outputs, _ = await run(replicas, max_tokens=9, prompt_logprobs=None, temperature=0.0)
+    tokens = told(outputs)[0][0]
+    first, second = replicas.requests
+    assert (first.answered, second.answered) == (0, 4)
+    assert second.prompt.token_ids.tolist() == [20, 21, 22, *tokens[:4]]
+    assert second.prompt.positions.tolist() == [0, 4, 9, 10, 11, 12, 13]
+    assert second.prompt.context_length == 14
+    assert second.sampling == {"n": 1, "max_tokens": 9, "temperature": 0.0}
+    prompt, answer = second.prompt_and_answer()
+    assert (prompt.positions.tolist(), prompt.context_length) == ([0, 4, 9], 10)
+    assert answer.tolist() == tokens[:4]
+
+
+async def test_a_gap_or_a_repeated_token_would_show(engine: MockTarget) -> None:
+    """Negative control of the tests above: with one token less or more, the mock's answer goes on differently."""
+    quiet, _ = await run(Replicas(engine), max_tokens=20)
+
+    class Forgetful(Replicas):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+            if request.answered:
+                wrong = request.prompt.token_ids.copy()
+                wrong[-1] = (wrong[-1] + 1) % 500
+                request = GenerateRequest(
+                    "r",
+                    KeptPrompt(wrong, request.prompt.positions, request.prompt.context_length),
+                    request.sampling,
+                    answered=request.answered,
+                )
+            async for output in super().generate(request):
+                yield output
+
+    outputs, _ = await run(Forgetful(engine, 5), max_tokens=20)
+    assert told(outputs) != told(quiet)
+
+
+async def test_finished_answers_of_several_are_not_asked_again(engine: MockTarget) -> None:
+    quiet, _ = await run(Replicas(engine), n=3, max_tokens=12)
+    stop = told(quiet)[1][0][4]
+    sampling = {"n": 3, "max_tokens": 12, "stop_token_ids": [stop]}
+    quiet, _ = await run(Replicas(engine), **sampling)
+    open_ones = [i for i, part in told(quiet).items() if len(part[0]) > 7]
+    assert 1 not in open_ones
+    replicas = Replicas(engine, 7)
+    outputs, _ = await run(replicas, **sampling)
+    assert told(outputs) == told(quiet)
+    assert [r.request_id for r in replicas.requests] == ["r", *(f"r-{i}" for i in open_ones)]
+    assert [r.sampling["n"] for r in replicas.requests[1:]] == [1] * len(open_ones)
+
+
+async def test_nothing_is_asked_when_the_replica_is_lost_after_the_end(engine: MockTarget) -> None:
+    class Late(Replicas):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+            async for output in super().generate(request):
+                yield output
+            raise ReplicaLostError("died", accepted=True)
+
+    replicas = Late(engine)
+    outputs, moves = await run(replicas, max_tokens=5)
+    assert (len(replicas.requests), moves, outputs[-1].finished) == (1, [], True)
+
+
+def scripted(*lives: list[GenerateOutput] | Exception):
+    """An attempt that plays these outputs or errors, one per attempt. Also returns the requests."""
+    left, requests = list(lives), []
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        requests.append(request)
+        for step in left.pop(0):
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+    return generate, requests
+
+
+def output(*ids: int, cumulative: float | None = None, reason: str | None = None, **fields: object):
+    logprobs = None if cumulative is None else [[TokenLogprob(id, -1.0)] for id in ids]
+    completion = Completion(0, "x", np.array(ids, np.int32), logprobs, cumulative, reason)
+    return GenerateOutput([completion], reason is not None, **fields)
+
+
+DIED = ReplicaLostError("died", accepted=True)
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL_ONLY])
+async def test_once_only_fields_come_from_the_first_output_and_probabilities_add_up(kind: int) -> None:
+    """prompt_logprobs, times and cached tokens are those of the replica that read the prompt first."""
+    prompt_logprobs = [None, [TokenLogprob(21, -1.0)], [TokenLogprob(22, -1.0)]]
+    first = output(5, cumulative=-2.0, cached_tokens=2, timings={"prefill": 7.0}, prompt_logprobs=prompt_logprobs)
+    again = output(6, cumulative=-1.0, cached_tokens=3, timings={"prefill": 9.0})
+    generate, requests = scripted([first, DIED], [again, output(7, cumulative=-1.5, reason="length")])
+    request = GenerateRequest(
+        "r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind, "prompt_logprobs": 0, "logprobs": 0}
+    )
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
+    assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
+    assert [dict(o.timings) for o in outputs] == [{"prefill": 7.0}, {}, {}][: len(outputs)]
+    assert outputs[0].prompt_logprobs == prompt_logprobs
+    assert outputs[-1].completions[0].cumulative_logprob == -3.5
+    assert requests[1].sampling.get("prompt_logprobs") is None
+    if kind != DELTA:
+        assert outputs[-1].completions[0].token_ids.tolist() == [5, 6, 7]
+        assert len(outputs[-1].completions[0].logprobs) == 3
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, FINAL_ONLY])
+async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost(kind: int) -> None:
+    generate, _ = scripted([output(5, cached_tokens=2), output(6), output(7, reason="length")])
+    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind})
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
+    assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
+
+
+async def test_a_seed_gives_other_random_numbers_to_the_rest_and_says_so(engine: MockTarget) -> None:
+    replicas = Replicas(engine, 3, 2)
+    _, moves = await run(replicas, max_tokens=12, seed=7, temperature=0.8)
+    assert moves == [Migration("died", 3, True), Migration("died", 5, True)]
+    seeds = [request.sampling["seed"] for request in replicas.requests]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 3
+    again = Replicas(engine, 3, 2)
+    await run(again, max_tokens=12, seed=7, temperature=0.8)
+    assert [request.sampling["seed"] for request in again.requests] == seeds
+    for sampling in ({"seed": 7, "temperature": 0.0}, {"temperature": 0.8}):
+        _, moves = await run(Replicas(engine, 3), max_tokens=12, **sampling)
+        assert moves == [Migration("died", 3, False)]
+
+
+async def test_answers_of_several_that_had_not_begun_get_their_own_seeds(engine: MockTarget) -> None:
+    one = GenerateOutput([Completion(1, "x", np.array([5], np.int32))], False)
+    end = output(9, reason="length")
+    generate, requests = scripted([one, DIED], [end], [end], [end])
+    request = GenerateRequest("r", PROMPT, {"n": 3, "seed": 40})
+    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
+    asked = {r.request_id: r for r in requests[1:]}
+    assert (asked["r-0"].sampling["seed"], asked["r-2"].sampling["seed"]) == (40, 42)
+    assert asked["r-1"].sampling["seed"] not in (40, 41, 42)
+    assert [asked[f"r-{i}"].answered for i in range(3)] == [0, 1, 0]
+    assert sorted(c.index for o in outputs[1:] for c in o.completions) == [0, 1, 2]
+    assert [o.finished for o in outputs] == [False, False, False, True]
+
+
+async def test_other_errors_are_the_callers(engine: MockTarget) -> None:
+    generate, requests = scripted([output(1), EngineUnavailableError("the engine failed")])
+    with pytest.raises(EngineUnavailableError, match="the engine failed"):
+        _ = [o async for o in migrate(AnswerRecord(GenerateRequest("r", PROMPT)), generate, lambda move: None)]
+    assert len(requests) == 1
+
+
+async def test_a_client_that_hangs_up_ends_every_attempt() -> None:
+    slow = MockTarget(str(MODELS / "target"), decode_ms=1.0)
+    for n in (1, 3):
+        replicas = Replicas(slow, 3)
+        record = AnswerRecord(GenerateRequest("r", PROMPT, {"n": n, "max_tokens": 10**3}))
+        stream = migrate(record, replicas.generate, lambda m: None)
+        async for _ in stream:
+            if len(replicas.requests) == 1 + n and replicas.open == n:
+                break
+        await stream.aclose()
+        assert replicas.open == 0
+
+
+async def test_a_client_that_hangs_up_between_two_replicas() -> None:
+    reached = asyncio.Event()
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        if request.answered:
+            reached.set()
+            await asyncio.Event().wait()
+        yield output(1)
+        raise DIED
+
+    async def client() -> None:
+        async for _ in migrate(AnswerRecord(GenerateRequest("r", PROMPT)), generate, lambda move: None):
+            pass
+
+    task = asyncio.create_task(client())
+    await until(reached.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_random_histories_lose_nothing(engine: MockTarget) -> None:
+    """200 requests with random fields and random losses."""
+    rng = random.Random(11)
+    for _ in range(200):
+        kind = rng.choice([DELTA, CUMULATIVE, FINAL_ONLY])
+        sampling = {"max_tokens": rng.randint(1, 25), "n": rng.choice([1, 1, 2, 4]), "output_kind": kind}
+        quiet, _ = await run(Replicas(engine), **sampling)
+        lives = [rng.randint(1, 8) for _ in range(rng.randint(1, 6))]
+        outputs, _ = await run(Replicas(engine, *lives), **sampling)
+        assert told(outputs, kind) == told(quiet, kind), (sampling, lives)
+
+
+async def test_a_stream_that_says_cancelled_ends_all() -> None:
+    """Otherwise its consumer would wait for it for ever."""
+
+    async def cancelled() -> AsyncGenerator[GenerateOutput, None]:
+        raise asyncio.CancelledError
+        yield
+
+    async def silent() -> AsyncGenerator[GenerateOutput, None]:
+        await asyncio.Event().wait()
+        yield
+
+    merged = _merged([cancelled(), silent()])
+    reading = asyncio.ensure_future(anext(merged))
+    await asyncio.wait([reading], timeout=30)
+    assert reading.cancelled()

@@ -1,0 +1,333 @@
+"""The parts of a chat prompt: contents of messages may be dropped, the text around them and the question never."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from kv_transfer.spans import mask_of
+from router.options.request import PrefillOptions
+from router.prompt.contents import MarkedChat, without_marks
+from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.protected_spans import LONG_TURN_CHARS, chat_chars, prompt_spans
+from tests.reference.tokenizers_by_kind import model_without_weights
+from tests.unit.router.conftest import MODELS
+
+LONG = "The dog chased a grey leaf across the bridge. " * (LONG_TURN_CHARS // 40)
+QUESTION = "What is the price of the golden kettle?"
+
+
+ALL = PrefillOptions(keep_short=0)
+"""Without the rule for short messages."""
+
+
+def rendered(messages, tools="", contents=str.strip):
+    """A small chat template: tools, then the role and content of each turn, then the start of the assistant's turn."""
+    turns = "".join(f"<{m['role']}>{contents(_joined(m['content']))}</s>" for m in messages)
+    return f"{tools}{turns}<assistant>"
+
+
+def _joined(content):
+    """The texts of a content, as many templates write them; another part is a tag."""
+    parts = content if isinstance(content, list) else [content or ""]
+    texts = [part if isinstance(part, str) else part.get("text", "<image>") for part in parts]
+    return "".join(text.strip() for text in texts)
+
+
+class Chat:
+    """Messages, rendered by `template`, with the places of their contents."""
+
+    def __init__(self, messages, template=rendered, options=ALL, **rest):
+        asked, keeps = messages_with_keeps(messages)
+        self.text = template(without_marks(asked, keeps) if keeps else messages, **rest)
+        marked = MarkedChat(asked, self.text, keeps)
+        self.contents = marked.contents(template(marked.messages, **rest))
+        self.options = options
+        self.chars = chat_chars(self.text, self.contents, options, {})
+
+    def dropped(self):
+        """The parts of the text that may be dropped."""
+        return [self.text[start:end] for (start, end), _ in self.chars.compressible]
+
+    def question(self):
+        """The question's text, None if it is unknown."""
+        return None if self.chars.question is None else self.text[slice(*self.chars.question)]
+
+    def spans(self, offsets):
+        return prompt_spans(len(offsets), self.options, self.contents, self.text, offsets)
+
+    def droppable(self, offsets):
+        """Which tokens a selection may drop, bool [M]. The first token is protected whatever it is."""
+        return ~mask_of(self.spans(offsets).protected, len(offsets))
+
+
+def letters(text):
+    """One token per character."""
+    return [(i, i + 1) for i in range(len(text))]
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+SYSTEM = {"role": "system", "content": "Be short. " + LONG}
+
+
+def test_earlier_turns_are_material_and_the_rest_is_not():
+    messages = [SYSTEM, user("One."), assistant("Two."), {"role": "tool", "content": "Three."}, user(QUESTION)]
+    assert Chat(messages, tools="{tool: Two}").dropped() == ["One.", "Two.", "Three."]
+
+
+def test_tool_results_after_the_question_are_material():
+    messages = [user(QUESTION), assistant(""), {"role": "tool", "content": LONG}]
+    assert Chat(messages).dropped() == [LONG.strip()]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_prompts_stay_wherever_they_stand(role):
+    messages = [user("One."), {"role": role, "content": LONG}, user(QUESTION)]
+    assert Chat(messages).dropped() == ["One."]
+
+
+def test_a_short_last_turn_is_all_question():
+    assert Chat([user(QUESTION)]).dropped() == []
+    just_short = [user("a\n" + "b" * (LONG_TURN_CHARS - 2))]
+    assert Chat(just_short).dropped() == []
+
+
+def test_of_a_long_last_turn_the_last_line_stays():
+    messages = [user(f"{LONG}\n{QUESTION}")]
+    assert Chat(messages).dropped() == [f"{LONG}\n"]
+    assert Chat([user(f"  {LONG}\n{QUESTION}\n\n")]).dropped() == [f"{LONG.strip()} \n"]
+
+
+@pytest.mark.parametrize("content", [LONG, f"A title\n{LONG}"])
+def test_a_long_last_line_has_no_telling_end(content):
+    messages = [user(content)]
+    assert Chat(messages).dropped() == [content.strip()]
+
+
+def test_the_last_of_several_parts_is_the_question():
+    parts = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": QUESTION}]
+    assert Chat([user(parts)]).dropped() == [LONG.strip()]
+    # A long last part holds its own question, so the parts before it are material.
+    parts[2]["text"] = f"{LONG}\n{QUESTION}"
+    assert Chat([user(["Title.", parts[2]])]).dropped() == ["Title.", f"{LONG}\n"]
+
+
+def test_repeated_contents_are_each_found_in_their_place():
+    messages = [user("Yes."), assistant("Yes."), user("Yes."), assistant("No."), user("Yes.")]
+    chat = Chat(messages)
+    assert [chat.text[:start].count("Yes.") for (start, _), _ in chat.chars.compressible] == [0, 1, 2, 3]
+    assert chat.dropped() == ["Yes.", "Yes.", "Yes.", "No."]
+
+
+def test_a_content_that_also_stands_in_the_template_is_found():
+    messages = [user("weather"), assistant("<assistant>"), user(QUESTION)]
+    chat = Chat(messages, tools="{tool: weather}")
+    assert chat.dropped() == ["weather", "<assistant>"]
+    assert chat.chars.compressible[0][0][0] == len("{tool: weather}<user>")
+
+
+def test_a_content_that_the_template_rewrites_is_kept():
+    """Also if the rewritten content's old form stands elsewhere in the prompt."""
+    messages = [user("One."), assistant("Two."), user(QUESTION)]
+    chat = Chat(messages, tools="{tool: Two.}", contents=str.upper)
+    assert chat.dropped() == []
+    assert [content.lost for content in chat.contents.contents] == [True, True, True]
+    assert chat.spans(letters(chat.text)).lost == 3
+
+
+def test_a_content_that_the_template_leaves_out_is_not_lost():
+    messages = [user("One."), assistant("Two."), user(QUESTION)]
+    chat = Chat(messages, lambda sent: rendered([m for m in sent if m["role"] == "user"]))
+    assert chat.dropped() == ["One."]
+    assert chat.spans(letters(chat.text)).lost == 0
+
+
+def test_a_template_that_looks_at_the_text_leaves_the_chat_unmapped():
+    """The marks change what such a template writes, so that nothing is known."""
+
+    def counting(sent):
+        return rendered(sent, tools=str(sum(len(m["content"]) for m in sent)))
+
+    chat = Chat([user("One."), assistant("Two."), user(QUESTION)], counting)
+    assert chat.contents.contents is None
+    spans = chat.spans(letters(chat.text))
+    assert spans.unmapped
+    assert spans.protected.tolist() == [[0, len(chat.text)]]
+
+
+def test_a_template_that_writes_json_leaves_the_places_known():
+    messages = [user("One."), {"role": "tool", "content": 'a "quoted"\nline'}, user(QUESTION)]
+    chat = Chat(
+        messages, lambda given, **_: rendered(given, contents=lambda text: json.dumps(text, ensure_ascii=False))
+    )
+    assert chat.dropped() == ["One.", 'a \\"quoted\\"\\nline']
+
+
+@pytest.mark.parametrize("content", [None, "", "  ", [], [{"type": "image_url"}]])
+def test_a_message_without_text(content):
+    messages = [user("One."), assistant(content), user(QUESTION)]
+    assert Chat(messages).dropped() == ["One."]
+
+
+def test_only_whole_tokens_are_dropped():
+    chat = Chat([user("One."), user("Two.")])
+    assert chat.text.startswith("<user>One.</s>")
+    offsets = [(0, 6), (6, 8), (8, 10), (9, 12), (10, 10), (0, 0), (10, 14)]
+    assert chat.droppable(offsets).tolist() == [False, True, True, False, False, False, False]
+
+
+def test_the_question_has_all_tokens_that_share_a_character_with_it():
+    chat = Chat([user("One."), user("Two.")])
+    offsets = [(0, 6), (6, 19), (19, 21), (0, 0), (21, 23), (23, 26), (26, 28)]
+    assert chat.spans(offsets).question == (2, 6)
+    # None of its characters is in a token.
+    assert chat.spans([(0, 6), (26, 28)]).question is None
+
+
+def test_of_a_chat_without_text_the_question_is_unknown():
+    chat = Chat([user(QUESTION)])
+    text, offsets = chat.text, letters(chat.text)
+    assert chat.spans(offsets).question == (6, 6 + len(QUESTION))
+    for known, ranges in ((None, None), (text, offsets[1:])):
+        spans = prompt_spans(len(text), ALL, chat.contents, known, ranges)
+        assert spans.question is None
+        assert spans.unmapped
+    raw = prompt_spans(len(text), ALL, None, text, offsets)
+    assert raw.question is None
+    assert not raw.unmapped
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (QUESTION, QUESTION),
+        (f"  {QUESTION}\n", QUESTION),
+        (f"Two lines.\n{QUESTION}", f"Two lines.\n{QUESTION}"),
+        (f"{LONG}\n{QUESTION}", QUESTION),
+        (f"{LONG}\n\n{QUESTION}  ", QUESTION),
+        (
+            [{"type": "text", "text": LONG}, {"type": "text", "text": f"Two lines.\n{QUESTION}"}],
+            f"Two lines.\n{QUESTION}",
+        ),
+        ([{"type": "text", "text": "A title."}, {"type": "text", "text": f"{LONG}\n{QUESTION}"}], QUESTION),
+        (["One.", "Two."], "One.Two."),
+        (LONG, None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_question_of_the_last_turn(content, expected):
+    """A short turn as a whole; of a long turn the last part or the last line, unless that is long itself."""
+    messages = [user(f"Not this. {LONG}"), assistant("Nor this."), user(content)]
+    assert Chat(messages).question() == expected
+
+
+@pytest.mark.parametrize("role", ["tool", "assistant"])
+def test_after_a_tool_result_or_a_begun_answer_there_is_no_question(role):
+    messages = [user(LONG), user(QUESTION), assistant("Let me see."), {"role": role, "content": "Three."}]
+    assert Chat(messages).question() is None
+    assert QUESTION not in "".join(Chat(messages).dropped())
+    messages[-2:] = [{"role": "system", "content": "Be short."}]
+    assert Chat(messages).question() == QUESTION
+
+
+def test_a_question_that_the_template_rewrites_is_unknown():
+    messages = [user("One."), assistant("Two."), user(QUESTION)]
+    assert Chat(messages, contents=str.upper).question() is None
+
+
+# Only few letters, so that contents repeat each other, the roles and the tools.
+CONTENTS = st.text("use r\n", max_size=6) | st.just("user") | st.just(LONG)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": CONTENTS}),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(MESSAGES, st.text("use r", max_size=8))
+def test_nothing_outside_contents_is_ever_dropped(messages, tools):
+    """Each token is one character."""
+    text, allowed = tools, []
+    for i, message in enumerate(messages):
+        text += f"<{message['role']}>"
+        content = message["content"].strip()
+        later_user = any(m["role"] == "user" for m in messages[i + 1 :])
+        question = message["role"] == "user" and not later_user and len(content) <= LONG_TURN_CHARS
+        if message["role"] != "system" and not question:
+            allowed += range(len(text), len(text) + len(content))
+        text += content + "</s>"
+    text += "<assistant>"
+    chat = Chat(messages, tools=tools)
+    assert chat.text == text
+    mask = chat.droppable(letters(text))
+    assert set(np.flatnonzero(mask).tolist()) <= set(allowed)
+
+
+def test_on_the_demo_template(document):
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+    system = {"role": "system", "content": "Answer with the value alone."}
+    messages = [system, user(" Hello. "), assistant("Hello."), *document.messages]
+    chat = Chat(messages, partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False))
+    text = chat.text
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = chat.droppable(encoded.offset_mapping)
+    pieces = [text[start:end] for start, end in encoded.offset_mapping]
+    shown = "".join(piece if drop else "|" * (len(piece) > 0) for piece, drop in zip(pieces, mask, strict=True))
+    stretches = [stretch.strip() for stretch in shown.split("|") if stretch.strip()]
+    # The first word of a content shares its token with the space before it, and the space belongs to the template.
+    assert stretches == [".", ".", document.document.removeprefix("The ")]
+    assert 0.9 < mask.mean() < 1
+
+
+TEMPLATES = {
+    "chatml": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n"
+    ),
+    "inst": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]"
+        "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    "header": (
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+        "{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    "turn": (
+        "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        "{{ m.content | trim }}<end_of_turn>\n{% endfor %}<start_of_turn>model\n"
+    ),
+    "tool_call_start": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n<|end|>\n{% endfor %}<|assistant|>\n<think>\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "trimmed"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_question_on_several_templates_and_tokenizers(template, kind, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(model_without_weights(tmp_path / "model", kind))
+    tokenizer.chat_template = TEMPLATES[template]
+    tokenizer.bos_token = tokenizer.bos_token or "<s>"
+    messages = [user(f"{LONG}\n{QUESTION}"), assistant("It costs 4821."), user("And which dog sleeps near the mill? ")]
+    chat = Chat(messages, partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True))
+    text = chat.text
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = encoded.offset_mapping
+    start, end = chat.spans(offsets).question
+    covered = text[offsets[start][0] : offsets[end - 1][1]]
+    assert covered.strip() == "And which dog sleeps near the mill?"
+    # Without its first or last token a part of the question is missing.
+    assert offsets[start + 1][0] > text.rindex("And")
+    assert offsets[end - 2][1] < text.rindex("mill?") + len("mill?")
