@@ -1,5 +1,4 @@
-"""The part of `benchmarks.engines.scoring` that runs inside the speculator's worker: scoring on a cache of random
-values."""
+"""The part of `benchmarks.engines.scoring` inside the speculator's worker: scoring on a cache of random values."""
 
 import statistics
 import time
