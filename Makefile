@@ -4,15 +4,13 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := actors benchmarks cluster evals kv_transfer router skim skim_common speculator_service target_service vllm_hooks
-PYTEST := $(BIN)/pytest -q
-LIMIT := 50m
+RINGS := $(BIN)/python -m tests.rings
 # Tests start the same code in hundreds of processes: keep compiled Python, even if the environment says not to.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint audit unit engine e2e chaos results lock clean fuzz soak
+.PHONY: help demo test nightly lint audit unit engine e2e chaos results lock clean fuzz soak
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,19 +18,15 @@ help: ## show this list
 demo: $(INSTALLED) ## answer a question about a long document, speculative and dense
 	$(BIN)/skim demo
 
-# A test that hangs is stopped by its own time limit (pyproject.toml); this limit is for all tests together. With lint
-# and the installation they take at most 55 minutes.
-test: lint ## run lint and all tests, about 40 minutes on two idle cores
-	@timeout --foreground --kill-after=60 $(LIMIT) $(MAKE) --no-print-directory unit engine e2e chaos || { \
-		code=$$?; [ $$code != 124 ] || echo "The tests were not finished after $(LIMIT) and were stopped." >&2; exit $$code; }
+# tests/rings.py has the commands. A ring that fails keeps no other from running; a table of all ends the run.
+test: $(INSTALLED) ## run lint and the tests of each push, about 15 minutes on two idle cores
+	@$(RINGS) lint unit engine e2e chaos
+
+nightly: $(INSTALLED) ## run what a night adds to them: more models, clusters and examples, then soak and fuzz
+	@$(RINGS) --night unit engine e2e chaos soak fuzz
 
 lint: $(INSTALLED) ## check style, types, imports and security
-	@printf '\n== lint: style, types, imports, security\n'
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive $(CODE)
+	@$(RINGS) lint
 
 # It has an environment of its own, with the newest pip-audit, and asks the network for known vulnerabilities.
 audit: ## look for known vulnerabilities in the pinned dependencies; needs the network
@@ -42,21 +36,17 @@ audit: ## look for known vulnerabilities in the pinned dependencies; needs the n
 	@for lock in cpu gpu; do sed 's/===/==/; s/+cpu$$//' requirements/$$lock.lock > build/audit/$$lock.txt; \
 		build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement build/audit/$$lock.txt || exit 1; done
 
-unit: $(INSTALLED) ## run the tests without an engine, about a minute
-	@printf '\n== unit: no engine, no cluster\n'
-	$(PYTEST) -n 2 --dist loadfile tests/unit
+unit: $(INSTALLED) ## run the tests without an engine
+	@$(RINGS) unit
 
 engine: $(INSTALLED) ## run the tests of real engines, on CPU
-	@printf '\n== engine: real engines against the oracle\n'
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/engine
+	@$(RINGS) engine
 
 e2e: $(INSTALLED) ## run the tests of Ray, HTTP and real clients
-	@printf '\n== e2e: Ray, HTTP, real clients\n'
-	$(PYTEST) tests/e2e
+	@$(RINGS) e2e
 
 chaos: $(INSTALLED) ## run the tests in which clients hang up and processes die
-	@printf '\n== chaos: clients that hang up, processes that die\n'
-	$(PYTEST) tests/chaos
+	@$(RINGS) chaos
 
 # With a new seed each time, which is printed; `make fuzz SEED=N` repeats a run. For every night: it takes about an hour.
 fuzz: $(INSTALLED) ## send random bytes and requests to the decoders and the router, about an hour
@@ -64,8 +54,8 @@ fuzz: $(INSTALLED) ## send random bytes and requests to the decoders and the rou
 	$(BIN)/python -m tests.fuzz.nightly $(if $(SEED),--seed $(SEED))
 
 soak: $(INSTALLED) ## break every part at random under load, for 30 minutes; then draft channel and KV cache
-	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30)
-	$(BIN)/python -m tests.chaos.soak_engines
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30)
+	$(BIN)/python -m tests.soak.engines
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)

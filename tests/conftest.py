@@ -39,9 +39,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # The oracles run beside another worker's engine; more threads than cores would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No test depends on how fast the machine is.
-settings.register_profile("skim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("skim")
+# No test depends on how fast the machine is. `--hypothesis-profile=night` tries more examples.
+for name, examples in {"push": 40, "night": 1000}.items():
+    settings.register_profile(name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("push")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""The section of `python -m tests.chaos.soak_engines --out FILE`: real engines, disturbed channel, full KV cache."""
+"""The section of `python -m tests.soak.engines --out FILE`: real engines, disturbed channel, full KV cache."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ from benchmarks.report import plots
 from benchmarks.report.soak import FAILED
 
 FINE = ("answered", "left")
-"""The kinds of `tests.chaos.soak_load.Seen` that are no failure."""
+"""The kinds of `tests.soak.load.Seen` that are no failure."""
 
 WITHOUT_DRAFTS = {"timeout": "no answer in time", "unreachable": "unreachable", "breaker": "not asked, after failures"}
 """Reasons of target_service.drafting.exchange.FALLBACKS that a disturbed channel brings."""

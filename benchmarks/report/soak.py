@@ -1,4 +1,4 @@
-"""The section of a soak run (`python -m tests.chaos.soak --out FILE`): what clients saw, and what processes use."""
+"""The section of a soak run (`python -m tests.soak --out FILE`): what clients saw, and what processes use."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ KINDS = {
     "lost": "without a connection",
     "left": "ended by the client",
 }
-"""By the kinds of `tests.chaos.soak_load.Seen`, in the order of the sentence, which begins with `answered`."""
+"""By the kinds of `tests.soak.load.Seen`, in the order of the sentence, which begins with `answered`."""
 
 
 FAILED = ("refused", "broken", "lost")

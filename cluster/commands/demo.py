@@ -64,13 +64,18 @@ def run_demo(
         for mode in (False, True):
             # Warm up with another document: the measured requests must find no cached prefix.
             ask(client, config.served_model_name, make_document(tokens, seed + 1), mode)
-        dense = ask(client, config.served_model_name, document, False)
-        speculative = ask(client, config.served_model_name, document, True)
-        result = _result(document, dense, speculative)
-        _show(console, result, _kept_lines(client, config.served_model_name, document, speculative))
+        result = ask_twice(client, config.served_model_name, document, console)
     if json_file is not None:
         write_json(json_file, result)
         console.print(f"Wrote {json_file}")
+
+
+def ask_twice(client: httpx.Client, model: str, document: DemoDocument, console: Console) -> dict[str, Any]:
+    """Ask a running deployment about the document, dense and speculative, and show the answers. Raises SkimError."""
+    dense, speculative = (ask(client, model, document, mode) for mode in (False, True))
+    result = _result(document, dense, speculative)
+    _show(console, result, _kept_lines(client, model, document, speculative))
+    return result
 
 
 def _demo_config(target: Path | None, speculator: Path | None, port: int, keep_rate: float) -> DeploymentConfig:

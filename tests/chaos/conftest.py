@@ -1,4 +1,7 @@
-"""One `skim serve` with mock engines for all modules here. They run in alphabetical order, `test_killed_ray` last."""
+"""One `skim serve` with mock engines for all modules here.
+
+They run in alphabetical order, `test_killed_ray` last: each takes the deployment as the one before it left it.
+"""
 
 import shutil
 import time

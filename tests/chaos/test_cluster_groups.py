@@ -26,7 +26,7 @@ from skim_common.errors import SkimError
 from tests.chaos.test_cluster_nodes import BODY, QUIET, Load
 from tests.e2e.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PART = {"num_cpus": 1, "resources": {"target_pool": 1}}
 

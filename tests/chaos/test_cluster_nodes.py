@@ -19,10 +19,10 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import apply, deployed
 from cluster.serve.preflight import free_port
 from tests.chaos.conftest import await_replicas, replicas
-from tests.chaos.load import BODY, CLIENTS, Load
+from tests.chaos.support.load import BODY, CLIENTS, Load
 from tests.e2e.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 UPGRADE = {"target.engine_options": {"prefill_ms": 100.0, "decode_ms": 20.0}}
 QUIET = {"progress": lambda line: None}

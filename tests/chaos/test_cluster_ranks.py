@@ -38,7 +38,7 @@ from tests.engine.target_service.vllm_backend.cases import (
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5_0"}
 

@@ -9,11 +9,11 @@ import pytest
 import ray
 
 from tests.chaos.conftest import BODY, await_answers, kill, replicas
-from tests.chaos.killed import BACK_S, Killed
-from tests.chaos.whole import await_whole
+from tests.chaos.support.killed import BACK_S, Killed
+from tests.chaos.support.whole import await_whole
 from tests.e2e.conftest import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
+pytestmark = pytest.mark.usefixtures("on_its_ray")
 
 
 def in_flight(client: httpx.Client, count: int, stream: bool, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
@@ -31,7 +31,7 @@ def busiest(pool: str) -> str:
     return max(running, key=lambda name: running[name])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_requests_before_their_first_token_move_to_another_replica(client: httpx.Client, stream: bool) -> None:
     await_answers("target", 2, client)
     with ThreadPoolExecutor(4) as pool:
@@ -42,7 +42,7 @@ def test_requests_before_their_first_token_move_to_another_replica(client: httpx
     assert all("error" not in a.text for a in answers)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_without_any_replica_a_request_gets_one_clean_503(
     served: Served, tmp_path: Path, client: httpx.Client, stream: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """No request fails, and no replica is replaced, while the disk is slow or full.
 
-The deployment is this module's own: it starts with `tests.chaos.disturbance`.
+The deployment is this module's own: it starts with `tests.chaos.support.disturbance`.
 """
 
 import threading
@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from tests.chaos.conftest import BODY, await_answers, kill, replicas, serving
-from tests.chaos.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
-from tests.chaos.lost_replicas import await_running
+from tests.chaos.support.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
+from tests.chaos.support.lost_replicas import await_running
 from tests.e2e.conftest import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("on_its_ray")]
 
 POOLS = ("speculator", "target", "router")
 AWAY_S = 4.0

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.conftest import BODY, await_answers, kill, replicas, target_folder
 from tests.e2e.conftest import SKIM, Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("on_its_ray")]
 
 
 def status() -> tuple[int, str]:

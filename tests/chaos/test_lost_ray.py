@@ -10,7 +10,7 @@ from tests.chaos.conftest import SETTINGS
 from tests.chaos.test_killed_ray import is_free, until
 from tests.e2e.conftest import Served, skim_serve
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

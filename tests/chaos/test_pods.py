@@ -18,11 +18,11 @@ import yaml
 
 from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
-from tests.chaos.load import CLIENTS, Load
-from tests.chaos.pods import LIMIT_S, Pods
+from tests.chaos.support.load import CLIENTS, Load
+from tests.chaos.support.pods import LIMIT_S, Pods
 from tests.e2e.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 DRAIN_S = 3
 

@@ -1,4 +1,4 @@
-"""The demo pair behind `skim serve`, on real engines."""
+"""The demo pair behind `skim serve` on real engines, and a deployment of slow mock engines with a split target."""
 
 import os
 import re
@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -75,6 +75,36 @@ def skim_serve(config: Path, folder: Path, **environment: str) -> Served:
         command = [SKIM, "serve", config, "--port", str(port)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env={**os.environ, **environment})
         return Served(process, port, log)
+
+
+@contextmanager
+def serving_slow_mocks(folder: Path, keep_alive_s: float) -> Iterator[Served]:
+    """`skim serve` with mock engines and a split target: each prompt takes five seconds to its first token."""
+    models = ROOT / "demo_models"
+    mock: dict[str, Any] = {"engine": "mock", "cpus_per_replica": 0.1}
+    settings = {
+        "served_model_name": "skim-demo",
+        "speculator": {"model": str(models / "speculator"), "engine_options": {"latency_ms": 5000.0}, **mock},
+        "target": {"model": str(models / "target"), "topology": "split", **mock},
+        "decode": {"method": "none"},
+        "router": {
+            "speculative_prefill": True, "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s, "cpus": 0.1
+        },
+    }  # fmt: skip
+    config = folder / "skim.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    served = skim_serve(config, folder)
+    try:
+        served.await_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+@pytest.fixture(scope="session")
+def slow_mocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving_slow_mocks(tmp_path_factory.mktemp("slow"), keep_alive_s=0.5) as served:
+        yield served
 
 
 @pytest.fixture(scope="package")

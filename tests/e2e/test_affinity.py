@@ -14,7 +14,7 @@ import yaml
 
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 DOCUMENTS, QUESTIONS, DOCUMENT_TOKENS, QUESTION_TOKENS = 8, 3, 2000, 40
 REPLICAS, ROUTERS = 4, 2

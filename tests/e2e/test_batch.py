@@ -19,7 +19,7 @@ import yaml
 
 from cluster.serve.preflight import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.harness.servers import dense_server
 from tests.e2e.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MODEL = "skim-demo"
 QUESTION = "The code of gate 12 is blue tulip. What is the code of gate 12?"

@@ -13,7 +13,7 @@ from cryptography import x509
 from tests.e2e.conftest import ROOT, skim_serve
 from tests.reference.certificates import self_signed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_endpoint_shows_its_certificate(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.conftest import Served, skim_serve
 from tests.reference.hub_server import Hub, hub_server
 from tests.reference.real_documents import CODE, KEEPER, RealDocument
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MODEL = "demo/smollm2"
 # SmolLM2's template, which does not render tools, with tools.

@@ -6,24 +6,22 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from anthropic import Anthropic
 from openai import OpenAI
 
 from cluster.serve.preflight import free_port
-from tests.e2e.conftest import Served, skim_serve
-from tests.unit.conftest import MODELS
-
-pytestmark = pytest.mark.slow
+from tests.e2e.conftest import Served, serving_slow_mocks
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-READ_TIMEOUT_S, WAIT_MS = 3, 8000.0
+READ_TIMEOUT_S = 3
 MODEL = "skim-demo"
 TEXT = "word " * 600
 MESSAGES: list[Any] = [{"role": "user", "content": TEXT}]
@@ -66,34 +64,9 @@ def nginx_before(served: Served, folder: Path) -> Iterator[str]:
         nginx.wait(timeout=20)
 
 
-@contextmanager
-def deployment(folder: Path, keep_alive_s: float) -> Iterator[str]:
-    """The URL of nginx before `skim serve` with mock engines: each prompt takes eight seconds to its first token."""
-    settings = {
-        "served_model_name": MODEL,
-        "speculator": {
-            "model": str(MODELS / "speculator"),
-            "engine": "mock",
-            "engine_options": {"latency_ms": WAIT_MS},
-        },
-        "target": {"model": str(MODELS / "target"), "engine": "mock"},
-        "decode": {"method": "none"},
-        "router": {"speculative_prefill": True, "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s},
-    }
-    config = folder / "skim.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
-        with nginx_before(served, folder) as url:
-            yield url
-    finally:
-        served.stop()
-
-
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with deployment(tmp_path_factory.mktemp("kept-alive"), keep_alive_s=0.5) as url:
+def url(slow_mocks: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with nginx_before(slow_mocks, tmp_path_factory.mktemp("nginx")) as url:
         yield url
 
 
@@ -104,9 +77,16 @@ def streamed(url: str, path: str) -> tuple[httpx.Response, list[str]]:
         return response, list(response.iter_lines())
 
 
+@pytest.fixture(scope="module")
+def answers(url: str) -> dict[str, tuple[httpx.Response, list[str]]]:
+    """Of all endpoints at once."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(BODIES, pool.map(partial(streamed, url), BODIES), strict=True))
+
+
 @pytest.mark.parametrize("path", BODIES)
-def test_a_stream_arrives_whole(url: str, path: str) -> None:
-    response, lines = streamed(url, path)
+def test_a_stream_arrives_whole(url: str, answers: dict[str, tuple[httpx.Response, list[str]]], path: str) -> None:
+    response, lines = answers[path]
     assert response.status_code == 200
     assert lines[0] == ": keep-alive" or path == "/v1/responses"  # this endpoint begins with two events
     assert lines.count(": keep-alive") > 2
@@ -119,6 +99,7 @@ def test_a_stream_arrives_whole(url: str, path: str) -> None:
     assert report["headers"].items() >= {k: v for k, v in response.headers.items() if k.startswith("x-skim")}.items()
 
 
+@pytest.mark.nightly
 def test_openai_clients_read_it(url: str) -> None:
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4, stream=True)
@@ -140,6 +121,7 @@ def test_anthropics_client_reads_it(url: str) -> None:
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_shows_the_first_byte_before_the_first_token(url: str) -> None:
     body = json.dumps({"model": MODEL, "stream": True, **BODIES["/v1/chat/completions"]})
@@ -159,12 +141,13 @@ def test_curl_shows_the_first_byte_before_the_first_token(url: str) -> None:
 
 
 def test_an_answer_that_is_not_streamed_is_cut(url: str) -> None:
-    """As before, and as the docs say: its JSON cannot begin earlier."""
+    """As the docs say: its JSON cannot begin earlier. So without keep-alive nginx cuts the connection."""
     path = "/v1/chat/completions"
     assert httpx.post(url + path, json={"model": MODEL, **BODIES[path]}, timeout=60).status_code == 504
 
 
+@pytest.mark.nightly
 def test_without_keep_alive_every_stream_is_cut(tmp_path: Path) -> None:
     """The control."""
-    with deployment(tmp_path, keep_alive_s=0) as url:
+    with serving_slow_mocks(tmp_path, keep_alive_s=0) as served, nginx_before(served, tmp_path) as url:
         assert {path: streamed(url, path)[0].status_code for path in BODIES} == dict.fromkeys(BODIES, 504)

@@ -12,7 +12,7 @@ import pytest
 from cluster.demo_document import make_document
 from tests.e2e.conftest import Served
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CLIENTS = 4
 BACK_S = 120

@@ -24,6 +24,8 @@ from cluster.kuberay.service import ray_service
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 
 

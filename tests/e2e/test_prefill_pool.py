@@ -18,7 +18,7 @@ from tests.e2e.conftest import ROOT
 from tests.reference.otlp_receiver import Receiver, otlp_receiver
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from evals.run.turns import make_conversations
 from tests.e2e.conftest import Served
 from tests.unit.conftest import MODELS
 
-pytestmark = pytest.mark.slow
-
 MODEL = "skim-demo"
 GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
 ROUTER_RSS_LIMIT = 1.5 * 2**30

@@ -14,8 +14,6 @@ from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import Served
 
-pytestmark = pytest.mark.slow
-
 DRAFTED = {"method": "remote", "adaptive": False}
 
 

@@ -6,6 +6,7 @@ reads the rounded values of all tokens, its own included.
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import DynamicCache
 
@@ -16,6 +17,16 @@ def rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     too_large = nearest.float().abs() > numbers.abs()
     # One less in the bits is the next smaller magnitude.
     return (nearest.view(torch.uint8) - too_large.to(torch.uint8)).view(dtype).float()
+
+
+def needs_fp8_cache() -> None:
+    """Skip the test where vLLM's CPU attention has no FP8 KV cache, in its own words: it needs AVX-512 or AMX."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    try:
+        _get_attn_isa(torch.float32, 32, 64, "fp8")
+    except NotImplementedError as error:
+        pytest.skip(str(error))
 
 
 class Fp8Cache(DynamicCache):

@@ -19,6 +19,8 @@ from kv_transfer.options import SelectionOptions
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 
+pytestmark = pytest.mark.nightly
+
 LENGTH, SAMPLES, RATE, BOUND = 800, 8, 0.2, 0.8
 WAYS = {"default": SelectionOptions(), "lexical": SelectionOptions(selector="lexical")}
 BROKEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

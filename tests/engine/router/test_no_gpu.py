@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 MODEL = Path(__file__).parents[3] / "demo_models" / "target"
 
 SCRIPT = """

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.chaos.disturbance import Disturbance, can_disturb, small_disk
+from tests.chaos.support.disturbance import Disturbance, can_disturb, small_disk
 
 needs_compiler = pytest.mark.skipif(not can_disturb(), reason="no C compiler")
 

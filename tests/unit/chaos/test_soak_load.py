@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.chaos.soak_load import Load, Request, Seen, sustainable
+from tests.soak.load import Load, Request, Seen, sustainable
 
 REQUEST = Request("/v1/completions", {"stream": False}, frozenset({"known"}))
 

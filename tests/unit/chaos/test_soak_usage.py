@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chaos.soak_usage import WARM_S, Sample, by_kind, kind_of, slope, usage
+from tests.soak.usage import WARM_S, Sample, by_kind, kind_of, slope, usage
 
 
 @pytest.mark.parametrize(

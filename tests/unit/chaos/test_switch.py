@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.chaos.switch import HOST, Switch
+from tests.chaos.support.switch import HOST, Switch
 
 
 @asynccontextmanager

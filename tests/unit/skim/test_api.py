@@ -32,6 +32,7 @@ def examples(page):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.nightly
 def test_the_documented_example_runs(tmp_path):
     """As a plain script, on the demo models."""
     [code] = examples("docs/python.md")

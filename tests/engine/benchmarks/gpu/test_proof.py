@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 ONLY = ("kernels", "imports", "speculator-demo")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def _proof(file):

@@ -19,6 +19,8 @@ from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from target_service.sampling import FINAL_ONLY
 
+pytestmark = pytest.mark.nightly
+
 MODELS = Path(__file__).parents[4] / "demo_models"
 BLOCK = 32
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}

@@ -13,6 +13,8 @@ from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
 from tests.reference.real_documents import CODE, KEEPER, RealDocument
 
+pytestmark = pytest.mark.nightly
+
 OPTIONS = {
     "dtype": "float32",
     "enforce_eager": True,

@@ -14,6 +14,8 @@ from tests.reference import scoring_oracle
 from tests.reference.models import build_model
 from tests.reference.tokenizers_by_kind import model_without_weights, renumbered_model, tokenizer_of
 
+pytestmark = pytest.mark.nightly
+
 MODELS = Path(__file__).parents[4] / "demo_models"
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}
 DOCUMENT = make_document(2048, 3)

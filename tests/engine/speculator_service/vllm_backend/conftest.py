@@ -1,7 +1,9 @@
-"""One small float32 engine per module, and the comparison of its answers with the transformers oracle."""
+"""Small float32 engines, one per module or shared, and the comparison of their answers with the transformers oracle."""
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,26 +91,38 @@ class Rig:
         return await self.engine._engine.collective_rpc(function)
 
 
-@pytest.fixture(scope="module")
-def start(device, tmp_path_factory, request):
-    """start(family, model options, engine options) -> Rig; its engine is closed after the module."""
+@contextmanager
+def starting(device: str, folders: pytest.TempPathFactory) -> Iterator[Callable[..., Rig]]:
+    """start(family, model options, engine options) -> Rig; all engines are closed at the end."""
     from speculator_service.vllm_backend.engine import VllmSpeculator
-
-    patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions as arguments of collective_rpc
 
     # 65,536 tokens: a larger KV cache takes longer to fill with zeros than the engine to start.
     on_cpu = {"enforce_eager": True, "num_gpu_blocks_override": 2048} if device == "cpu" else {}
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as engines:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions as arguments of collective_rpc
 
-    def start_rig(family, model=None, **options):
-        path = Path(models.build_model(tmp_path_factory.mktemp(family), family, **(model or {})))
-        set_eos(path, ends_early(path))
-        engine = VllmSpeculator(str(path), **{"dtype": "float32", **on_cpu, **options})
-        request.addfinalizer(engine.close)
-        return Rig(engine, scoring_oracle.load(path))
+        def start(family, model=None, **options):
+            path = Path(models.build_model(folders.mktemp(family), family, **(model or {})))
+            set_eos(path, ends_early(path))
+            engine = VllmSpeculator(str(path), **{"dtype": "float32", **on_cpu, **options})
+            engines.callback(engine.close)
+            return Rig(engine, scoring_oracle.load(path))
 
-    yield start_rig
-    patch.undo()
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start(device, tmp_path_factory):
+    with starting(device, tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def llama_rig(device, tmp_path_factory):
+    """Shared by test_question_rows, test_scores and, after them, test_sessions, which ends the engine."""
+    with starting(device, tmp_path_factory) as start:
+        model = {"head_dim": 64, "layers": 5, "max_position": 2048}
+        yield start("llama", model, max_num_batched_tokens=256, max_num_seqs=16, seed=1)
 
 
 def rows_of(token_ids, options, question) -> list[int]:

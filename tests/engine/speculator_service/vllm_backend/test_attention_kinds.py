@@ -13,7 +13,7 @@ from speculator_service.vllm_backend.engine import VllmSpeculator
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of
 from tests.reference.models import WINDOW, build_model, random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FORGOTTEN = {"gemma2": {"soft_cap": 0.0}, "gemma3": {"scale": 32**-0.5}, "gpt_oss": {"sinks": None}}
 """What a wrong implementation would leave out of each family's formula."""

@@ -6,7 +6,7 @@ from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SPAWNED = True  # engines that compile nothing share the fork server, and torch reads once whether it may
 
 

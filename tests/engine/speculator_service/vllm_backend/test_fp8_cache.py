@@ -6,10 +6,10 @@ import torch
 from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
 from tests.reference import scoring_oracle
-from tests.reference.fp8_cache import Fp8Cache
+from tests.reference.fp8_cache import Fp8Cache, needs_fp8_cache
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 K_SCALE, V_SCALE = 0.3, 0.7
 """As from a checkpoint. Without them vLLM uses 1."""
@@ -29,6 +29,7 @@ def distance(importance: torch.Tensor, expected: torch.Tensor) -> float:
 def rig(start, device):
     if device == "cuda":
         pytest.skip("FP8 caches on CUDA round queries, too, and do not run in float32")
+    needs_fp8_cache()
     return start("llama", {"heads": 4, "kv_heads": 2}, kv_cache_dtype="fp8", max_num_batched_tokens=256)
 
 

@@ -7,7 +7,7 @@ import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, _get_attn_isa
 
 from speculator_service.vllm_backend.capture.key_reader import STORED_FP8, KeyReader, key_scale
-from tests.reference.fp8_cache import rounded
+from tests.reference.fp8_cache import needs_fp8_cache, rounded
 
 HEADS, TOKENS, BLOCK = 2, 90, 32
 BLOCKS = [5, 1, 3]
@@ -36,6 +36,8 @@ def written(keys: torch.Tensor, cache: str, k_scale: float) -> SimpleNamespace:
 )
 @pytest.mark.parametrize("size", [64, 128])
 def test_keys_are_read_back(dtype: torch.dtype, cache: str, k_scale: float, size: int) -> None:
+    if cache in STORED_FP8:
+        needs_fp8_cache()
     keys = torch.randn(TOKENS, HEADS, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     layer = written(keys, cache, k_scale)
     [paged] = KeyReader(layer, BLOCK, dtype).read([layer], BLOCKS, TOKENS)

@@ -11,7 +11,7 @@ from speculator_service.vllm_backend.capture.latent_attention import absorbed
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 YARN = {
     "rope_type": "yarn",

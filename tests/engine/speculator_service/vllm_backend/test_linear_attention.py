@@ -13,7 +13,7 @@ from kv_transfer.options import SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CASES = [(31, 2), (700, 1), (300, 0)]
 """Lengths of prompts and look-aheads."""

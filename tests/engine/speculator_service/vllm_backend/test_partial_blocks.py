@@ -11,8 +11,6 @@ from tests.engine.speculator_service.vllm_backend.simulated_engine import contin
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import BLOCK, simulated_speculators
 from vllm_hooks import partial_blocks
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):

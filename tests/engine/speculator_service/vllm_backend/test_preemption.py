@@ -9,7 +9,7 @@ from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, tokens_a_step
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

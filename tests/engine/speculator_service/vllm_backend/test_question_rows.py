@@ -15,15 +15,16 @@ from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowS
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 
-pytestmark = pytest.mark.slow
+# They share an engine, so also its event loop.
+pytestmark = [pytest.mark.xdist_group("speculator llama"), pytest.mark.asyncio(loop_scope="session")]
 
 QUESTION = SelectionOptions(score_queries="question")
 BOTH = SelectionOptions(score_queries="both", look_ahead=3)
 
 
 @pytest.fixture(scope="module")
-def rig(start):
-    return start("llama", {"head_dim": 64, "layers": 3}, max_num_batched_tokens=256, max_num_seqs=16)
+def rig(llama_rig):
+    return llama_rig
 
 
 @pytest.mark.parametrize("options", [QUESTION, BOTH])
@@ -68,6 +69,7 @@ async def test_nothing_is_decoded_for_the_question(rig):
     assert await rig.steps() - before == 1
     kept = await rig.keep("s", prompt, QUESTION)
     rig.check_greedy(kept, np.empty(0, np.int32), await rig.engine.draft("s", np.empty(0, np.int32), 4), 4)
+    await rig.engine.close_session("s")
 
 
 async def test_a_cached_question_is_computed_again(rig, device):

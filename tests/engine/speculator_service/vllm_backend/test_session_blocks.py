@@ -19,8 +19,6 @@ from tests.engine.speculator_service.vllm_backend.simulated_speculator import (
 )
 from tests.reference.segments import shuffled
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):

@@ -5,29 +5,31 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from skim_common.errors import InvalidRequestError, SessionLostError
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, patience, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
 from tests.reference.segments import shuffled
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 
-pytestmark = pytest.mark.slow
+# They share an engine, so also its event loop.
+pytestmark = [pytest.mark.xdist_group("speculator llama"), pytest.mark.asyncio(loop_scope="session")]
 
 OPTIONS = SelectionOptions(look_ahead=4)
 NOTHING = np.empty(0, np.int32)
 
 
 @pytest.fixture(scope="module")
-def rig(start):
-    return start("llama", {"head_dim": 64}, max_num_batched_tokens=256, max_num_seqs=16, seed=1)
+def rig(llama_rig):
+    return llama_rig
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def patient(rig):
     """The rounds of a gang wait for each other even if the machine is busy."""
     from speculator_service.vllm_backend.scheduler.gang import PATIENCE_S
@@ -187,7 +189,7 @@ async def test_a_cancelled_draft_leaves_the_session_usable(rig):
 
 
 async def test_salts_share_nothing(rig):
-    prompt = random_prompt(320, seed=12)
+    prompt = random_prompt(320, seed=1012)  # of no other test with this engine
     spared = []
     for salt in (None, None, "one", "one", "two"):
         before = (await rig.engine.worker_stats())[0]["cached_tokens"]
@@ -214,7 +216,7 @@ async def test_kept_sessions_of_two_tenants_share_nothing(rig, monkeypatch, leng
 
     monkeypatch.setattr(rig.engine, "_generate", noting)
     # Each length has tokens of its own: equal first tokens would be found.
-    prompt = kept_of(random_prompt(2 * length, seed=length), 31)
+    prompt = kept_of(random_prompt(2 * length, seed=1000 + length), 31)
     for salt in (None, "one", "one", "two", None):
         await rig.engine.open_session("k", prompt, cache_salt=salt)
         await rig.engine.close_session("k")
@@ -286,3 +288,20 @@ async def wrong_kept_drafts(rig, seed):
         drafted = await rig.engine.draft("k", NOTHING, 8)
         wrong += rig.generation.wrong_tokens(prompt, drafted.tokens.tolist())
     return wrong
+
+
+async def test_a_dead_engine_says_so(rig):
+    """This must be the last test with this engine: it stops the engine."""
+    await rig.engine.check_health()
+    pending = asyncio.create_task(rig.score(random_prompt(2000, seed=11), OPTIONS))
+    await asyncio.sleep(0.1)
+    for process in rig.engine._engine.engine_core.resources.engine_manager.processes:
+        process.kill()
+    with pytest.raises(EngineUnavailableError):
+        await pending
+    with pytest.raises(EngineUnavailableError):
+        await rig.engine.check_health()
+    rig.engine.close()
+    rig.engine.close()
+    with pytest.raises(EngineUnavailableError, match="closed"):
+        await rig.score(random_prompt(300, seed=1), OPTIONS)

@@ -99,7 +99,6 @@ def test_every_method_that_is_overridden_is_checked():
         assert overridden <= checked
 
 
-@pytest.mark.slow
 def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
     """The engine core detects a KV cache that is too small, after the workers have started."""
     with pytest.raises(SkimError, match=r"did not start: .*KV cache") as caught:
@@ -109,7 +108,6 @@ def test_a_failure_in_the_engines_own_processes_is_named(speculator, llama):
     assert not [name for name in os.environ if name.startswith("SKIM_")]
 
 
-@pytest.mark.slow
 def test_a_refusal_of_the_layers_is_a_model_error(speculator, tmp_path):
     """Falcon looks like a plain model until its layers are built: these have ALiBi."""
     import json

@@ -11,8 +11,6 @@ from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, 
 from tests.reference.models import random_prompt
 from vllm_hooks.stacks import SIGNAL
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def rig(start, device, every_core):
@@ -82,10 +80,12 @@ async def test_control_without_the_all_reduce_a_rank_misses_heads(rig, aggregati
         import torch
 
         worker._right = torch.distributed.all_reduce
-        # The all-reduce of the scoring is the only one with a maximum.
-        torch.distributed.all_reduce = lambda tensor, op=None, **kwargs: (
-            None if op == torch.distributed.ReduceOp.MAX else worker._right(tensor, op=op, **kwargs)
-        )
+
+        def without_maxima(tensor, op=torch.distributed.ReduceOp.SUM, **kwargs):
+            """The all-reduce of the scoring is the only one with a maximum. The others may be the model's own."""
+            return None if op == torch.distributed.ReduceOp.MAX else worker._right(tensor, op=op, **kwargs)
+
+        torch.distributed.all_reduce = without_maxima
 
     def as_before(worker):
         import torch

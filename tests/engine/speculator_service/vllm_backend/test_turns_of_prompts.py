@@ -10,8 +10,6 @@ from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import SLOTS, simulated_speculators
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):

@@ -14,7 +14,7 @@ from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, 
 from tests.reference.models import random_prompt
 from tests.reference.segments import shuffled
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SPAWNED = True
 
 

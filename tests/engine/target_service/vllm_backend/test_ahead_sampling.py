@@ -6,7 +6,6 @@ enumerated: then blocks from all over an answer count, where work ahead is used 
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,14 @@ from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Drafted
 from target_service.vllm_backend.engine import VllmTarget
-from tests.engine.target_service.vllm_backend.cases import engine_options
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import gained
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import build_model
 from tests.reference.sampling_oracle import blocks_p, sampled_from
 from tests.unit.speculator_service.drafting.draft_toys import ToyEngine
+
+pytestmark = pytest.mark.nightly
 
 HOST = "127.0.0.1"
 VOCABULARY = 6
@@ -49,11 +50,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
-    decode = {"method": "remote", "max_draft_tokens": 2}
-    target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 5.0}, **engine_options(device))
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start(decode={"method": "remote", "max_draft_tokens": 2}, draft_channel={"deadline_s": 5.0})
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """An answer that another replica began goes on as if it had not been disturbed, cut at any token (V1 runner on CPU)."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,26 +9,27 @@ from skim_common.errors import InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,
-    build_target,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
 from tests.engine.target_service.vllm_backend.continued import CASES, differs, rest, whole
 from tests.reference.generation_oracle import GenerationOracle, joined
 
+MODEL = {"max_position": 2048}
+
+# They share an engine, so also its event loop.
+pytestmark = [pytest.mark.xdist_group("target llama"), pytest.mark.asyncio(loop_scope="session")]
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+def model(llama: str) -> str:
+    return llama
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
-    target = VllmTarget(model, **engine_options(device))
-    yield target
-    target.close()
+def engine(llama_engine: VllmTarget) -> VllmTarget:
+    return llama_engine
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,7 +1,6 @@
 """vLLM's own speculation at restored positions: the tokens stay those of plain decoding; one engine per method."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,13 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import SkimError
 from target_service.vllm_backend.engine import VllmTarget
-from tests.engine.target_service.vllm_backend.cases import build_target, dense_prompt, engine_options, kept_prompt
+from tests.engine.target_service.vllm_backend.cases import dense_prompt, kept_prompt
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained
 from tests.reference.draft_heads import build_eagle, build_medusa
 from tests.reference.generation_oracle import GenerationOracle
+
+pytestmark = pytest.mark.nightly
 
 MAX_DRAFTS = 3
 NEEDS_ARCTIC = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix decoding needs arctic-inference")
@@ -30,9 +32,7 @@ METHODS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", heads=2, kv_heads=1, max_position=2048)
+MODEL = {"heads": 2, "kv_heads": 1, "max_position": 2048}
 
 
 def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
@@ -47,15 +47,11 @@ def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=METHODS)
-async def engine(
-    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory, device: str
-) -> AsyncGenerator[VllmTarget, None]:
+def engine(
+    request: pytest.FixtureRequest, start: Start, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> VllmTarget:
     more = method_options(request.param, model, tmp_path_factory.mktemp(request.param))
-    target = VllmTarget(
-        model, decode={"method": request.param, "max_draft_tokens": MAX_DRAFTS}, **engine_options(device, **more)
-    )
-    yield target
-    target.close()
+    return start(decode={"method": request.param, "max_draft_tokens": MAX_DRAFTS}, **more)
 
 
 def repeating(prompt: KeptPrompt) -> KeptPrompt:

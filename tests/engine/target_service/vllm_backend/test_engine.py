@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import aclosing
 
 import numpy as np
@@ -17,33 +16,27 @@ from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
     VOCABULARY,
     assert_right,
-    build_target,
     cached_tokens,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import random_prompt
 from tests.reference.segments import in_order, next_turn, shuffled, with_late_chunk
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama")
+# They share an engine, so also its event loop.
+pytestmark = [pytest.mark.xdist_group("target llama"), pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.fixture(scope="module")
-def oracle(model: str) -> GenerationOracle:
-    return GenerationOracle(model)
+def model(llama: str) -> str:
+    return llama
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
-    target = VllmTarget(model, **engine_options(device))
-    yield target
-    target.close()
+def engine(llama_engine: VllmTarget) -> VllmTarget:
+    return llama_engine
 
 
 async def test_a_mixed_batch_is_the_oracles(engine: VllmTarget, oracle: GenerationOracle) -> None:

@@ -1,7 +1,5 @@
 """Negative controls: with a broken hook, the comparisons of the other modules must fail."""
 
-from collections.abc import AsyncGenerator
-
 import numpy as np
 import pytest
 
@@ -10,32 +8,19 @@ from tests.engine.target_service.vllm_backend.broken_hooks import HashlessTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,
     assert_right,
-    build_target,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
     wrong_share,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import in_order
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama")
-
-
-@pytest.fixture(scope="module")
-def oracle(model: str) -> GenerationOracle:
-    return GenerationOracle(model)
-
-
-@pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[HashlessTarget, None]:
-    target = HashlessTarget(model, **engine_options(device))
-    yield target
-    target.close()
+def engine(start: Start) -> HashlessTarget:
+    return start(HashlessTarget)
 
 
 async def test_positions_withheld(engine: HashlessTarget, oracle: GenerationOracle) -> None:

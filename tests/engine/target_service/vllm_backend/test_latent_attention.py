@@ -1,7 +1,6 @@
 """A DeepSeek-V2 target with MLA and plain RoPE: kept prompts against transformers, which has no latent cache."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,33 +11,24 @@ from kv_transfer.messages import KeptPrompt
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
-    build_target,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle, joined
 
+pytestmark = pytest.mark.nightly
+
+FAMILY = "deepseek_v2"
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, device: str) -> str:
+def engine(start: Start, device: str) -> VllmTarget:
     if device == "cuda":
         pytest.skip("vLLM's MLA backends on CUDA do not run in float32")
-    return build_target(tmp_path_factory.mktemp("deepseek"), "deepseek_v2")
-
-
-@pytest.fixture(scope="module")
-def oracle(model: str) -> GenerationOracle:
-    return GenerationOracle(model)
-
-
-@pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
     # The other backend of vLLM's CPU build, AMX_MLA, runs in bfloat16 only.
-    target = VllmTarget(model, **engine_options(device, attention_config={"backend": "CPU_MLA"}))
-    yield target
-    target.close()
+    return start(attention_config={"backend": "CPU_MLA"})
 
 
 async def test_kept_and_dense_prompts(engine: VllmTarget, oracle: GenerationOracle) -> None:

@@ -3,36 +3,33 @@
 vLLM's CPU kernels of linear attention compute in bfloat16. So a few tokens may differ from the oracle's.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import ModelError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
-    build_target,
     collect,
     dense_prompt,
     engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle, joined
+
+pytestmark = pytest.mark.nightly
 
 ROUNDED = 8
 """Of 64 tokens, those that bfloat16 may choose differently."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("qwen3_next"), "qwen3_next", head_dim=32, layers=2)
+FAMILY = "qwen3_next"
+MODEL = {"head_dim": 32, "layers": 2}
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
-    target = VllmTarget(model, **engine_options(device, dtype="bfloat16", approximate_positions=True))
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start(dtype="bfloat16", approximate_positions=True)
 
 
 def test_it_needs_consent(model: str, device: str) -> None:

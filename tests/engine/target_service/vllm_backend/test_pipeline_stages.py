@@ -1,7 +1,6 @@
 """Every stage of a pipeline restores positions, and drafting that does not work with stages is refused."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,29 +10,27 @@ from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import HashlessTarget
 from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
-    build_target,
     dense_prompt,
     engine_options,
     kept_prompt,
     wrong_share,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle
+
+pytestmark = pytest.mark.nightly
 
 STAGES = {"pipeline_parallel_size": 2, "enable_prefix_caching": False}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2")
+FAMILY = "qwen2"
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str, every_core: None) -> Iterator[HashlessTarget]:
+def engine(start: Start, device: str, every_core: None) -> HashlessTarget:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("two pipeline stages need two GPUs")
-    target = HashlessTarget(model, **engine_options(device, **STAGES))
-    yield target
-    target.close()
+    return start(HashlessTarget, **STAGES)
 
 
 async def test_two_stages_are_the_oracles(engine: HashlessTarget, model: str) -> None:

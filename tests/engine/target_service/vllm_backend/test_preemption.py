@@ -1,7 +1,6 @@
 """Preempted requests are prefilled again, with the answer so far at the positions after the original prompt."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from prometheus_client import REGISTRY
@@ -9,29 +8,25 @@ from prometheus_client import REGISTRY
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
-    build_target,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle
 from tests.reference.segments import shuffled
+
+pytestmark = pytest.mark.nightly
 
 BLOCKS = 24
 """Of 32 tokens; the requests below begin with 20 and grow to 28."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("qwen3"), "qwen3")
+FAMILY = "qwen3"
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
-    options = engine_options(device, num_gpu_blocks_override=BLOCKS, max_model_len=700)
-    target = VllmTarget(model, **options)
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start(num_gpu_blocks_override=BLOCKS, max_model_len=700)
 
 
 def preemptions() -> float:

@@ -14,9 +14,11 @@ import torch
 from kv_transfer.messages import KeptPrompt
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, collect, engine_options, kept_prompt
-from tests.reference.fp8_cache import Fp8Cache
+from tests.reference.fp8_cache import Fp8Cache, needs_fp8_cache
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.quantised import quantise
+
+pytestmark = pytest.mark.nightly
 
 K_SCALE, V_SCALE = 0.25, 0.5
 TOLERANCE = 0.25
@@ -36,6 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def engine(models: tuple[str, str], device: str) -> Iterator[VllmTarget]:
     if device == "cuda":
         pytest.skip("FP8 caches on CUDA round queries, too")
+    needs_fp8_cache()
     target = VllmTarget(models[1], **engine_options(device, dtype="float16", kv_cache_dtype="fp8"))
     yield target
     target.close()

@@ -13,15 +13,12 @@ from target_service.vllm_backend.scheduler import AsyncTargetScheduler, _limit_d
 from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
 from target_service.vllm_backend.speculation.methods import speculation_options
 from target_service.vllm_backend.speculation.remote_config import RemoteDraftsConfig, remote_drafts_config
-from tests.engine.target_service.vllm_backend.cases import build_target
 from vllm_hooks.engine import engine_config
 
 REFUSED = ["speculative method 'custom_class'"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=512)
+MODEL = {"max_position": 512}
 
 
 def remote(model: str, **options: Any) -> VllmConfig:

@@ -16,11 +16,10 @@ from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarget
 from tests.engine.target_service.vllm_backend.cases import (
     VOCABULARY,
-    build_target,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import (
     MAX_DRAFTS,
     PLAIN,
@@ -41,18 +40,14 @@ from vllm_hooks.partial_blocks import remembers_partial_blocks
 HOST = "127.0.0.1"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+MODEL = {"max_position": 2048}
 
 
 @pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[BreakableTarget, None]:
+def engine(start: Start) -> BreakableTarget:
     decode = {"method": "remote", "max_draft_tokens": MAX_DRAFTS}
     # A long deadline, so that a busy machine causes no timeouts.
-    target = BreakableTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
-    yield target
-    target.close()
+    return start(BreakableTarget, decode=decode, draft_channel={"deadline_s": 1.0})
 
 
 @pytest.fixture(scope="module")

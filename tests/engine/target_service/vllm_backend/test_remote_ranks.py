@@ -21,10 +21,9 @@ from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
     VOCABULARY,
-    build_target,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import (
     MAX_DRAFTS,
     PLAIN,
@@ -38,28 +37,25 @@ from tests.engine.target_service.vllm_backend.drafting import (
 from tests.reference.drafters import FakeSpeculator, drawing, knowing
 from tests.reference.generation_oracle import GenerationOracle, joined
 
+pytestmark = pytest.mark.nightly
+
 OPTIONS = DecodeOptions(max_draft_tokens=4, adaptive=False, q_top=64)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2", max_position=2048)
+FAMILY = "qwen2"
+MODEL = {"max_position": 2048}
 
 
 @pytest.fixture(scope="module")
-async def engine(model: str, device: str, every_core: None) -> AsyncGenerator[VllmTarget, None]:
+def engine(start: Start, device: str, every_core: None) -> VllmTarget:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("two tensor-parallel ranks need two GPUs")
-    target = VllmTarget(
-        model,
+    return start(
         tensor_parallel=2,
         decode={"method": "remote", "max_draft_tokens": MAX_DRAFTS},
         # A long deadline for a busy machine, because this drafter is as slow as its target.
         draft_channel={"deadline_s": 5.0},
-        **engine_options(device),
     )
-    yield target
-    target.close()
 
 
 async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
-from tests.engine.target_service.vllm_backend.cases import engine_options
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import Case, gained, with_session
 from tests.reference.drafters import FakeSpeculator, drawing
 from tests.reference.generation_oracle import GenerationOracle, joined
@@ -31,11 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
-    decode = {"method": "remote", "max_draft_tokens": 3}
-    target = VllmTarget(model, decode=decode, draft_channel={"deadline_s": 1.0}, **engine_options(device))
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start(decode={"method": "remote", "max_draft_tokens": 3}, draft_channel={"deadline_s": 1.0})
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ This module needs its own engine: an engine that knows other drafters would move
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +13,19 @@ import pytest
 from kv_transfer.messages import SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.engine import VllmTarget
-from tests.engine.target_service.vllm_backend.cases import build_target, engine_options, kept_prompt
+from tests.engine.target_service.vllm_backend.cases import kept_prompt
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, Case, decode, gained, plain_cases
 from tests.reference.speculator_process import HOST, SpeculatorProcess
 
+pytestmark = pytest.mark.nightly
+
+MODEL = {"max_position": 2048}
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
-
-
-@pytest.fixture(scope="module")
-async def engine(model: str, device: str) -> AsyncGenerator[VllmTarget, None]:
-    options = {"decode": {"method": "remote", "max_draft_tokens": MAX_DRAFTS}, "draft_channel": {"deadline_s": 1.0}}
-    target = VllmTarget(model, **options, **engine_options(device))
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start(decode={"method": "remote", "max_draft_tokens": MAX_DRAFTS}, draft_channel={"deadline_s": 1.0})
 
 
 async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine: VllmTarget, model: str) -> None:

@@ -1,7 +1,6 @@
 """A split target: one engine prefills, NIXL transfers the KV blocks, another engine decodes like a whole target."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,17 +12,18 @@ from skim_common.errors import InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,
-    build_target,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import MAX_DRAFTS, PLAIN, Case, decode, gained, with_session
 from tests.reference.drafters import FakeSpeculator, knowing
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import shuffled
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
+
+pytestmark = pytest.mark.nightly
 
 PREFILL_LEG = {"max_tokens": 1, "temperature": 0.0}
 
@@ -49,20 +49,14 @@ class Halves:
         return [o async for o in self.decode.generate(request)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("llama"), "llama", max_position=2048)
+MODEL = {"max_position": 2048}
 
 
 @pytest.fixture(scope="module")
-async def halves(model: str, device: str) -> AsyncGenerator[Halves, None]:
-    options = engine_options(device, **({"kv_transfer_config": {"kv_buffer_device": "cpu"}} if device == "cpu" else {}))
+def halves(start: Start, device: str) -> Halves:
+    options = {"kv_transfer_config": {"kv_buffer_device": "cpu"}} if device == "cpu" else {}
     speculate = {"decode": {"method": "remote", "max_draft_tokens": MAX_DRAFTS}, "draft_channel": {"deadline_s": 1.0}}
-    prefill = VllmTarget(model, kv_role="prefill", **options)
-    decoding = VllmTarget(model, kv_role="decode", **speculate, **options)
-    yield Halves(prefill, decoding)
-    for engine in (prefill, decoding):
-        engine.close()
+    return Halves(start(kv_role="prefill", **options), start(kv_role="decode", **speculate, **options))
 
 
 async def test_the_answers_are_the_oracles_and_nothing_is_prefilled_twice(halves: Halves, model: str) -> None:

@@ -1,7 +1,6 @@
 """Every rank of a tensor-parallel group restores positions."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,29 +8,25 @@ import torch
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
-    build_target,
     cached_tokens,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import shuffled
 
+pytestmark = pytest.mark.nightly
+
+FAMILY = "qwen2"
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("qwen2"), "qwen2")
-
-
-@pytest.fixture(scope="module")
-def engine(model: str, device: str, every_core: None) -> Iterator[VllmTarget]:
+def engine(start: Start, device: str, every_core: None) -> VllmTarget:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("two tensor-parallel ranks need two GPUs")
-    target = VllmTarget(model, tensor_parallel=2, **engine_options(device))
-    yield target
-    target.close()
+    return start(tensor_parallel=2)
 
 
 async def test_two_ranks_are_the_oracles(engine: VllmTarget, model: str) -> None:

@@ -17,7 +17,7 @@ from skim_common.environment import CORES
 
 ROOT = Path(__file__).parents[4]
 SCRIPTS = "tests.engine.target_service.vllm_backend.v2_on_cpu"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 LONGEST = True
 
 

@@ -1,34 +1,30 @@
 """A target with sliding-window layers: its windows count kept tokens, and all its layers see the original positions."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     assert_right,
-    build_target,
     collect,
     dense_prompt,
-    engine_options,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import WINDOW
 from tests.reference.segments import shuffled
 
+pytestmark = pytest.mark.nightly
+
+FAMILY = "gemma3"
+MODEL = {"head_dim": 32}
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_target(tmp_path_factory.mktemp("gemma3"), "gemma3", head_dim=32)
-
-
-@pytest.fixture(scope="module")
-def engine(model: str, device: str) -> Iterator[VllmTarget]:
-    target = VllmTarget(model, **engine_options(device))
-    yield target
-    target.close()
+def engine(start: Start) -> VllmTarget:
+    return start()
 
 
 async def test_windows_count_kept_tokens(engine: VllmTarget, model: str) -> None:

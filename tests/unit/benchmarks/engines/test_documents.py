@@ -27,5 +27,6 @@ def test_a_seed_gives_one_prompt(tokenizer):
     assert chats[0].endswith(QUESTION)
 
 
+@pytest.mark.nightly
 def test_every_module_has_a_source(tokenizer):
     assert len({messages("code", 256, seed, tokenizer)[0]["content"] for seed in range(200)}) > len(MODULES)

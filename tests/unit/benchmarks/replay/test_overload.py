@@ -5,6 +5,8 @@ import pytest
 from benchmarks.replay import overload
 from benchmarks.replay.overload import OverloadSettings
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def result():

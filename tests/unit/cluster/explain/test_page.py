@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.explain.page import render, visible
@@ -87,7 +87,6 @@ def test_what_cannot_be_seen_is_named(text, shown):
     assert visible(text) == shown
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(codec=None), min_size=1, max_size=200))
 def test_any_text_comes_back(text):
     explanation, prompt = of_text(text, protect_last=1)

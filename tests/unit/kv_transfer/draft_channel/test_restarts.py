@@ -3,7 +3,7 @@
 import signal
 
 from kv_transfer.draft_channel.client import ExchangeDeadline
-from tests.chaos.switch import threaded
+from tests.chaos.support.switch import threaded
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, process, serving, until
 
 

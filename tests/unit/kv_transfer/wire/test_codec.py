@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.drafts import DraftReply, DraftRequest, SessionState
@@ -67,7 +67,6 @@ def kept_prompt(**changes) -> KeptPrompt:
 
 
 @given(messages)
-@settings(max_examples=300)
 def test_every_message_comes_back(message):
     assert same(decode(encode(message), type(message)), message)
 
@@ -307,14 +306,12 @@ def decode_or_wire_error(data: bytes, cls: type) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from(CLASSES))
-@settings(max_examples=300)
 def test_random_bytes(data, cls):
     decode_or_wire_error(data, cls)
     decode_or_wire_error(envelope(codec._NUMBERS[cls], data), cls)
 
 
 @given(messages, st.data())
-@settings(max_examples=300)
 def test_truncated_messages(message, data):
     whole = encode(message)
     with pytest.raises(WireError):
@@ -322,7 +319,6 @@ def test_truncated_messages(message, data):
 
 
 @given(messages, st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=500)
 def test_flipped_bits(message, flips):
     data = bytearray(encode(message))
     for place, mask in flips:

@@ -75,7 +75,7 @@ def traffic(world, requests, seed):
         histories[i] = prompt + answer if len(prompt) < 40_000 else text(f"{seed} again {step}", 2000)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.2, marks=pytest.mark.nightly)])
 def test_the_choice_is_hardly_slower_than_the_better_mode(noise):
     world = World(noise=noise)
     world.learn()

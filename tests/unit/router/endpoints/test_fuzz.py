@@ -10,7 +10,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("path", SCHEMAS)
-@settings(max_examples=75, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 async def test_no_body_gives_a_server_error(served, path, data):
     body = data.draw(bodies(path))

@@ -242,10 +242,11 @@ async def test_a_client_that_hangs_up_between_two_replicas() -> None:
         await task
 
 
-async def test_random_histories_lose_nothing(engine: MockTarget) -> None:
-    """200 requests with random fields and random losses."""
+@pytest.mark.parametrize("requests", [40, pytest.param(400, marks=pytest.mark.nightly)])
+async def test_random_histories_lose_nothing(engine: MockTarget, requests: int) -> None:
+    """With random fields and random losses."""
     rng = random.Random(11)
-    for _ in range(200):
+    for _ in range(requests):
         kind = rng.choice([DELTA, CUMULATIVE, FINAL_ONLY])
         sampling = {"max_tokens": rng.randint(1, 25), "n": rng.choice([1, 1, 2, 4]), "output_kind": kind}
         quiet, _ = await run(Replicas(engine), **sampling)

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.prefix_hash import block_hashes
@@ -24,7 +24,6 @@ SYSTEM = text("system", 700)
 
 
 @given(st.integers(0, 900), st.lists(st.integers(1, 3000), min_size=2, max_size=6), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
 def test_all_turns_of_a_conversation_have_one_key_on_every_router(opening, turns, seed):
     """From the first turn that goes a window past the opening; a shorter one has little to be found again."""
     prompt, keys = text("opening", opening), []

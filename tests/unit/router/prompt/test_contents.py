@@ -129,7 +129,7 @@ def is_response(content):
 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data(), with_tools=st.booleans())
 def test_nothing_but_contents_can_be_dropped(template, data, with_tools):
     """One token per character."""

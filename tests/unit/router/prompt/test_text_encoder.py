@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -114,19 +114,16 @@ def by_tokenizer(request):
     return watched, TextEncoder(watched)
 
 
-@settings(deadline=None, max_examples=100)
 @given(TEXTS)
 def test_ascii_texts_get_their_places_from_lengths(by_lengths, text):
     assert encoded(*by_lengths, text) == ["encode_batch_fast"]
 
 
-@settings(deadline=None, max_examples=50)
 @given(TEXTS, st.text(st.characters(min_codepoint=128, exclude_categories=["Cs"]), min_size=1, max_size=3), TEXTS)
 def test_other_texts_get_their_places_from_the_tokenizer(by_lengths, before, other, after):
     assert encoded(*by_lengths, before + other + after) == ["encode_batch"]
 
 
-@settings(deadline=None, max_examples=50)
 @given(TEXTS)
 def test_tokenizers_whose_places_do_not_follow_from_lengths(by_tokenizer, text):
     assert encoded(*by_tokenizer, text) == ["encode_batch"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -57,7 +57,6 @@ def any_length(monkeypatch):
     monkeypatch.setattr(known_tokens, "MIN_CHARS", 0)
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(TEXTS, min_size=2, max_size=5), st.data())
 def test_texts_that_share_beginnings(tokenizer, texts, data):
     known = KnownTokens.of(tokenizer)

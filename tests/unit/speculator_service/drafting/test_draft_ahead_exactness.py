@@ -39,7 +39,12 @@ async def sample(engine, mode, *, max_drafts, tokens=1200, sessions=6, seed=1, *
     return [t.answer for t in targets], metrics
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
+BOTH = pytest.mark.parametrize(
+    "sampling", [pytest.param(PLAIN, marks=pytest.mark.nightly), NUCLEUS], ids=["plain", "nucleus"]
+)
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("mode", "branching", "max_drafts"), [("chain", False, 1), ("chain", True, 1), ("branches", True, 2)]
 )
@@ -65,7 +70,7 @@ async def test_without_drafting_ahead():
     assert chi_square_p(answers, TARGET) > 0.01
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS], ids=["plain", "nucleus"])
+@BOTH
 async def test_a_wrong_q_is_found_out(sampling):
     class Liar(ToyEngine):
         """Reports a q that it did not sample from, when it drafts ahead."""

@@ -66,7 +66,6 @@ def attention(draw):
     return queries, keys, valid
 
 
-@settings(deadline=None, max_examples=60)
 @given(attention(), st.sampled_from([1, 3, 13, 51]), st.sampled_from(["max", "head_max_layer_mean"]))
 def test_equals_the_naive_loops(problem, kernel, aggregation):
     queries, keys, valid = problem
@@ -77,7 +76,6 @@ def test_equals_the_naive_loops(problem, kernel, aggregation):
     torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
 @given(attention(), st.sampled_from([1, 3, 13]), st.integers(0, 2**31), st.booleans())
 def test_a_step_inside_the_prompt_sees_the_keys_up_to_itself(problem, kernel, seed, has_sinks):
     queries, keys, valid = problem

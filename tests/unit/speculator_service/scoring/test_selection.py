@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
@@ -71,7 +71,6 @@ def problems(draw):
     return scores, options, spans, regions
 
 
-@settings(deadline=None, max_examples=300)
 @given(problems())
 def test_equals_the_naive_rule(problem):
     scores, options, spans, regions = problem
@@ -81,7 +80,6 @@ def test_equals_the_naive_rule(problem):
     assert coverage == pytest.approx(expected_coverage)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=200),
     st.floats(0.01, 1),
@@ -215,7 +213,6 @@ def naive_auto(scores, options, spans):
     return sorted(protected | {m for chunk in order[:count] for m in chunk})
 
 
-@settings(deadline=None, max_examples=300)
 @given(problems(), st.sampled_from([0.01, 0.1, 0.25]), st.sampled_from([None, 0.25, 0.3, 1.0]))
 def test_auto_equals_the_naive_rule(problem, least, most):
     scores, options, spans, _ = problem

@@ -82,7 +82,7 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", POOLS)
 def test_never_slower_than_no_drafts_and_near_the_best_count(name: str, noise: float) -> None:
     pool, counts = replace(POOLS[name], noise=noise), DraftCounts(MOST)

@@ -5,9 +5,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.chaos.disturbance import Disk, Disturbance
-from tests.chaos.killed import Killed
-from tests.chaos.recovery import cases
+from tests.chaos.support.disturbance import Disk, Disturbance
+from tests.chaos.support.killed import Killed
+from tests.soak.recovery import cases
 
 POOLS = ("speculator", "target")
 

@@ -1,8 +1,8 @@
 """The demo pair on vLLM while its draft channel is cut or slow, or its KV cache full.
 
-`python -m tests.chaos.soak_engines` is the part of the soak run that needs real engines: mock engines ask for no drafts
-and have no KV cache. The target's connections to the speculator go through a switch (`tests.chaos.switch`), and its KV
-cache has room for a few requests. The load is as in the soak run. Every answer, in float32, must be one of the
+`python -m tests.soak.engines` is the part of the soak run that needs real engines: mock engines ask for no drafts
+and have no KV cache. The target's connections to the speculator go through a switch (`tests.chaos.support.switch`), and
+its KV cache has room for a few requests. The load is as in the soak run. Every answer, in float32, must be one of the
 undisturbed deployment.
 
 Exit status 1 and a line per finding if a request fails or its answer is wrong, if the target gets no drafts again, if
@@ -35,13 +35,13 @@ from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port
-from tests.chaos.disturbance import Disturbance, can_disturb
-from tests.chaos.killed import BACK_S, Killed
-from tests.chaos.lost_replicas import demo_settings
-from tests.chaos.soak_load import Load, Request, Seen, learn, requests, sustainable
-from tests.chaos.switch import Switch, threaded
-from tests.chaos.whole import await_whole
+from tests.chaos.support.disturbance import Disturbance, can_disturb
+from tests.chaos.support.killed import BACK_S, Killed
+from tests.chaos.support.lost_replicas import demo_settings
+from tests.chaos.support.switch import Switch, threaded
+from tests.chaos.support.whole import await_whole
 from tests.e2e.conftest import skim_serve
+from tests.soak.load import Load, Request, Seen, learn, requests, sustainable
 
 MAX_MODEL_LEN = 4096
 BLOCK = 32
@@ -214,7 +214,7 @@ def main() -> int:
             served.process.send_signal(signal.SIGINT)
             served.process.wait(timeout=120)
     if asked.out:
-        command = f"python -m tests.chaos.soak_engines --minutes {asked.minutes:g} --seed {asked.seed}"
+        command = f"python -m tests.soak.engines --minutes {asked.minutes:g} --seed {asked.seed}"
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return 1 if any(one["findings"] for one in found["rounds"]) else 0
 

@@ -1,4 +1,4 @@
-"""An update under load, as KubeRay makes it: `python -m tests.chaos.update --before REV [--back] [--serve-proxy]`.
+"""An update under load, as KubeRay makes it: `python -m tests.soak.update --before REV [--back] [--serve-proxy]`.
 
 The version before runs from a copy of its commit, in a Ray of its own. Clients ask without a pause, through a TCP
 switch. The new version starts beside it, the switch goes over once it is ready, and later the old one gets SIGTERM.
@@ -35,9 +35,9 @@ from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.preflight import free_port
 from cluster.serve.proxy.haproxy import ENABLE
-from tests.chaos.soak_load import HUNG_S, Request, judge, learn, requests
-from tests.chaos.switch import HOST, Switch
+from tests.chaos.support.switch import HOST, Switch
 from tests.e2e.conftest import ROOT, SKIM, Served
+from tests.soak.load import HUNG_S, Request, judge, learn, requests
 
 CLIENTS = {"kept": 4, "fresh": 3, "long": 2}
 """Clients by kind: on a connection that they keep, on a new one for each request, and with streams of seconds."""
@@ -224,7 +224,7 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if asked.out:
         switches = " --back" * asked.back + " --serve-proxy" * asked.serve_proxy
-        command = f"python -m tests.chaos.update --before {before}{switches} --delay {asked.delay:g}"
+        command = f"python -m tests.soak.update --before {before}{switches} --delay {asked.delay:g}"
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return int(bool(found["failed"] or found["old_exit_status"]))
 

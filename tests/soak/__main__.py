@@ -1,11 +1,11 @@
-"""A long run under steady load while parts die, stop and fail to start: `python -m tests.chaos.soak --minutes 30`.
+"""A long run under steady load while parts die, stop and fail to start: `python -m tests.soak --minutes 30`.
 
 It starts one `skim serve` with mock engines: two replicas of each pool, one router. First it measures how many requests
 per second this deployment can answer. The load is a share of that (`--load`): requests that arrive at random times,
-whether or not earlier ones are answered. Each round is a case of `tests.chaos.soak_cases`. They come in random order
+whether or not earlier ones are answered. Each round is a case of `tests.soak.cases`. They come in random order
 (the seed is printed), each once before one comes again. A round ends when the deployment is whole
-(`tests.chaos.whole`). Then the load pauses, and the run looks at what is left behind. A mock answer follows from its
-prompt alone, so every answer is compared with the answer of the undisturbed deployment.
+(`tests.chaos.support.whole`). Then the load pauses, and the run looks at what is left behind. A mock answer follows
+from its prompt alone, so every answer is compared with the answer of the undisturbed deployment.
 
 Exit status 1 and a line per finding if an answer is wrong, a request hangs, a request fails though something was left
 that could answer it, a process is replaced though nothing harmed it, or something leaks.
@@ -33,14 +33,14 @@ from ray import serve
 from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
-from tests.chaos.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
-from tests.chaos.killed import BACK_S, Killed
-from tests.chaos.recovery import settings
-from tests.chaos.soak_cases import ENDING, POOLS, UNSEEN, WHOLE, all_cases
-from tests.chaos.soak_load import Load, Seen, learn, requests, sustainable
-from tests.chaos.soak_usage import Sample, by_kind, samples, usage
-from tests.chaos.whole import await_whole
+from tests.chaos.support.disturbance import Disk, Disturbance, can_disturb, small_disk, variables
+from tests.chaos.support.killed import BACK_S, Killed
+from tests.chaos.support.whole import await_whole
 from tests.e2e.conftest import skim_serve
+from tests.soak.cases import ENDING, POOLS, UNSEEN, WHOLE, all_cases
+from tests.soak.load import Load, Seen, learn, requests, sustainable
+from tests.soak.recovery import settings
+from tests.soak.usage import Sample, by_kind, samples, usage
 
 EVICTED_S = 330.0
 """A session that no one ends is gone after this time: `DraftService.idle_s`, and a health check that evicts it."""
@@ -130,7 +130,7 @@ def main() -> int:
         told = f"{used['begin']['mib']:.0f} to {used['end']['mib']:.0f} MiB, {used['mib_per_minute']} MiB/min each"
         print(f"{kind}: {told}, {used['begin']['descriptors']} to {used['end']['descriptors']} descriptors")
     if asked.out:
-        command = f"python -m tests.chaos.soak --minutes {asked.minutes:g} --load {asked.load:g} --seed {asked.seed}"
+        command = f"python -m tests.soak --minutes {asked.minutes:g} --load {asked.load:g} --seed {asked.seed}"
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return 1 if any(one["findings"] for one in found["rounds"]) else 0
 

@@ -1,7 +1,7 @@
 """Greedy streams while target replicas are killed: all must complete, with the bytes of an undisturbed run.
 
-`python -m tests.chaos.lost_replicas mock` kills a replica every 2 s. `... demo` runs the demo pair in float32 and kills
-a replica at a random token, and the next one when the last is back. Both start their own `skim serve`.
+`python -m tests.chaos.support.lost_replicas mock` kills a replica every 2 s. `... demo` runs the demo pair in float32
+and kills a replica at a random token, and the next one when the last is back. Both start their own `skim serve`.
 """
 
 import argparse

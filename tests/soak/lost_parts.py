@@ -1,4 +1,4 @@
-"""Greedy streams while engines, replicas and the controller die: `python -m tests.chaos.lost_parts --streams 200`.
+"""Greedy streams while engines, replicas and the controller die: `python -m tests.soak.lost_parts --streams 200`.
 
 It starts one `skim serve` with the demo pair in float32, and learns all answers. Then it asks again and again. It kills
 one part by SIGKILL after a random number of tokens, and the next one when the last is back, until each has died. Every
@@ -25,9 +25,9 @@ import yaml
 
 from benchmarks.report.machine import machine
 from cluster.json_file import write_json
-from tests.chaos.killed import BACK_S, Killed
-from tests.chaos.lost_replicas import Stream, demo_settings, differing, greedy_bodies, stream
-from tests.chaos.whole import await_whole
+from tests.chaos.support.killed import BACK_S, Killed
+from tests.chaos.support.lost_replicas import Stream, demo_settings, differing, greedy_bodies, stream
+from tests.chaos.support.whole import await_whole
 from tests.e2e.conftest import skim_serve
 
 SELECT_TIMEOUT_S = 15.0
@@ -210,7 +210,7 @@ def main() -> int:
     print(f"{told}; {len(found['kills'])} kills; wrong: {found['wrong'][:3]}")
     if asked.out:
         sizes = f"--speculators {asked.speculators} --targets {asked.targets} --ranks {asked.ranks}"
-        command = f"python -m tests.chaos.lost_parts --streams {asked.streams} {sizes} --seed {asked.seed}"
+        command = f"python -m tests.soak.lost_parts --streams {asked.streams} {sizes} --seed {asked.seed}"
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return 1 if found["wrong"] else 0
 

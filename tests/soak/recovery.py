@@ -1,4 +1,4 @@
-"""From death to served again: a table by victim. `python -m tests.chaos.recovery [--engines] [--only PART]`.
+"""From death to served again: a table by victim. `python -m tests.soak.recovery [--engines] [--only PART]`.
 
 It starts one `skim serve` with one replica of each part, kills by SIGKILL, as the kernel does for memory, and asks
 without a pause. Mock engines by default; with `--engines`, the demo pair on vLLM, whose target has two ranks.
@@ -24,14 +24,13 @@ import ray
 import yaml
 
 from benchmarks.report.machine import machine
-from cluster.demo_document import make_document
 from cluster.json_file import write_json
-from tests.chaos.killed import BACK_S, Killed
+from tests.chaos.support.killed import BACK_S, Killed
+from tests.chaos.support.whole import BODY
 from tests.e2e.conftest import ROOT, skim_serve
 
 CLIENTS = 2
 HUNG_AFTER_S = 20
-BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
 
 
 def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def main() -> int:
     for line in table(results):
         print(line)
     if asked.out:
-        command = "python -m tests.chaos.recovery" + (" --engines" if asked.engines else "")
+        command = "python -m tests.soak.recovery" + (" --engines" if asked.engines else "")
         write_json(asked.out, {"command": command, "machine": at_start, "cases": results})
     return int(any(found["whole_s"] is None or found["stopped_left"] for found in results.values()))
 

@@ -10,10 +10,12 @@ import httpx
 import psutil
 from ray.serve.context import _get_global_client
 
+from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.ray_liveness import in_time
-from tests.chaos.killed import Killed
-from tests.chaos.recovery import BODY
+from tests.chaos.support.killed import Killed
+
+BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
 
 LIMIT_S = 10.0
 ASKED = 4

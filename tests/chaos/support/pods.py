@@ -20,7 +20,7 @@ import psutil
 from cluster.serve.app import SERVE_SWITCHES
 from cluster.serve.preflight import free_port
 from cluster.serve.proxy.pod_draining import CALLBACK, LEAVING_FILE, SENDING_AWAY
-from tests.chaos.own_port import PROXY_PORT, on_own_port
+from tests.chaos.support.own_port import PROXY_PORT, on_own_port
 
 RAY, SKIM = (Path(sys.executable).with_name(name) for name in ("ray", "skim"))
 HOST = "127.0.0.1"

@@ -1,9 +1,8 @@
-"""Streams go on while target replicas are killed or stopped, with the bytes of an undisturbed run."""
+"""Streams go on while target replicas are updated, killed or stopped, with the bytes of an undisturbed run."""
 
 import asyncio
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,7 +11,8 @@ import pytest
 from cluster.config.load import config_from_settings
 from cluster.serve.deployment import apply
 from tests.chaos.conftest import await_answers, settings_in
-from tests.chaos.lost_replicas import (
+from tests.chaos.support.load import CLIENTS, Load
+from tests.chaos.support.lost_replicas import (
     Killer,
     Stream,
     await_running,
@@ -20,12 +20,13 @@ from tests.chaos.lost_replicas import (
     disturbed,
     greedy_bodies,
     migrations,
+    running_replicas,
     stream,
     streams,
 )
 from tests.e2e.conftest import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_its_ray")]
+pytestmark = pytest.mark.usefixtures("on_its_ray")
 
 BODIES = greedy_bodies(12, prompt_tokens=1100, answer_tokens=150)
 """Each stream takes 4 to 5 s."""
@@ -53,18 +54,27 @@ def use(settings: dict[str, Any]) -> None:
     await_running(settings["target"]["replicas"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def restored(served: Served, on_its_ray: None) -> Iterator[None]:
-    yield
-    before = settings_in(served.log.parent)
-    use({**before, "router": {**before["router"], "port": served.port}})
+@pytest.fixture(scope="module")
+def updated(served: Served, settings: dict[str, Any]) -> Load:
+    """Clients that asked during the update from the deployment of the other modules to that of this one."""
     with httpx.Client(base_url=served.url, timeout=120) as client:
         await_answers("target", 2, client)
+    before = {*running_replicas()}
+    with Load(served.url) as load:
+        load.go_on(CLIENTS)
+        use(settings)
+        load.go_on()
+    assert not before & {*running_replicas()}
+    return load
+
+
+def test_an_update_replaces_all_targets_and_no_request_fails(updated: Load) -> None:
+    assert updated.failed == []
+    assert updated.modes.keys() == {"speculative"}
 
 
 @pytest.fixture(scope="module")
-def quiet(served: Served, settings: dict[str, Any]) -> list[Stream]:
-    use(settings)
+def quiet(served: Served, updated: Load) -> list[Stream]:
     return asyncio.run(streams(served.url, BODIES, 6))
 
 
@@ -101,6 +111,7 @@ def one_stops(served: Served, settings: dict[str, Any]) -> list[Stream]:
     return asyncio.run(run())
 
 
+@pytest.mark.nightly
 def test_a_replica_that_stops_hands_over_the_streams_that_outlive_its_time(
     served: Served, quiet_long: list[Stream], settings: dict[str, Any]
 ) -> None:
@@ -112,6 +123,7 @@ def test_a_replica_that_stops_hands_over_the_streams_that_outlive_its_time(
     assert set(causes) == {"drained"}
 
 
+@pytest.mark.nightly
 def test_without_migration_the_streams_break(served: Served, quiet: list[Stream], settings: dict[str, Any]) -> None:
     """Negative control."""
     use({**settings, "router": {**settings["router"], "migration": False}})
@@ -125,6 +137,7 @@ def test_without_migration_the_streams_break(served: Served, quiet: list[Stream]
     assert all(stream.errors for stream in broken)
 
 
+@pytest.mark.nightly
 def test_without_migration_a_replica_that_stops_breaks_them_too(
     served: Served, quiet_long: list[Stream], settings: dict[str, Any]
 ) -> None:
