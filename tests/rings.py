@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
 REPORTS = ROOT / "build" / "rings"
 CODE = (
     *("actors", "benchmarks", "cluster", "evals", "kv_transfer"),
-    *("router", "skim", "speculator_service", "target_service", "vllm_hooks"),
+    *("router", "skim", "skim_common", "speculator_service", "target_service", "vllm_hooks"),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 # Modules of a group share an engine and stay together, as the tests of each module do.
