@@ -25,13 +25,12 @@ from router.dispatch.dispatcher import Dispatcher
 from router.explain.prompt_text import read_token_text
 from router.explain.request_reports import RequestReports
 from router.explain.selection_log import ExplainView
-from router.http.body_limits import BodyLimits
 from router.http.draining import LeavingApp
 from router.http.startup import StartingApp
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
 from router.pools.serve_pools import ServePools
-from router.prompt.control_tokens import Handling
 from skim_common.models.source import local_folder, public_name
 
 logger = logging.getLogger(__name__)
@@ -46,12 +45,9 @@ OTHERS_ATTEMPTS = 12
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    model: the target's folder or hub name. prefill: the prefill half of a split target. options, decode: the
-    deployment's PrefillOptions and SpeculationOptions, as dicts. on_speculator_failure to audit_max_ongoing: as in
-    Dispatcher. deadline_s: as in SkimMiddleware. max_ongoing_requests, max_wait_s: `most` and `max_wait_s` of
-    Admission. rooms: fields of each `Room`, by pool. keep_alive_s: as in `DeferredResponse`. pool_down_after_s: see
-    PoolStates. vllm_args: options of vLLM's HTTP server. traces: the argument of `create_tracer`. api_keys_file: as in
-    `build_openai_app`. max_body_bytes, body_timeout_s, body_memory_bytes: as in BodyLimits.
+    model: the target's folder or hub name. prefill: the prefill half of a split target. settings: fields of
+    RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
+    what `settings` says of them holds. rooms: fields of each `Room`, by pool. traces: the argument of `create_tracer`.
     """
 
     def __init__(
@@ -62,72 +58,35 @@ class RouterDeployment:
         prefill: DeploymentHandle | None = None,
         model: str,
         served_model_name: str,
-        options: Mapping[str, Any],
-        decode: Mapping[str, Any],
-        select_timeout_s: float,
-        on_speculator_failure: str = "dense",
-        admission_timeout_s: float,
-        deadline_s: float | None = None,
-        pool_down_after_s: float = 30.0,
-        max_ongoing_requests: int | None = None,
-        max_wait_s: float | None = None,
+        settings: Mapping[str, Any],
+        defaults: Mapping[str, Mapping[str, Any]],
         rooms: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-        affinity: bool = True,
-        migration: bool = True,
-        audit_share: float = 0.0,
-        audit_max_ongoing: int = 0,
-        guard: bool = True,
-        guard_entropy: float | None = None,
-        explain_text: bool = False,
-        keep_alive_s: float = 0.0,
-        vllm_args: Mapping[str, Any],
-        api_keys_file: str | None = None,
-        control_tokens: Handling = "text",
-        max_body_bytes: int = BodyLimits.max_bytes,
-        body_timeout_s: float = BodyLimits.timeout_s,
-        body_memory_bytes: int = BodyLimits.memory_bytes,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
+        self._settings = own = RouterConfig.model_validate(dict(settings))
         self._tracer = create_tracer(traces)
-        self._meter, self._states = RayMeter(), PoolStates(pool_down_after_s)
+        self._meter, self._states = RayMeter(), PoolStates(own.pool_down_after_s)
         self._intake = Intake()
-        self._pools = ServePools(speculator, target, admission_timeout_s, self._states, prefill, self._intake)
-        defaults = PrefillOptions.model_validate(dict(options))
-        decode_defaults = SpeculationOptions.model_validate(dict(decode))
+        self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
+        enabled = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
+        headroom = {pool: Room(**room) for pool, room in rooms.items()}
         self._dispatcher = Dispatcher(
             self._pools,
-            defaults,
-            decode_defaults,
-            select_timeout_s,
+            PrefillOptions.model_validate({**defaults["prefill"], **enabled}),
+            SpeculationOptions.model_validate(dict(defaults["decode"])),
+            own,
             self._meter,
-            on_speculator_failure=on_speculator_failure,
-            affinity=affinity,
-            migration=migration,
-            audit_share=audit_share,
-            audit_max_ongoing=audit_max_ongoing,
-            guard=guard,
-            guard_entropy=guard_entropy,
-            explain_text=explain_text,
-            admission=Admission(
-                self._meter,
-                max_ongoing_requests,
-                max_wait_s,
-                {pool: Room(**room) for pool, room in rooms.items()},
-            ),
+            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, headroom),
         )
-        self._model, self._served_model_name, self._vllm_args = model, served_model_name, vllm_args
-        self._patience_s, self._deadline_s, self._api_keys_file = admission_timeout_s, deadline_s, api_keys_file
-        self._keep_alive_s, self._reports = keep_alive_s, RequestReports()
-        self._limits = BodyLimits(max_body_bytes, body_timeout_s, body_memory_bytes)
-        self._control_tokens = control_tokens
+        self._model, self._served_model_name, self._reports = model, served_model_name, RequestReports()
         self._view: ExplainView | None = None
 
     async def __serve_build_asgi_app__(self) -> LeavingApp:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
-        self._app = StartingApp(self._build_app, self._patience_s, self._others_serve)
-        async with retried_start("router", self._model, self._vllm_args, limit_s=None):
+        self._app = StartingApp(self._build_app, self._settings.admission_timeout_s, self._others_serve)
+        async with retried_start("router", self._model, self._settings.vllm_args, limit_s=None):
             await self._app.start()
         self._front = LeavingApp(self._app)
         return self._front
@@ -168,24 +127,13 @@ class RouterDeployment:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.
         files = asyncio.to_thread(local_folder, self._model, weights=False)
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
-        from router.vllm_front.app import build_openai_app
+        from router.vllm_front.app import ServedModel, build_openai_app
 
         with uncollected():
+            max_len = self._pools.target.max_model_len
+            served = ServedModel(folder, public_name(self._model), self._served_model_name, max_len)
             app = await build_openai_app(
-                self._dispatcher,
-                folder,
-                public_name(self._model),
-                self._served_model_name,
-                self._pools.target.max_model_len,
-                self._vllm_args,
-                self._tracer,
-                self._deadline_s,
-                self._api_keys_file,
-                self._limits,
-                keep_alive_s=self._keep_alive_s,
-                reports=self._reports,
-                control_tokens=self._control_tokens,
-                intake=self._intake,
+                self._dispatcher, served, self._settings, self._tracer, self._reports, self._intake
             )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None

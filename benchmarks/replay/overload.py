@@ -31,6 +31,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
 from speculator_service.mock_engine import MockSpeculator
@@ -97,7 +98,12 @@ class _Skim:
         self._decode = SpeculationOptions(method="none")
         admission = Admission(_Unmetered(), max_wait_s=60.0) if admits else _Open(_Unmetered())
         self._dispatcher = Dispatcher(
-            pools, self._options, self._decode, 3600.0, _Unmetered(), guard=False, admission=admission
+            pools,
+            self._options,
+            self._decode,
+            RouterConfig(select_timeout_s=3600, guard=False),
+            _Unmetered(),
+            admission,
         )
 
     async def ask(self, number: int, ids: list[int]) -> str:

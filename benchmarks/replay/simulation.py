@@ -35,6 +35,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.prefix_affinity import PrefixKeys, preferred
 from router.pools.serve_pools import Admitted
@@ -121,7 +122,9 @@ class _Skim:
         ]
         self._options, self._decode = options, SpeculationOptions(method="none")
         self._pools = MockPools(readers, _targets(model, profile, targets, held, replicas))
-        self._dispatcher = Dispatcher(self._pools, self._options, self._decode, 3600.0, _Unmetered())
+        self._dispatcher = Dispatcher(
+            self._pools, self._options, self._decode, RouterConfig(select_timeout_s=3600), _Unmetered()
+        )
         self._router_ms = router_ms
 
     async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:

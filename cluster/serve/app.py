@@ -64,6 +64,9 @@ REFUSING = 256
 """Requests that a router has beyond its `max_ongoing_requests` for the short time in which it refuses them. Serve's
 proxy would hold them without an answer until the router has room."""
 
+SERVE_READS = {"host", "port", "replicas", "cpus", "resources", "drain_timeout_s", "tls_cert", "tls_key"}
+"""Settings of the endpoint that no router reads: a change of them starts no router anew."""
+
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
 
@@ -112,34 +115,9 @@ def build_app(config: DeploymentConfig) -> Application:
         **prefill,
         model=config.target.model,
         served_model_name=config.served_model_name,
-        options={
-            **config.selection.model_dump(),
-            "enabled": config.router.speculative_prefill,
-            "min_prompt_tokens": config.router.min_prompt_tokens,
-        },
-        decode=config.decode.model_dump(),
-        select_timeout_s=config.router.select_timeout_s,
-        on_speculator_failure=config.router.on_speculator_failure,
-        admission_timeout_s=config.router.admission_timeout_s,
-        deadline_s=config.router.deadline_s,
-        pool_down_after_s=config.router.pool_down_after_s,
-        max_ongoing_requests=config.router.max_ongoing_requests,
-        max_wait_s=config.router.max_wait_s,
+        settings=config.router.model_dump(exclude=SERVE_READS),
+        defaults={"prefill": config.selection.model_dump(), "decode": config.decode.model_dump()},
         **_rooms(config),
-        affinity=config.router.affinity,
-        migration=config.router.migration,
-        guard=config.router.guard,
-        guard_entropy=config.router.guard_entropy,
-        audit_share=config.router.audit_share,
-        audit_max_ongoing=config.router.audit_max_ongoing,
-        explain_text=config.router.explain_text,
-        keep_alive_s=config.router.keep_alive_s,
-        vllm_args=config.router.vllm_args,
-        api_keys_file=config.router.api_keys_file,
-        control_tokens=config.router.control_tokens,
-        max_body_bytes=config.router.max_body_bytes,
-        body_timeout_s=config.router.body_timeout_s,
-        body_memory_bytes=config.router.body_memory_bytes,
         **traces,
     )
 

@@ -32,6 +32,7 @@ from router.explain.selection_log import Entry, HeldPrompt, SelectionLog
 from router.options.errors import RefusedError
 from router.options.headers import add_prefill
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
 from router.pools.interface import Pools
 from router.pools.migration import GivenUpError, Migration, ReplicaLostError, migrate
@@ -43,13 +44,9 @@ from target_service.limits import check_length as check_target_length
 
 
 class Dispatcher:
-    """defaults, decode_defaults: the deployment's options. select_timeout_s: after this time a selection is late.
+    """defaults, decode_defaults: the deployment's options of a request. settings: the endpoint's.
 
-    on_speculator_failure: how a prompt runs whose selection failed or is late: dense, or selected here (lexical).
-    affinity: prompts with the same prefix prefer the same replicas.
-    migration: answers go on when their replica is lost. guard, guard_entropy: as in `Guard`.
-    audit_share, audit_max_ongoing: as in `Audits`.
-    explain_text: as `SelectionLog.holds_text`. admission: None: one without limits.
+    admission: None: one without limits.
     """
 
     def __init__(
@@ -57,33 +54,23 @@ class Dispatcher:
         pools: Pools,
         defaults: PrefillOptions,
         decode_defaults: SpeculationOptions,
-        select_timeout_s: float,
+        settings: RouterConfig,
         meter: Meter,
-        *,
-        on_speculator_failure: str = "dense",
-        affinity: bool = True,
-        migration: bool = True,
-        audit_share: float = 0.0,
-        audit_max_ongoing: int = 0,
-        guard: bool = True,
-        guard_entropy: float | None = None,
-        explain_text: bool = False,
         admission: Admission | None = None,
     ) -> None:
         self.pools = pools
         self.meter = meter
-        self.defaults, self.decode_defaults = defaults, decode_defaults
-        self.selections = SelectionLog(holds_text=explain_text)
+        self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
+        self.selections = SelectionLog(holds_text=settings.explain_text)
         self.forecaster = Forecaster()
-        self._keys = PrefixKeys() if affinity else None
-        self._migration = migration
-        self._guard = Guard(meter, enabled=guard, entropy=guard_entropy)
+        self._keys = PrefixKeys() if settings.affinity else None
+        self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self.admission = admission or Admission(meter)
-        self.audits = Audits(meter, audit_share, audit_max_ongoing)
+        self.audits = Audits(meter, settings.audit_share, settings.audit_max_ongoing)
         self._ends = SessionEnds()
-        fallback = LexicalFallback(pools, enabled=on_speculator_failure == "lexical")
+        fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selecting = Selecting(
-            select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._ends
+            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._ends
         )
 
     async def run(
@@ -147,7 +134,7 @@ class Dispatcher:
                     asked = replace(request, timeout_ms=context.deadline.left_ms)
                     return self.admission.prefilled(place, self.pools.generate(asked, admitted))
 
-                stream = migrate(answer, attempt, moved, enabled=self._migration)
+                stream = migrate(answer, attempt, moved, enabled=self.settings.migration)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         held = True

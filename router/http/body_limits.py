@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from router.options.errors import RefusedError
 from router.options.headers import whole_number
+from router.options.settings import RouterConfig
 
 MAX_HEADER_BYTES = 32 * 2**10
 
@@ -24,17 +24,6 @@ FREE_BYTES = 64 * 2**10
 """A smaller body does not count and is never given up: uvicorn holds as much of a connection (its HIGH_WATER_LIMIT)."""
 
 RETRY_S = 5
-
-
-@dataclass(frozen=True)
-class BodyLimits:
-    """max_bytes: of a body. timeout_s: from the end of the headers to the end of the body. memory_bytes: of the bodies
-    that a router reads at the same time, as in BodyBudget.
-    """
-
-    max_bytes: int = 16 * 2**20
-    timeout_s: float = 60.0
-    memory_bytes: int = 256 * 2**20
 
 
 class Reading:
@@ -103,7 +92,7 @@ def check_headers(headers: Headers) -> None:
         )
 
 
-async def read_body(headers: Headers, receive: Receive, limits: BodyLimits, budget: BodyBudget) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, budget: BodyBudget) -> bytes:
     """The whole body, or its beginning if the client is gone. budget: of all requests of this router.
 
     Raises RefusedError: 413, 408, 400 for a wrong length, 503 if the body was given up for faster ones.
@@ -111,26 +100,26 @@ async def read_body(headers: Headers, receive: Receive, limits: BodyLimits, budg
     declared = whole_number(headers.get("content-length", "0"))
     if declared is None:
         raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
-    if declared > limits.max_bytes:
+    if declared > limits.max_body_bytes:
         raise _too_large(limits)
     reading: Reading | None = None
     try:
-        async with asyncio.timeout(limits.timeout_s) as timeout:
+        async with asyncio.timeout(limits.body_timeout_s) as timeout:
             with budget.reading(timeout) as reading:
                 return await _read(receive, limits, budget, reading)
     except TimeoutError:
         if reading is not None and reading.given_up:
             raise _given_up() from None
-        text = f"the body did not arrive within {limits.timeout_s:g} s; send it faster, or shorten it"
+        text = f"the body did not arrive within {limits.body_timeout_s:g} s; send it faster, or shorten it"
         raise RefusedError(408, "RequestTimeoutError", text) from None
 
 
-async def _read(receive: Receive, limits: BodyLimits, budget: BodyBudget, reading: Reading) -> bytes:
+async def _read(receive: Receive, limits: RouterConfig, budget: BodyBudget, reading: Reading) -> bytes:
     body = bytearray()  # a list of chunks of one byte would take 40 times their memory
     while True:
         message = await receive()
         chunk = message.get("body", b"")
-        if len(body) + len(chunk) > limits.max_bytes:
+        if len(body) + len(chunk) > limits.max_body_bytes:
             raise _too_large(limits)
         budget.add(reading, len(chunk))
         body += chunk
@@ -138,9 +127,11 @@ async def _read(receive: Receive, limits: BodyLimits, budget: BodyBudget, readin
             return bytes(body)
 
 
-def _too_large(limits: BodyLimits) -> RefusedError:
+def _too_large(limits: RouterConfig) -> RefusedError:
     return RefusedError(
-        413, "RequestTooLargeError", f"the body has more than {limits.max_bytes} bytes, this server's limit; shorten it"
+        413,
+        "RequestTooLargeError",
+        f"the body has more than {limits.max_body_bytes} bytes, this server's limit; shorten it",
     )
 
 

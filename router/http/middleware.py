@@ -11,19 +11,20 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
-from router.admission.controller import Admission
 from router.admission.intake_lock import Intake
 from router.admission.rate_limits import caller_of
 from router.admission.ticket import Claim
 from router.dispatch.context import CURRENT, RequestContext, nothing
+from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
 from router.http.body_fields import read_fields
-from router.http.body_limits import BodyBudget, BodyLimits, check_headers, read_body
+from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
-from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
+from router.options.request import DECODE, PREFILL, resolve_decode
+from router.options.settings import RouterConfig
 from router.prompt.keep_fields import take_keeps
 from skim_common.errors import InvalidRequestError
 
@@ -32,34 +33,27 @@ _GENERATING = ("/completions", "/responses", "/messages")
 
 
 class SkimMiddleware:
-    """defaults, decode_defaults: the deployment's options. tracer: starts each request's span, which names `model`.
+    """tracer: starts each request's span, which names `model`. intake: each request passes it.
 
-    deadline_s: the deadline of a request without a header for it; None: no limit. admission: what it refuses in any
-    case is refused here, before it costs any time; None: all come through.
-    keep_alive_s: as in `DeferredResponse`. reports: gets what is told of each request. intake: each request passes it.
+    reports: gets what is told of each request. What the dispatcher's admission refuses in any case is refused here,
+    before it costs any time.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        defaults: PrefillOptions,
-        decode_defaults: SpeculationOptions,
-        tracer: Tracer = NO_TRACER,
+        dispatcher: Dispatcher,
+        settings: RouterConfig,
         model: str = "",
-        deadline_s: float | None = None,
-        limits: BodyLimits = BodyLimits(),  # noqa: B008
-        keep_alive_s: float = 0.0,
+        tracer: Tracer = NO_TRACER,
         reports: RequestReports | None = None,
-        admission: Admission | None = None,
         intake: Intake | None = None,
     ) -> None:
         self.app = app
-        self.defaults, self.decode_defaults = defaults, decode_defaults
+        self._dispatcher, self._settings = dispatcher, settings
         self._tracer, self._model = tracer, model
-        self._deadline_s, self._limits, self._admission = deadline_s, limits, admission
-        self._budget = BodyBudget(limits.memory_bytes)
-        self._keep_alive_s, self._reports = keep_alive_s, reports or RequestReports()
-        self._intake = intake or Intake()
+        self._budget = BodyBudget(settings.body_memory_bytes)
+        self._reports, self._intake = reports or RequestReports(), intake or Intake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -73,11 +67,11 @@ class SkimMiddleware:
         headers, leave_intake = Headers(scope=scope), nothing
         try:
             check_headers(headers)
-            body = await read_body(headers, receive, self._limits, self._budget)
-            deadline = read_deadline(headers, self._deadline_s, arrived)
+            body = await read_body(headers, receive, self._settings, self._budget)
+            deadline = read_deadline(headers, self._settings.deadline_s, arrived)
             caller, came = caller_of(scope), time.perf_counter()
-            if self._admission is not None and scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
-                self._admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
+            if scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
+                self._dispatcher.admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
             leave_intake = await self._intake.enter()
             context, body = self._context(headers, body, scope["path"])
             context.deadline, context.later_requests = deadline, read_later_requests(headers)
@@ -92,7 +86,7 @@ class SkimMiddleware:
             return
         context.span = request.span
         token = CURRENT.set(context)
-        response = DeferredResponse(context, scope, receive, send, self._keep_alive_s, self._reports.add)
+        response = DeferredResponse(context, scope, receive, send, self._settings.keep_alive_s, self._reports.add)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:
@@ -111,9 +105,9 @@ class SkimMiddleware:
         keeps = take_keeps(fields, path)
         if keeps is not None:
             body = json.dumps(fields, ensure_ascii=False).encode()
-        decode = resolve_decode(self.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name))
+        decode = resolve_decode(self._dispatcher.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name))
         context = RequestContext(
-            options=PREFILL.resolve(self.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
+            options=PREFILL.resolve(self._dispatcher.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=decode.decode,
             decode_wished=bool(decode.model_fields_set),
             echo=bool(fields.get("echo")),

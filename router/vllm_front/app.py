@@ -1,6 +1,6 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
-This is the only file of the router that imports vLLM (0.29.0). It uses `EngineClient` (vllm/engine/protocol.py),
+Made for vLLM 0.29.0. It uses `EngineClient` (vllm/engine/protocol.py),
 `build_app` and `init_app_state` (vllm/entrypoints/launchers). The methods of its renderer that
 `router.vllm_front.renderer` replaces are of vllm/renderers/base.py.
 """
@@ -9,6 +9,7 @@ import logging
 import traceback
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,10 +31,9 @@ from router.admission.intake_lock import Intake
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.request_reports import RequestReports
 from router.http.authentication import KeyMiddleware
-from router.http.body_limits import BodyLimits
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
-from router.prompt.control_tokens import Handling
+from router.options.settings import RouterConfig
 from router.vllm_front.engine_client import (
     PooledEngineClient,
 )
@@ -47,40 +47,44 @@ _READ_BODIES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """The target as clients see it. folder: its config and tokenizer; its weights are not read.
+
+    root: its name in /v1/models, no path. name: as clients send it. max_len: tokens of a prompt and its answer.
+    """
+
+    folder: str
+    root: str
+    name: str
+    max_len: int
+
+
 async def build_openai_app(
     dispatcher: Dispatcher,
-    folder: str,
-    root: str,
-    served_model_name: str,
-    max_model_len: int,
-    vllm_args: Mapping[str, Any],
+    model: ServedModel,
+    settings: RouterConfig,
     tracer: Tracer = NO_TRACER,
-    deadline_s: float | None = None,
-    api_keys_file: str | None = None,
-    limits: BodyLimits = BodyLimits(),  # noqa: B008
-    keep_alive_s: float = 0.0,
     reports: RequestReports | None = None,
-    control_tokens: Handling = "text",
     intake: Intake | None = None,
 ) -> FastAPI:
-    """The HTTP app. vllm_args: options of `vllm serve`'s HTTP server (api_key, tool_call_parser, chat_template, ...).
+    """The HTTP app. reports, intake: as in `SkimMiddleware`.
 
-    api_keys_file: as `ApiKeys.file`; the keys of vLLM's options hold too. Raises SkimError if it cannot be read.
-    folder: the target's config and tokenizer; its weights are not read. root: the model's name in /v1/models, no path.
-    keep_alive_s, reports, intake: as in `SkimMiddleware`.
+    Raises SkimError if `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
     """
-    flags = {"model": folder, "served_model_name": served_model_name, "max_model_len": max_model_len, **vllm_args}
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags))
-    client = PooledEngineClient(AsyncEngineArgs.from_cli_args(args).create_engine_config(), dispatcher, control_tokens)
+    flags = {"model": model.folder, "served_model_name": model.name, "max_model_len": model.max_len}
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags | settings.vllm_args))
+    vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens)
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     for served in app.state.openai_serving_models.base_model_paths:
-        served.model_path = root
+        served.model_path = model.root
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
     app.state.server = types.SimpleNamespace()
-    keys = ApiKeys(api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
+    keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
     if keys.wanted:
         app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
@@ -88,15 +92,11 @@ async def build_openai_app(
     app.user_middleware.append(
         Middleware(
             SkimMiddleware,
-            defaults=dispatcher.defaults,
-            decode_defaults=dispatcher.decode_defaults,
+            dispatcher=dispatcher,
+            settings=settings,
+            model=model.name,
             tracer=tracer,
-            model=served_model_name,
-            deadline_s=deadline_s,
-            limits=limits,
-            keep_alive_s=keep_alive_s,
             reports=reports,
-            admission=dispatcher.admission,
             intake=intake,
         )
     )

@@ -36,7 +36,7 @@ _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 class PooledEngineClient(EngineClient):
     """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
 
-    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, control_tokens: Handling = "text") -> None:
+    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, control_tokens: Handling) -> None:
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer_from_config(vllm_config)

@@ -1,14 +1,25 @@
 """Requests through the middleware, to small apps that stream as vLLM does."""
 
 import asyncio
+from types import SimpleNamespace
 
+from router.admission.controller import Admission
 from router.dispatch.context import CURRENT
 from router.explain.request_reports import RequestReports
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
+from tests.unit.actors.local_meter import LocalMeter
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
+
+
+def middleware(app, settings=None, admission=None, **options):
+    """The middleware around `app`, of a dispatcher that runs nothing. options: further arguments of SkimMiddleware."""
+    admission = admission or Admission(LocalMeter())
+    dispatcher = SimpleNamespace(defaults=DEFAULTS, decode_defaults=SpeculationOptions(), admission=admission)
+    return SkimMiddleware(app, dispatcher, settings or RouterConfig(), **options)
 
 
 class Call:
@@ -21,7 +32,7 @@ class Call:
         ]
         self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
         self.reports = RequestReports()
-        self._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions(), keep_alive_s=keep_alive_s, reports=self.reports)
+        self._app = middleware(app, RouterConfig(keep_alive_s=keep_alive_s), reports=self.reports)
 
     async def run(self):
         async def receive():

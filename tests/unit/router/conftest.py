@@ -19,6 +19,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.explain.request_reports import RequestReports
 from router.explain.selection_log import ExplainView
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.serve_pools import Admitted
 from speculator_service.mock_engine import MockSpeculator
@@ -99,24 +100,30 @@ class SwitchedTracer:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
-    from router.vllm_front.app import build_openai_app
+    from router.vllm_front.app import ServedModel, build_openai_app
 
     defaults = PrefillOptions(enabled=True, min_prompt_tokens=MIN_PROMPT_TOKENS)
-    dispatcher = Dispatcher(
-        LocalPools(), defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter(), explain_text=True
+    settings = RouterConfig(
+        select_timeout_s=SELECT_TIMEOUT_S,
+        explain_text=True,
+        keep_alive_s=KEEP_ALIVE_S,
+        vllm_args={"dtype": "float32"},
     )
-    switch, vllm_args, reports = SwitchedTracer(), {"dtype": "float32"}, RequestReports()
+    dispatcher = Dispatcher(
+        LocalPools(),
+        defaults,
+        SpeculationOptions(),
+        settings,
+        LocalMeter(),
+    )
+    switch, reports = SwitchedTracer(), RequestReports()
     folder = str(MODELS / "target")
     app = await build_openai_app(
         dispatcher,
-        folder,
-        "target",
-        MODEL_NAME,
-        MAX_MODEL_LEN,
-        vllm_args,
+        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
+        settings,
         switch,
-        keep_alive_s=KEEP_ALIVE_S,
-        reports=reports,
+        reports,
     )
     ExplainView(dispatcher.selections, TokenText.of(folder)).add_route(app)
     reports.add_route(app)

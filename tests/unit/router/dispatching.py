@@ -7,6 +7,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
 
 IDS = [7 + i % 900 for i in range(600)]
@@ -21,7 +22,11 @@ async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", 
     """The outputs, the outcome, the dispatcher and the context of one prompt."""
     defaults, decode = PrefillOptions(), SpeculationOptions()
     dispatcher = Dispatcher(
-        pools, defaults, decode, timeout_s, LocalMeter(), on_speculator_failure=on_speculator_failure
+        pools,
+        defaults,
+        decode,
+        RouterConfig(select_timeout_s=timeout_s, on_speculator_failure=on_speculator_failure),
+        LocalMeter(),
     )
     context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]

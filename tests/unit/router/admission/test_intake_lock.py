@@ -8,11 +8,11 @@ from kv_transfer.options import DecodeOptions
 from router.admission.intake_lock import Intake
 from router.dispatch.context import CURRENT, RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.http.middleware import SkimMiddleware
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from skim_common.errors import InvalidRequestError
 from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.router.asgi_calls import DEFAULTS, Call
+from tests.unit.router.asgi_calls import Call, middleware
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import prompt
 
@@ -87,7 +87,9 @@ async def test_a_prompt_leaves_the_intake_before_a_pool_is_asked():
         DecodeOptions(),
         leave_intake=lambda: left.append(len(pools.selects)),
     )
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 5.0, LocalMeter())
+    dispatcher = Dispatcher(
+        pools, PrefillOptions(), SpeculationOptions(), RouterConfig(select_timeout_s=5.0), LocalMeter()
+    )
     async for _ in dispatcher.run("r", prompt(), context):
         pass
     assert (left, len(pools.selects)) == ([0], 1)
@@ -112,7 +114,7 @@ def fails(context):
 async def test_every_request_leaves_the_intake_however_it_ends(act, body):
     intake = Intake(LONG_S)
     call = Call(None, (body,))
-    call._app = SkimMiddleware(app_that(act), DEFAULTS, SpeculationOptions(), intake=intake)
+    call._app = middleware(app_that(act), intake=intake)
     await asyncio.gather(call.run(), return_exceptions=True)
     (await asyncio.wait_for(intake.enter(), 10))()
 
@@ -135,10 +137,10 @@ async def test_the_app_runs_one_request_until_it_leaves_the_intake():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    middleware = SkimMiddleware(app, DEFAULTS, SpeculationOptions(), intake=intake)
+    shared = middleware(app, intake=intake)
     calls = [Call(None) for _ in range(4)]
     for call in calls:
-        call._app = middleware
+        call._app = shared
     tasks = [asyncio.create_task(call.run()) for call in calls]
     await asyncio.wait_for(all_seen.wait(), 10)
     assert most == 1

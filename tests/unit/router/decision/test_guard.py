@@ -12,6 +12,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 
@@ -88,7 +89,9 @@ class ScoredPools(LocalPools):
 async def run(question, pools=None, guard=True, options=None, entropy=0.97):
     """The outcome of one chat, the requests of both pools, and the guard's counts. options: of the request."""
     pools, meter = pools or ScoredPools(), LocalMeter()
-    dispatcher = Dispatcher(pools, DEFAULTS, SpeculationOptions(), 60.0, meter, guard=guard, guard_entropy=entropy)
+    dispatcher = Dispatcher(
+        pools, DEFAULTS, SpeculationOptions(), RouterConfig(guard=guard, guard_entropy=entropy), meter
+    )
     context = RequestContext(PREFILL.resolve(DEFAULTS, None, options), DecodeOptions())
     async for _ in dispatcher.run("r", asking(question), context):
         pass

@@ -14,6 +14,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
 from router.pools.interface import unwatched
 from skim_common.errors import EngineUnavailableError
@@ -29,10 +30,8 @@ def auditing(pools, share=1.0, max_ongoing=4):
         pools,
         PrefillOptions(),
         SpeculationOptions(),
-        60.0,
+        RouterConfig(audit_share=share, audit_max_ongoing=max_ongoing),
         LocalMeter(),
-        audit_share=share,
-        audit_max_ongoing=max_ongoing,
     )
 
 

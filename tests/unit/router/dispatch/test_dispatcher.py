@@ -12,6 +12,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.options.headers import TIMING_PARTS
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.availability import PoolDownError
 from router.prompt.contents import ChatContents, Content
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
@@ -231,7 +232,7 @@ async def test_several_prompts_are_accounted_for_in_their_order():
             await selected.wait()
             return await super().select(request)
 
-    dispatcher = Dispatcher(WaitingPools(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    dispatcher = Dispatcher(WaitingPools(), PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     context = RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
 
     async def consume(name, ids):
@@ -260,7 +261,7 @@ async def test_a_prompt_behind_a_dense_one_finds_what_the_target_reads_now():
                 yield output
 
     seen = []
-    dispatcher = Dispatcher(Watched(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    dispatcher = Dispatcher(Watched(), PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     for enabled in (False, True):
         context = RequestContext(PrefillOptions(enabled=enabled, min_prompt_tokens=256), DecodeOptions())
         async for _ in dispatcher.run("r", prompt(), context):
@@ -276,7 +277,7 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
             speculator={"ms_per_token": 0.01, "cache_tokens": 100_000},
             target={"prefill_ms_per_token": 0.05, "cache_tokens": 100_000, "max_model_len": 8192},
         )
-        dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+        dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
 
         async def ask(ids, **options):
             context = RequestContext(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions())

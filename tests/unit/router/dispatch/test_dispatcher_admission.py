@@ -11,11 +11,12 @@ from router.admission.load_shedding import KEEP
 from router.admission.ticket import Claim, OverloadedError
 from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.router.asgi_calls import middleware
 from tests.unit.router.conftest import LocalPools, until
 from tests.unit.router.dispatching import prompt
 from tests.unit.router.http.test_middleware import Call, Recorder
@@ -37,7 +38,7 @@ class Loaded(Admission):
 
 def dispatcher_of(pools, **limits):
     meter = LocalMeter()
-    return Dispatcher(pools, DEFAULTS, SpeculationOptions(), 60.0, meter, admission=Loaded(meter, **limits))
+    return Dispatcher(pools, DEFAULTS, SpeculationOptions(), RouterConfig(), meter, admission=Loaded(meter, **limits))
 
 
 def context(given=None, wishes_decode=False, key=""):
@@ -121,7 +122,12 @@ async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
     pools.select_error = EngineUnavailableError("gone")
     admission = Admission(meter)
     dispatcher = Dispatcher(
-        pools, DEFAULTS, SpeculationOptions(), 60.0, meter, on_speculator_failure="lexical", admission=admission
+        pools,
+        DEFAULTS,
+        SpeculationOptions(),
+        RouterConfig(on_speculator_failure="lexical"),
+        meter,
+        admission=admission,
     )
     await collect(dispatcher, asked := context())
     assert (asked.outcomes[0].mode, asked.outcomes[0].reason) == ("speculative", "speculator-error")
@@ -151,7 +157,7 @@ async def test_what_is_refused_in_any_case_is_not_even_parsed(path, body, status
     app = Recorder()
     call = Call(app, (json.dumps(body).encode(),))
     call._scope["path"] = path
-    call._app = SkimMiddleware(app, DEFAULTS, SpeculationOptions(), admission=Refusing())
+    call._app = middleware(app, admission=Refusing())
     await call.run()
     assert call.status == status
     assert call.headers.get("retry-after") == ("7" if status == 429 else None)

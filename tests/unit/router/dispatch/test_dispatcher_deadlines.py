@@ -7,6 +7,7 @@ from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
 from tests.unit.actors.local_meter import LocalMeter
@@ -18,7 +19,7 @@ FOREVER_MS = 600_000
 
 async def stopped(pools, timeout_ms):
     """The context and the meter of a prompt that misses its deadline, and the outputs before."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
     context = RequestContext(options, DecodeOptions(), deadline=Deadline.after(timeout_ms))
     outputs = []
@@ -64,7 +65,7 @@ async def test_before_any_work():
 @pytest.mark.parametrize("timeout_ms", [None, FOREVER_MS])
 async def test_each_hop_is_told_the_time_that_is_left(timeout_ms):
     pools = LocalPools()
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter())
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
     context = RequestContext(options, DecodeOptions(), deadline=Deadline.after(timeout_ms))
     assert [output async for output in dispatcher.run("r", prompt(), context)][-1].finished

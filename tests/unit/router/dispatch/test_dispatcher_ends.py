@@ -9,6 +9,7 @@ from kv_transfer.options import DecodeOptions
 from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
@@ -18,7 +19,7 @@ from tests.unit.router.dispatching import prompt, run
 
 async def test_an_answer_that_is_not_read_to_its_end_is_aborted():
     pools = LocalPools(target={"decode_ms": 600_000})
-    stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter()).run(
+    stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter()).run(
         "r", prompt(), RequestContext(PrefillOptions(), DecodeOptions())
     )
     await anext(stream)
@@ -90,7 +91,9 @@ async def test_a_selection_that_is_made_but_late_keeps_no_session():
 
 async def test_a_selection_without_drafts_has_no_session_to_end():
     pools = SlowReplies()
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 0.05, LocalMeter())
+    dispatcher = Dispatcher(
+        pools, PrefillOptions(), SpeculationOptions(), RouterConfig(select_timeout_s=0.05), LocalMeter()
+    )
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
     context = RequestContext(options, DecodeOptions(method="none"))
     async for _ in dispatcher.run("r", prompt(), context):

@@ -8,6 +8,7 @@ from kv_transfer.options import DecodeOptions
 from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from router.pools.migration import ReplicaLostError
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
@@ -45,7 +46,7 @@ def long_prompt():
 
 def small_dispatcher(pools, **options):
     """A dispatcher, and the context of a request that it selects for."""
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter(), **options)
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(**options), LocalMeter())
     return dispatcher, RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
 
 

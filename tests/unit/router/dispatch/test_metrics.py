@@ -8,6 +8,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.prompt_run import Prompt
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
@@ -18,7 +19,7 @@ DEFAULTS = {"enabled": True, "min_prompt_tokens": 256, "keep_rate": 0.25}
 
 async def recorded(pools: LocalPools, **options: object) -> LocalMeter:
     meter = LocalMeter()
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, meter)
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), meter)
     context = RequestContext(PrefillOptions(**{**DEFAULTS, **options}), DecodeOptions())
     async for _ in dispatcher.run("r", PROMPT, context):
         pass
@@ -62,7 +63,7 @@ async def test_what_never_answers_has_no_time_to_first_token() -> None:
     pools = LocalPools()
     pools.generate_error = EngineUnavailableError("gone")
     meter = LocalMeter()
-    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), 60.0, meter)
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), meter)
     with pytest.raises(EngineUnavailableError):
         async for _ in dispatcher.run("r", PROMPT, RequestContext(PrefillOptions(), DecodeOptions())):
             pass

@@ -13,11 +13,10 @@ from actors.target import TargetActor
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection
 from kv_transfer.wire.codec import decode, encode
 from router.dispatch.context import CURRENT
-from router.http.middleware import SkimMiddleware
-from router.options.request import PrefillOptions, SpeculationOptions
 from skim_common.errors import EngineUnavailableError
 from skim_common.models.info import ModelInfo
 from tests.unit.actors.observability.span_recorder import SpanRecorder, parent_of
+from tests.unit.router.asgi_calls import middleware
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODELS, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
 from tests.unit.router.endpoints.test_http_errors import raw_call
@@ -278,8 +277,8 @@ async def test_a_request_that_serve_cancels_ends_its_spans(document):
             await asyncio.sleep(600)
 
     recorder = SpanRecorder()
-    middleware = SkimMiddleware(app, PrefillOptions(), SpeculationOptions(), recorder.tracer, "m")
-    task = asyncio.create_task(middleware(*raw_call({})))
+    traced = middleware(app, model="m", tracer=recorder.tracer)
+    task = asyncio.create_task(traced(*raw_call({})))
     await until(lambda: recorder.open == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -320,8 +319,8 @@ async def test_a_route_that_answers_no_prompt():
         await send({"type": "http.response.body", "body": b""})
 
     recorder = SpanRecorder()
-    middleware = SkimMiddleware(app, PrefillOptions(), SpeculationOptions(), recorder.tracer, "m")
-    await middleware(*raw_call({}, "/secret-path"))
+    traced = middleware(app, model="m", tracer=recorder.tracer)
+    await traced(*raw_call({}, "/secret-path"))
     [span] = recorder.spans
     assert (span.name, span.attributes["error.type"]) == ("POST", "500")
     assert "secret" not in span.to_json()

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from router.vllm_front.app import build_openai_app
+from router.options.settings import RouterConfig
+from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, SkimError
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS
@@ -48,7 +49,9 @@ async def guarded(served, tmp_path, monkeypatch):
     folder, metrics = str(MODELS / "target"), Metrics()
     monkeypatch.setattr(served.dispatcher, "meter", metrics)
     app = await build_openai_app(
-        served.dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, {"dtype": "float32"}, api_keys_file=str(file)
+        served.dispatcher,
+        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
+        RouterConfig(vllm_args={"dtype": "float32"}, api_keys_file=str(file)),
     )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

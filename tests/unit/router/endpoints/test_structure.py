@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from cluster.demo_document import make_document
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import MODEL_NAME, MODELS, SELECT_TIMEOUT_S, LocalPools
 from tests.unit.router.prompt.test_contents import FOLDER
@@ -34,11 +35,13 @@ CALLS = [(f"call_{i}", NAMES[i], {"path": f"src/{i}.py"}) for i in range(3)]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tools_app():
     """The app with a chat template that renders tools. pools: what the requests reached."""
-    from router.vllm_front.app import build_openai_app
+    from router.vllm_front.app import ServedModel, build_openai_app
 
     pools = LocalPools(speculator={"max_model_len": MAX_MODEL_LEN}, target={"max_model_len": MAX_MODEL_LEN})
     defaults = PrefillOptions(enabled=True, min_prompt_tokens=256)
-    dispatcher = Dispatcher(pools, defaults, SpeculationOptions(), SELECT_TIMEOUT_S, LocalMeter())
+    dispatcher = Dispatcher(
+        pools, defaults, SpeculationOptions(), RouterConfig(select_timeout_s=SELECT_TIMEOUT_S), LocalMeter()
+    )
     vllm_args = {
         "dtype": "float32",
         "chat_template": str(FOLDER / "qwen2.jinja"),
@@ -46,7 +49,9 @@ async def tools_app():
         "tool_call_parser": "hermes",
     }
     folder = str(MODELS / "target")
-    app = await build_openai_app(dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args)
+    app = await build_openai_app(
+        dispatcher, ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN), RouterConfig(vllm_args=vllm_args)
+    )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, pools=pools, tokenizer=AutoTokenizer.from_pretrained(folder))

@@ -15,6 +15,7 @@ from router.explain.explained import Explained
 from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, prompt, run
@@ -53,7 +54,7 @@ async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_s
     )
 
     def dispatcher(**options):
-        return Dispatcher(LocalPools(), PrefillOptions(), SpeculationOptions(), 60.0, LocalMeter(), **options)
+        return Dispatcher(LocalPools(), PrefillOptions(), SpeculationOptions(), RouterConfig(**options), LocalMeter())
 
     open_one, closed_one = dispatcher(explain_text=True), dispatcher()
     for name, context in (("asks", asks), ("silent", silent)):

@@ -11,7 +11,8 @@ from router.admission.api_keys import ApiKeys
 from router.admission.ticket import OverloadedError
 from router.explain.selection_log import ExplainView
 from router.http.authentication import KeyMiddleware
-from router.vllm_front.app import build_openai_app
+from router.options.settings import RouterConfig
+from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.translation.token_text import TokenText
 from tests.unit.router.admission.test_api_keys import entry, write
@@ -29,7 +30,9 @@ async def guarded(served, tmp_path_factory):
     file = write(tmp_path_factory.mktemp("keys") / "keys.yaml", entry("team", "key-1"))
     folder, vllm_args = str(MODELS / "target"), {"dtype": "float32", "api_key": ["plain-key"]}
     app = await build_openai_app(
-        served.dispatcher, folder, "target", MODEL_NAME, MAX_MODEL_LEN, vllm_args, api_keys_file=str(file)
+        served.dispatcher,
+        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
+        RouterConfig(vllm_args=vllm_args, api_keys_file=str(file)),
     )
     ExplainView(served.dispatcher.selections, TokenText.of(folder)).add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

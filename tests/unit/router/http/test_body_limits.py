@@ -14,15 +14,14 @@ from router.http.body_limits import (
     MAX_HEADER_BYTES,
     RETRY_S,
     BodyBudget,
-    BodyLimits,
     check_headers,
     read_body,
 )
-from router.http.middleware import SkimMiddleware
 from router.options.errors import RefusedError
-from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
+from tests.unit.router.asgi_calls import middleware
 
-TEN_BYTES = BodyLimits(max_bytes=10)
+TEN_BYTES = RouterConfig(max_body_bytes=10)
 CHUNK, SMALL_BODY = bytes(FREE_BYTES + 1), bytes(FREE_BYTES)
 
 
@@ -42,7 +41,7 @@ class Client:
 
 async def refusal(client, headers, limits=TEN_BYTES):
     with pytest.raises(RefusedError) as raised:
-        await read_body(Headers(headers), client.receive, limits, BodyBudget(limits.memory_bytes))
+        await read_body(Headers(headers), client.receive, limits, BodyBudget(limits.body_memory_bytes))
     return raised.value
 
 
@@ -78,7 +77,7 @@ async def test_a_wrong_length_is_refused(length):
 
 @pytest.mark.parametrize("client", [Client(ends=False), Client(b"01", b"2", ends=False)])
 async def test_a_body_that_does_not_end_times_out(client):
-    error = await refusal(client, {"content-length": "9"}, BodyLimits(max_bytes=10, timeout_s=0.01))
+    error = await refusal(client, {"content-length": "9"}, RouterConfig(max_body_bytes=10, body_timeout_s=0.01))
     assert (error.status, error.type) == (408, "RequestTimeoutError")
 
 
@@ -111,9 +110,9 @@ async def test_the_client_gets_openais_error_and_the_app_nothing(headers, status
     async def send(message):
         sent.append(message)
 
-    middleware = SkimMiddleware(app, PrefillOptions(), SpeculationOptions(), limits=TEN_BYTES)
+    limited = middleware(app, TEN_BYTES)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": Headers(headers).raw}
-    await middleware(scope, Client(b"x" * 11).receive, send)
+    await limited(scope, Client(b"x" * 11).receive, send)
     assert sent[0]["status"] == status
     assert json.loads(sent[1]["body"])["error"]["code"] == status
 
@@ -123,7 +122,7 @@ class Body:
 
     def __init__(self, budget):
         self._messages = asyncio.Queue()
-        self.task = asyncio.create_task(read_body(Headers({}), self._messages.get, BodyLimits(), budget))
+        self.task = asyncio.create_task(read_body(Headers({}), self._messages.get, RouterConfig(), budget))
 
     async def send(self, chunk=CHUNK, *, last=False):
         """Also waits until every reader has seen what became of its body."""
@@ -222,7 +221,7 @@ async def test_one_body_alone_may_exceed_the_budget():
 
 async def test_a_body_that_ends_otherwise_leaves_no_bytes():
     budget = BodyBudget(10**9)
-    too_large = [bytes(BodyLimits.max_bytes), b"x"]
+    too_large = [bytes(RouterConfig().max_body_bytes), b"x"]
     body = Body(budget)
     for chunk in too_large:
         await body.send(chunk)
@@ -240,15 +239,15 @@ async def test_the_bodies_of_all_requests_of_a_router_count_together():
     async def app(scope, receive, send):
         reached.append(scope["name"])
 
-    limits = BodyLimits(memory_bytes=len(CHUNK))
-    middleware = SkimMiddleware(app, PrefillOptions(), SpeculationOptions(), limits=limits)
+    limits = RouterConfig(body_memory_bytes=len(CHUNK))
+    limited = middleware(app, limits)
 
     def ask(name, messages):
         async def send(message):
             sent.setdefault(name, []).append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "name": name}
-        return asyncio.create_task(middleware(scope, messages.get, send))
+        return asyncio.create_task(limited(scope, messages.get, send))
 
     first, second = asyncio.Queue(), asyncio.Queue()
     slow = ask("slow", first)
