@@ -1,20 +1,14 @@
 """The speculator pool's Ray Serve deployment class: an engine behind encoded messages, and the draft channel."""
 
-import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import ray
 
 from actors.error_replies import reply_to_failure
-from actors.lifecycle.engine_watch import EngineWatch
-from actors.lifecycle.startup import retried_start, uncollected
 from actors.observability.draft_spans import DraftSpans
-from actors.observability.factory import create_tracer
-from actors.observability.logs import kept_log_file, log_through_serve
-from actors.observability.metrics import PoolMetrics
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
-from actors.work_meter import WorkMeter
+from actors.pool_actor import PoolActor
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.draft_channel.tls import CertificateFiles, Tls
 from kv_transfer.drafts import DraftRequest
@@ -24,52 +18,41 @@ from skim_common.deadline import Deadline
 from speculator_service.acceptance import Acceptances
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
+from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.engine import translated, translation_for
 
 
-class SpeculatorActor:
-    """One replica: an engine, the selection service and the draft server.
+class SpeculatorActor(PoolActor):
+    """One replica: an engine, the selection service and the draft server."""
 
-    channel: port, token and tls of the draft channel (`kv_transfer.draft_channel.server.DraftServer`) and
-    `max_branches` of the DraftService; with None the replica drafts nothing. reads_for: the target, whose tokens the
-    messages are in; None: the speculator's own. batch: see WorkMeter. start_timeout_s: see `retried_start`.
-    hung_after_s: see EngineWatch. traces: see `create_tracer`.
-    """
+    _engine: SpeculatorEngine
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        engine: str,
-        model: str,
-        tensor_parallel: int,
-        options: Mapping[str, Any],
+        settings: Mapping[str, Any],
         channel: Mapping[str, Any] | None = None,
         *,
         reads_for: str | None = None,
-        batch: int = 1,
-        start_timeout_s: float = math.inf,
-        hung_after_s: float = math.inf,
-        traces: Mapping[str, Any] | None = None,
     ) -> None:
-        log_through_serve()
-        self._tracer = create_tracer(traces)
+        """settings: fields of PoolSettings. reads_for: the target, whose tokens the messages are in; None: the
+        speculator's own. channel: port, token and tls of the draft channel
+        (`kv_transfer.draft_channel.server.DraftServer`) and `max_branches` of the DraftService; with None the replica
+        drafts nothing.
+        """
+        own = self._prepare(settings)
         self._draft_spans = DraftSpans(self._tracer)
-        async with retried_start("speculator", engine, model, tensor_parallel, options, limit_s=start_timeout_s):
-            translation = translation_for(model, reads_for) if reads_for else None
-            with uncollected(), kept_log_file():
-                self._engine = translated(
-                    create_engine(engine, model, tensor_parallel=tensor_parallel, options=options), translation
-                )
-        self._watch = EngineWatch(self._engine, "speculator", hung_after_s=hung_after_s)
+        async with self._start("speculator", own):
+            engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
+            self._engine = translated(engine, translation_for(own.model, reads_for) if reads_for else None)
         self._drafts, self._acceptances = None, Acceptances()
         if channel is not None:
             branches = channel.get("max_branches", 64)
             self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address, acceptances=self._acceptances)
-        self._work = WorkMeter(batch)
-        self._metrics = PoolMetrics("speculator", self.stats)
+        self._started("speculator", own)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
         """Start the draft server on this node's address. Returns host:port."""
@@ -85,10 +68,6 @@ class SpeculatorActor:
         """A drafting session is closed."""
         self._draft_spans.end(session)
         self._acceptances.ended(session.id, session.drafts, session.accepted)
-
-    async def info(self) -> bytes:
-        """This replica's ModelInfo, encoded."""
-        return encode(self._engine.info)
 
     async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Takes a SelectRequest and yields one Selection or error, all encoded. Cancelling aborts it in the engine.
@@ -125,21 +104,13 @@ class SpeculatorActor:
         counts = await self._engine.stats() | self._service.stats()
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook; it calls this every few seconds if the pool has autoscaling."""
-        return self._work.stats()
-
     async def check_health(self) -> None:
         """Serve calls this every few seconds. It also evicts idle sessions, even if no more requests come."""
-        await self._engine.check_health()
+        await super().check_health()
         if self._drafts is not None:
             self._drafts.evict()
 
     def __del__(self) -> None:
-        if tracer := getattr(self, "_tracer", None):
-            self._draft_spans.close()
-            tracer.close()
-        if watch := getattr(self, "_watch", None):
-            watch.stop()
-        if engine := getattr(self, "_engine", None):
-            engine.close()
+        if spans := getattr(self, "_draft_spans", None):
+            spans.close()
+        super().__del__()

@@ -12,7 +12,7 @@ from logging.handlers import MemoryHandler
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-PACKAGES = ("actors", "kv_transfer", "router", "speculator_service", "target_service")
+PACKAGES = ("actors", "kv_transfer", "router", "skim_common", "speculator_service", "target_service")
 
 
 class _ToServe(logging.Handler):

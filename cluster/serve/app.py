@@ -12,6 +12,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from actors.pool_actor import PoolSettings
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
@@ -91,18 +92,17 @@ def build_app(config: DeploymentConfig) -> Application:
     channel = {**_channel(config.channel), **own} if _drafts_remotely(config) else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
-    traces = _traces(config.observability)
-    reading = {"reads_for": config.target.model, **_replica(config.speculator)}
-    speculator = _bind(pool, *_engine(config.speculator), channel, **reading, **traces)
+    traces = config.observability.traces.model_dump() if config.observability.traces else None
+    settings = _replica(config.speculator, traces)
+    speculator = _bind(pool, settings, channel, reads_for=config.target.model)
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
     if config.target.prefill is not None:
         role = {"kv_role": "decode"}
         pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
-        engine = _engine(config.target.prefill, kv_role="prefill")
-        prefill = {"prefill": _bind(pool, *engine, **_replica(config.target.prefill), **traces)}
+        prefill = {"prefill": _bind(pool, _replica(config.target.prefill, traces, kv_role="prefill"))}
     pool = _pool("target", TargetActor, config.target, sizes)
-    target = _bind(pool, *_engine(config.target, **_decoding(config), **role), **_replica(config.target), **traces)
+    target = _bind(pool, _replica(config.target, traces, **_decoding(config), **role))
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
         **LASTING,
@@ -118,7 +118,7 @@ def build_app(config: DeploymentConfig) -> Application:
         settings=config.router.model_dump(exclude=SERVE_READS),
         defaults={"prefill": config.selection.model_dump(), "decode": config.decode.model_dump()},
         **_rooms(config),
-        **traces,
+        traces=traces,
     )
 
 
@@ -194,31 +194,29 @@ def room_for(scaling: AutoscalingConfig) -> dict[str, float]:
     return {"work_ms": 1e3 * each * scaling.drain_s, "requests": 2 * each}
 
 
-def _replica(pool: PoolConfig) -> dict[str, Any]:
-    """The actor's arguments for its WorkMeter, start and watch. A batch of 1 is left out: it changes nothing."""
-    batch = pool.autoscaling.batch if pool.autoscaling else 1
-    limits = {"start_timeout_s": pool.start_timeout_s, "hung_after_s": pool.hung_after_s}
-    return limits | ({"batch": batch} if batch > 1 else {})
-
-
-def _traces(observability: ObservabilityConfig) -> dict[str, Any]:
-    """The argument of every deployment for its tracer; left out if traces are off."""
-    return {"traces": observability.traces.model_dump()} if observability.traces else {}
-
-
 def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
     """The logging options of Serve's processes."""
     level, encoding = observability.log_level.upper(), observability.log_format.upper()
     return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
 
 
-def _engine(pool: PoolConfig, **options: Any) -> tuple[str, str, int, dict[str, Any]]:
-    """The actor's arguments. options: further engine options."""
+def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any) -> dict[str, Any]:
+    """The fields of `actors.pool_actor.PoolSettings`. options: further engine options."""
     if pool.engine == "vllm" and pool.pipeline_parallel > 1:
         options["pipeline_parallel_size"] = pool.pipeline_parallel
     if pool.engine == "vllm" and pool.nodes_per_replica > 1:
         options["distributed_executor_backend"] = "ray"
-    return pool.engine, pool.model, pool.tensor_parallel, {**pool.engine_options, **options}
+    settings = PoolSettings(
+        engine=pool.engine,
+        model=pool.model,
+        tensor_parallel=pool.tensor_parallel,
+        options={**pool.engine_options, **options},
+        batch=pool.autoscaling.batch if pool.autoscaling else 1,
+        start_timeout_s=pool.start_timeout_s,
+        hung_after_s=pool.hung_after_s,
+        traces=traces,
+    )
+    return settings.model_dump(exclude_defaults=True)
 
 
 def _decoding(config: DeploymentConfig) -> dict[str, Any]:

@@ -18,10 +18,15 @@ MODELS = Path(__file__).parents[3] / "demo_models"
 IDS = np.arange(10, 410, dtype=np.int32)
 
 
+def mock_settings(folder, options=None):
+    """The settings of a replica of the demo model `folder`, with a mock engine."""
+    return {"engine": "mock", "model": str(MODELS / folder), "options": options or {}}
+
+
 async def replica(actor, folder, options, *more):
     """Create the actor as Serve does: its `__init__` is a coroutine."""
     made = actor.__new__(actor)
-    await made.__init__("mock", str(MODELS / folder), 1, options, *more)
+    await made.__init__(mock_settings(folder, options), *more)
     return made
 
 

@@ -103,7 +103,7 @@ async def test_an_engine_that_is_down_is_unavailable():
 async def test_a_speculator_with_another_tokenizer_selects_in_the_target_s_tokens(tmp_path):
     folder = model_without_weights(tmp_path / "speculator", "byte_level")
     actor = SpeculatorActor.__new__(SpeculatorActor)
-    await actor.__init__("mock", folder, 1, {}, reads_for=str(MODELS / "target"))
+    await actor.__init__({"engine": "mock", "model": folder}, reads_for=str(MODELS / "target"))
     info = decode(await actor.info(), ModelInfo)
     check_pair(info, decode(await (await target()).info(), ModelInfo))
     selection = decode(await selected(actor, select_request()), Selection)
@@ -245,7 +245,7 @@ async def test_a_replica_that_cannot_start_says_why(cls):
     with pytest.raises(ModelError, match="does not exist"):
         await replica(cls, "nowhere", {})
     with pytest.raises(SkimError, match=r"choose vllm, transformers(, lexical)? or mock"):
-        await cls.__new__(cls).__init__("tensorrt", str(MODELS / "target"), 1, {})
+        await cls.__new__(cls).__init__({"engine": "tensorrt", "model": str(MODELS / "target")})
 
 
 @pytest.mark.parametrize("make", [speculator, target])

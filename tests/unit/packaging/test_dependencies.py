@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "benchmarks": (*ENGINE, "bench"),
     "cluster/batch": ("batch",),
     "evals": (*ENGINE, "bench"),
-    "router/vllm_front/": ENGINE,
+    "router/vllm_front": ENGINE,
     "speculator_service/scoring/triton_kernels.py": ENGINE,
     "speculator_service/vllm_backend": ENGINE,
     "target_service/vllm_backend": (*ENGINE, "split"),

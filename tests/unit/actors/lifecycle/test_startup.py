@@ -1,6 +1,5 @@
-"""How a replica starts, starts again after failures, and ends when its engine dies or hangs."""
+"""How a replica starts, and starts again after failures."""
 
-import asyncio
 import gc
 import threading
 from contextlib import suppress
@@ -9,13 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.lifecycle import startup as start_up
-from actors.lifecycle.engine_watch import EngineWatch
+from actors.lifecycle import startup
 from actors.lifecycle.failed_starts import last_failed_start
-from actors.lifecycle.heartbeat import Heartbeat
 from actors.lifecycle.startup import LONGEST_PAUSE_S, retried_start, uncollected
-from skim_common.errors import EngineUnavailableError
-from tests.unit.router.conftest import until
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +43,7 @@ def in_ray(monkeypatch, kv_store):
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(start_up.asyncio, "sleep", sleep)
+    monkeypatch.setattr(startup.asyncio, "sleep", sleep)
     return pauses
 
 
@@ -77,7 +72,7 @@ async def test_other_settings_start_without_a_pause(in_ray):
 
 
 async def test_a_failure_is_noted_for_the_replicas_own_application(in_ray, monkeypatch):
-    monkeypatch.setattr(start_up, "_get_internal_replica_context", lambda: SimpleNamespace(app_name="second"))
+    monkeypatch.setattr(startup, "_get_internal_replica_context", lambda: SimpleNamespace(app_name="second"))
     with pytest.raises(RuntimeError):
         await start("wrong", fails=True)
     assert last_failed_start("second", "target").failures == 1
@@ -87,9 +82,9 @@ async def test_a_failure_is_noted_for_the_replicas_own_application(in_ray, monke
 async def test_a_start_that_hangs_ends_its_process_and_counts_as_failed(kv_store, monkeypatch):
     """It blocks the event loop, as a starting engine does. Without a limit it would end at no time."""
     ended, exited = threading.Event(), []
-    monkeypatch.setattr(start_up, "end_process", ended.set)
-    monkeypatch.setattr(start_up, "KILL_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(start_up.os, "_exit", exited.append)
+    monkeypatch.setattr(startup, "end_process", ended.set)
+    monkeypatch.setattr(startup, "KILL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(startup.os, "_exit", exited.append)
     with suppress(KeyboardInterrupt):
         async with retried_start("target", "hangs", limit_s=0.01):
             assert ended.wait(timeout=60)
@@ -100,121 +95,16 @@ async def test_a_start_that_hangs_ends_its_process_and_counts_as_failed(kv_store
 
 async def test_a_start_without_a_limit_may_take_long(kv_store, monkeypatch):
     ended = threading.Event()
-    monkeypatch.setattr(start_up, "end_process", ended.set)
+    monkeypatch.setattr(startup, "end_process", ended.set)
     async with retried_start("router", "waits", limit_s=None):
         assert not ended.wait(timeout=0.2)
 
 
 async def test_a_start_in_time_ends_nothing(kv_store, monkeypatch):
     timers = []
-    monkeypatch.setattr(start_up.threading, "Timer", lambda *args: timers.append(Timer(*args)) or timers[-1])
+    monkeypatch.setattr(startup.threading, "Timer", lambda *args: timers.append(Timer(*args)) or timers[-1])
     await start("model", fails=False)
     with pytest.raises(RuntimeError):
         await start("model", fails=True)
     assert [timer.finished.is_set() for timer in timers] == [True, True], "cancelled"
     assert last_failed_start("", "target").failures == 1
-
-
-class Mortal:
-    """An engine that dies, or answers no more, when it is told to."""
-
-    dead = hangs = False
-
-    async def check_health(self):
-        if self.dead:
-            raise EngineUnavailableError("dead")
-
-    async def sign_of_life(self):
-        if self.hangs:
-            await asyncio.Event().wait()
-
-
-@pytest.fixture
-def ends(monkeypatch):
-    ends = []
-    monkeypatch.setattr(start_up, "end_process", lambda: ends.append(1))
-    monkeypatch.setattr(start_up, "WATCH_PERIOD_S", 0.0)
-    return ends
-
-
-async def test_a_replica_ends_when_its_engine_dies(monkeypatch, ends):
-    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
-    engine = Mortal()
-    watch = EngineWatch(engine, "target")
-    for _ in range(10):
-        await asyncio.sleep(0)
-    await watch.check()
-    assert ends == []
-    engine.dead = True
-    await until(lambda: bool(ends))
-    watch.stop()
-    ends.clear()
-    await watch.check()
-    assert ends == [], "an engine that is closed on purpose ends nothing"
-
-
-async def test_a_failed_request_looks_at_once(monkeypatch, ends):
-    monkeypatch.setattr(start_up, "WATCH_PERIOD_S", 3600.0)
-    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
-    engine = Mortal()
-    watch = EngineWatch(engine, "target")
-    engine.dead = True
-    await watch.check()
-    watch.stop()
-    assert ends == [1]
-
-
-async def test_a_replica_ends_when_its_engine_hangs(monkeypatch, ends, caplog):
-    now = [0.0]
-    monkeypatch.setattr(start_up, "WATCH_PERIOD_S", 3600.0)
-    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
-    engine = Mortal()
-    monkeypatch.setattr(start_up, "Heartbeat", lambda ask, limit_s: Heartbeat(ask, limit_s, lambda: now[0]))
-    asked = []
-    monkeypatch.setattr(start_up, "states", lambda replica: "VLLM::EngineCore 7 (stopped)")
-    monkeypatch.setattr(start_up, "ask_for_stacks", lambda replica: asked.append(list(ends)))
-    watch = EngineWatch(engine, "target", hung_after_s=60.0)
-
-    async def pass_by(seconds):
-        for _ in range(seconds):
-            now[0] += 1.0
-            await watch.check()
-            await asyncio.sleep(0)
-
-    await pass_by(600)
-    assert ends == []
-    engine.hangs = True
-    await pass_by(50)
-    assert ends == []
-    await pass_by(20)
-    await until(lambda: ends)
-    assert asked[0] == [], "the stacks are shown before the processes are killed"
-    assert "VLLM::EngineCore 7 (stopped)" in caplog.text
-    assert "this target replica ends, because its engine hangs: no sign of life for 60 s" in caplog.text
-    watch.stop()
-
-
-async def test_outside_ray_nothing_ends(ends):
-    engine = Mortal()
-    engine.dead = True
-    await EngineWatch(engine, "target").check()
-    assert ends == []
-
-
-async def test_a_replica_that_loses_a_node_ends(monkeypatch, ends):
-    """Ray has moved a bundle to another node, where no rank runs."""
-    nodes, seen = {0: "one", 1: "two"}, []
-
-    def nodes_of(group):
-        seen.append(group)
-        return dict(nodes)
-
-    monkeypatch.setattr(start_up.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(start_up, "NODES_PERIOD_S", 0.0)
-    monkeypatch.setattr(start_up, "nodes_of", nodes_of)
-    watch = EngineWatch(Mortal(), "target", object())
-    await until(lambda: len(seen) > 3)
-    assert ends == []
-    nodes[1] = "three"
-    await until(lambda: bool(ends))
-    watch.stop()

@@ -15,8 +15,7 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.context import ReplicaContext
 
 import actors.observability.tracing_otlp
-import actors.speculator
-import actors.target
+import actors.pool_actor
 import target_service.mock_engine
 from actors.observability.factory import create_tracer
 from actors.observability.tracing import NO_SPAN, NO_TRACER
@@ -30,8 +29,9 @@ from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import SkimError
 from target_service.mock_engine import MockTarget
 from tests.reference.otlp_receiver import otlp_receiver
+from tests.unit.actors.mock_actors import mock_settings
 from tests.unit.actors.observability.span_recorder import SpanRecorder
-from tests.unit.actors.test_actors import IDS, MODELS
+from tests.unit.actors.test_actors import IDS
 
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x-request-id": "r-1"}
 
@@ -43,7 +43,7 @@ def loaded_by(code):
 
 
 def test_off_imports_nothing_of_opentelemetry():
-    module = "from actors.observability.tracing import *; "
+    module = "from actors.observability.factory import create_tracer; "
     off = module + "tracer = create_tracer(None); tracer.span('a', {}).__enter__().child('b')"
     assert loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.tracing; tracer.close()") == "[]"
     on = module + "create_tracer(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
@@ -62,9 +62,9 @@ def test_off_is_nothing():
 
 
 async def target(monkeypatch, recorder, **options):
-    monkeypatch.setattr(actors.target, "create_tracer", lambda settings: recorder.tracer)
+    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: recorder.tracer)
     actor = TargetActor.__new__(TargetActor)
-    await actor.__init__("mock", str(MODELS / "target"), 1, options)
+    await actor.__init__(mock_settings("target", options))
     return actor
 
 
@@ -133,10 +133,10 @@ async def test_an_error_tells_its_class_alone(monkeypatch):
 
 async def drafting(monkeypatch, recorder):
     """A speculator with one session. The address of its draft server is not used."""
-    monkeypatch.setattr(actors.speculator, "create_tracer", lambda settings: recorder.tracer)
+    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: recorder.tracer)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     actor = SpeculatorActor.__new__(SpeculatorActor)
-    await actor.__init__("mock", str(MODELS / "speculator"), 1, {}, {})
+    await actor.__init__(mock_settings("speculator"), {})
     options = SelectionOptions(look_ahead=2)
     asked = SelectRequest("s", IDS, options, decode=DecodeOptions(draft_ahead="off"), trace=HEADERS)
     [reply] = [reply async for reply in actor.select(encode(asked))]
@@ -196,9 +196,9 @@ async def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch, dea
     monkeypatch.setattr(actors.observability.tracing_otlp, "CLOSE_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "3")
     tracer = create_tracer({"endpoint": dead_collector, "sample_ratio": 1.0, "service_name": "skim"})
-    monkeypatch.setattr(actors.target, "create_tracer", lambda settings: tracer)
+    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: tracer)
     actor = TargetActor.__new__(TargetActor)
-    await actor.__init__("mock", str(MODELS / "target"), 1, {})
+    await actor.__init__(mock_settings("target"))
     assert len(await outputs(actor, request())) == 3
     tracer.close()
     assert [thread for thread in threading.enumerate() if "OtelBatch" in thread.name], "it hangs, as it is to"

@@ -58,8 +58,11 @@ def test_pools_that_scale_by_work():
     policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
     started = {"start_timeout_s": 1800.0, "hung_after_s": 300.0}
-    kwargs = {"reads_for": "/big", **started}, {"batch": 16, **started}
-    assert (speculator.init_kwargs, target.init_kwargs) == kwargs
+    assert speculator.init_kwargs == {"reads_for": "/big"}
+    assert speculator.init_args[0] == {"engine": "vllm", "model": "/small", **started}
+    settings = dict(target.init_args[0])
+    assert settings.pop("options")
+    assert settings == {"engine": "vllm", "model": "/big", "batch": 16, **started}
 
 
 def test_what_a_replica_asks_of_its_node():
@@ -85,17 +88,21 @@ def test_the_token_comes_from_the_environment(monkeypatch):
     settings = load_config(EXAMPLES / "demo.yaml").model_dump(mode="json")
     monkeypatch.setenv(CHANNEL_TOKEN, TOKEN)
     _, speculator, target = deployments(serve_app(settings))
-    assert speculator.init_args[-1]["token"] == TOKEN
-    assert target.init_args[-1]["draft_channel"]["token"] == TOKEN
+    assert speculator.init_args[1]["token"] == TOKEN
+    assert target.init_args[0]["options"]["draft_channel"]["token"] == TOKEN
     monkeypatch.delenv(CHANNEL_TOKEN)
-    assert deployments(serve_app(settings))[1].init_args[-1]["token"] is None
+    assert deployments(serve_app(settings))[1].init_args[1]["token"] is None
 
 
 @pytest.mark.parametrize(("engine", "ends_sessions"), [("vllm", True), ("mock", True), ("transformers", False)])
 def test_sessions_are_kept_for_a_target_that_ends_them(engine, ends_sessions):
     settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", "engine": engine}}
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    assert (speculator.init_args[-1] is not None) == ("draft_channel" in target.init_args[-1]) == ends_sessions
+    assert (
+        (speculator.init_args[1] is not None)
+        == ("draft_channel" in target.init_args[0].get("options", {}))
+        == ends_sessions
+    )
 
 
 def test_wrong_settings_are_one_sentence():
@@ -116,9 +123,11 @@ def test_traces_reach_every_deployment():
     for app in (build_app(told), serve_app(told.model_dump(mode="json"))):
         router, speculator, target = deployments(app)
         prefill = router.init_kwargs["prefill"]._bound_deployment
-        for one in (router, speculator, target, prefill):
-            assert one.init_kwargs["traces"] == {**traces, "service_name": "skim"}
-    assert all("traces" not in one.init_kwargs for one in deployments(build_app(config_from_settings(pools))))
+        for one in (router.init_kwargs, speculator.init_args[0], target.init_args[0], prefill.init_args[0]):
+            assert one["traces"] == {**traces, "service_name": "skim"}
+    router, speculator, target = deployments(build_app(config_from_settings(pools)))
+    assert router.init_kwargs["traces"] is None
+    assert all("traces" not in one.init_args[0] for one in (speculator, target))
 
 
 def test_only_what_changed_is_replaced():
@@ -169,7 +178,7 @@ def test_a_replica_on_several_nodes_is_a_placement_group():
     assert (actor["num_cpus"], actor.get("num_gpus", 0), actor.get("resources", {})) == (4, 0, {})
     assert actor["runtime_env"]["env_vars"]["NCCL_SOCKET_IFNAME"] == "eth0"
     assert actor["runtime_env"]["env_vars"]["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
-    *_, options = target.init_args
+    options = target.init_args[0]["options"]
     assert (options["pipeline_parallel_size"], options["distributed_executor_backend"]) == (2, "ray")
     assert speculator._replica_config.placement_group_bundles is None
 
@@ -180,7 +189,7 @@ def test_ranks_on_one_node_need_no_placement_group():
     _, _, target = deployments(build_app(config))
     assert target._replica_config.placement_group_bundles is None
     assert target.ray_actor_options["num_gpus"] == 12
-    *_, options = target.init_args
+    options = target.init_args[0]["options"]
     assert options["pipeline_parallel_size"] == 2
     assert "distributed_executor_backend" not in options
 

@@ -6,8 +6,7 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 
-import actors.speculator
-import actors.target
+import actors.pool_actor
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection
@@ -15,6 +14,7 @@ from kv_transfer.wire.codec import decode, encode
 from router.dispatch.context import CURRENT
 from skim_common.errors import EngineUnavailableError
 from skim_common.models.info import ModelInfo
+from tests.unit.actors.mock_actors import mock_settings
 from tests.unit.actors.observability.span_recorder import SpanRecorder, parent_of
 from tests.unit.router.asgi_calls import middleware
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODELS, until
@@ -80,13 +80,13 @@ async def traced(served, monkeypatch):
 
     async def use(speculator=None, target=None, sample_ratio=1.0):
         processes = Processes(sample_ratio)
-        monkeypatch.setattr(actors.speculator, "create_tracer", lambda settings: processes.speculator.tracer)
-        monkeypatch.setattr(actors.target, "create_tracer", lambda settings: processes.target.tracer)
         made = []
         for actor, options in ((SpeculatorActor, speculator), (TargetActor, target)):
             folder = "speculator" if actor is SpeculatorActor else "target"
+            tracer = getattr(processes, folder).tracer
+            monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings, tracer=tracer: tracer)
             one = actor.__new__(actor)
-            await one.__init__("mock", str(MODELS / folder), 1, {"max_model_len": MAX_MODEL_LEN, **(options or {})})
+            await one.__init__(mock_settings(folder, {"max_model_len": MAX_MODEL_LEN, **(options or {})}))
             made.append(one)
         served.dispatcher.pools = await ActorPools(*made).connect()
         served.switch.tracer = processes.router.tracer

@@ -1,0 +1,97 @@
+"""What the deployment classes of both pools share: the settings of a replica, its start, its health and its end."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray.util.placement_group import PlacementGroup
+
+from actors.lifecycle.engine_watch import Engine, EngineWatch
+from actors.lifecycle.startup import retried_start, uncollected
+from actors.observability.factory import create_tracer
+from actors.observability.logs import kept_log_file, log_through_serve
+from actors.observability.metrics import PoolMetrics
+from actors.work_meter import WorkMeter
+from kv_transfer.wire.codec import encode
+from skim_common.models.info import ModelInfo
+
+
+class PoolSettings(BaseModel):
+    """A replica: its engine with the engine's options, and how it is watched.
+
+    batch: see WorkMeter. start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see
+    `create_tracer`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: str
+    model: str
+    tensor_parallel: int = 1
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    batch: int = 1
+    start_timeout_s: float = math.inf
+    hung_after_s: float = math.inf
+    traces: Mapping[str, Any] | None = None
+
+
+class PoolEngine(Engine, Protocol):
+    """What the base class needs of an engine of either service."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def close(self) -> None: ...
+
+
+class PoolActor(ABC):
+    """The base of both actors. Their `__init__` is a coroutine, which Serve awaits."""
+
+    _engine: PoolEngine
+
+    def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
+        """Read the settings, and begin to log and to trace."""
+        log_through_serve()
+        own = PoolSettings.model_validate(dict(settings))
+        self._tracer = create_tracer(own.traces)
+        return own
+
+    @asynccontextmanager
+    async def _start(self, pool: str, own: PoolSettings) -> AsyncIterator[None]:
+        """While the engine is created. Paused after failed starts of this pool with these settings."""
+        what = (own.engine, own.model, own.tensor_parallel, own.options)
+        async with retried_start(pool, *what, limit_s=own.start_timeout_s):
+            with uncollected(), kept_log_file():
+                yield
+
+    def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:
+        """The engine runs: watch it, count its work and report its metrics."""
+        self._watch = EngineWatch(self._engine, pool, group, hung_after_s=own.hung_after_s)
+        self._work = WorkMeter(own.batch)
+        self._metrics = PoolMetrics(pool, self.stats)
+
+    @abstractmethod
+    async def stats(self) -> dict[str, Any]: ...
+
+    async def info(self) -> bytes:
+        """This replica's ModelInfo, encoded."""
+        return encode(self._engine.info)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook; it calls this every few seconds if the pool has autoscaling."""
+        return self._work.stats()
+
+    async def check_health(self) -> None:
+        """Serve calls this every few seconds."""
+        await self._engine.check_health()
+
+    def __del__(self) -> None:
+        if tracer := getattr(self, "_tracer", None):
+            tracer.close()
+        if watch := getattr(self, "_watch", None):
+            watch.stop()
+        if engine := getattr(self, "_engine", None):
+            engine.close()
