@@ -19,13 +19,13 @@ from actors.observability.factory import create_tracer
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import RayMeter
 from router.admission.controller import Admission
-from router.admission.intake_lock import Intake
-from router.admission.pool_load import Room
+from router.admission.intake_lock import IntakeLock
+from router.admission.pool_load import PoolHeadroom
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.prompt_text import read_token_text
 from router.explain.request_reports import RequestReports
 from router.explain.selection_log import ExplainView
-from router.http.draining import LeavingApp
+from router.http.draining import DrainingApp
 from router.http.startup import StartingApp
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -47,7 +47,7 @@ class RouterDeployment:
 
     model: the target's folder or hub name. prefill: the prefill half of a split target. settings: fields of
     RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
-    what `settings` says of them holds. rooms: fields of each `Room`, by pool. traces: the argument of `create_tracer`.
+    what `settings` says of them holds. headroom: fields of each PoolHeadroom, by pool. traces: see `create_tracer`.
     """
 
     def __init__(
@@ -60,39 +60,39 @@ class RouterDeployment:
         served_model_name: str,
         settings: Mapping[str, Any],
         defaults: Mapping[str, Mapping[str, Any]],
-        rooms: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        headroom: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         log_through_serve()
         self._settings = own = RouterConfig.model_validate(dict(settings))
         self._tracer = create_tracer(traces)
         self._meter, self._states = RayMeter(), PoolStates(own.pool_down_after_s)
-        self._intake = Intake()
+        self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
         enabled = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
-        headroom = {pool: Room(**room) for pool, room in rooms.items()}
+        pools = {pool: PoolHeadroom(**fields) for pool, fields in headroom.items()}
         self._dispatcher = Dispatcher(
             self._pools,
             PrefillOptions.model_validate({**defaults["prefill"], **enabled}),
             SpeculationOptions.model_validate(dict(defaults["decode"])),
             own,
             self._meter,
-            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, headroom),
+            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, pools),
         )
         self._model, self._served_model_name, self._reports = model, served_model_name, RequestReports()
         self._view: ExplainView | None = None
 
-    async def __serve_build_asgi_app__(self) -> LeavingApp:
+    async def __serve_build_asgi_app__(self) -> DrainingApp:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
         self._app = StartingApp(self._build_app, self._settings.admission_timeout_s, self._others_serve)
         async with retried_start("router", self._model, self._settings.vllm_args, limit_s=None):
             await self._app.start()
-        self._front = LeavingApp(self._app)
+        self._front = DrainingApp(self._app)
         return self._front
 
     async def leave(self) -> bool:
-        """As `LeavingApp.leave`; who deletes the application asks for it."""
+        """As `DrainingApp.leave`; who deletes the application asks for it."""
         return self._front.leave()
 
     async def serves(self) -> bool:

@@ -27,9 +27,9 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from router.admission.controller import Admission
 from router.admission.ticket import OverloadedError
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
@@ -108,8 +108,8 @@ class _Skim:
 
     async def ask(self, number: int, ids: list[int]) -> str:
         """How the request ended: met, refused or missed."""
-        context = RequestContext(
-            self._options, self._decode.decode, deadline=Deadline.after(1e3 * self._settings.deadline_s)
+        context = CallState(
+            Request(self._options, self._decode.decode, deadline=Deadline.after(1e3 * self._settings.deadline_s))
         )
         sampling = {
             "max_tokens": self._settings.answer_tokens,

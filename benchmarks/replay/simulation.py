@@ -31,9 +31,9 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from kv_transfer.wire.codec import decode, encode
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
@@ -130,11 +130,11 @@ class _Skim:
     async def ask(self, number: int, ids: Int32Array, answer_tokens: int) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        context = RequestContext(self._options, self._decode.decode)
+        context = CallState(Request(self._options, self._decode.decode))
         prompt = Prompt(ids.tolist(), _sampling(answer_tokens), answer_tokens)
         await asyncio.sleep(self._router_ms / 1e3)
         first, cached = await _read(self._dispatcher.run(str(number), prompt, context))
-        [outcome] = context.outcomes
+        [outcome] = context.prompts
         return {
             "ttft_ms": 1e3 * (first - began),
             "kept_tokens": outcome.kept_tokens,

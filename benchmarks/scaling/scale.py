@@ -5,7 +5,7 @@ each pool is a setting, and a replica works on `SLOTS` requests at a time. So a 
 scale. The load is light, then `rate` requests per second, then light again, with Poisson arrivals from vLLM's load
 generator. A phase ends when its last request is answered.
 
-*Waiting*: requests that were sent and have no first token yet. *Asked*: replicas that run or start. *Changes of
+*Waiting*: requests that were sent and have no first token yet. *PromptGroup*: replicas that run or start. *Changes of
 direction*: how often a pool changed between growing and shrinking after the step began; one is expected, when the load
 or a backlog ends. *Objective*: time to first token of an idle deployment plus `drain_s` in each of the two pools. It is
 *met again* when the first of those requests is sent from which on every request meets it.

@@ -63,7 +63,7 @@ LASTING: dict[str, Any] = {
 
 REFUSING = 256
 """Requests that a router has beyond its `max_ongoing_requests` for the short time in which it refuses them. Serve's
-proxy would hold them without an answer until the router has room."""
+proxy would hold them without an answer until the router has fields."""
 
 SERVE_READS = {"host", "port", "replicas", "cpus", "resources", "drain_timeout_s", "tls_cert", "tls_key"}
 """Settings of the endpoint that no router reads: a change of them starts no router anew."""
@@ -117,7 +117,7 @@ def build_app(config: DeploymentConfig) -> Application:
         served_model_name=config.served_model_name,
         settings=config.router.model_dump(exclude=SERVE_READS),
         defaults={"prefill": config.selection.model_dump(), "decode": config.decode.model_dump()},
-        **_rooms(config),
+        **_headroom(config),
         traces=traces,
     )
 
@@ -171,20 +171,20 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
 
 
-def _rooms(config: DeploymentConfig) -> dict[str, Any]:
-    """The router's argument `rooms`; left out if no pool is autoscaled."""
+def _headroom(config: DeploymentConfig) -> dict[str, Any]:
+    """The router's argument `headroom`; left out if no pool is autoscaled."""
     halves = [config.target, *([config.target.prefill] if config.target.prefill else [])]
-    rooms: dict[str, dict[str, float]] = {}
+    headroom: dict[str, dict[str, float]] = {}
     for name, pools in (("speculator", [config.speculator]), ("target", halves)):
         for scaling in filter(None, (pool.autoscaling for pool in pools)):
-            room = rooms.setdefault(name, {})
-            for key, amount in room_for(scaling).items():
-                room[key] = max(room.get(key, 0.0), amount / config.router.replicas)
-    return {"rooms": rooms} if rooms else {}
+            fields = headroom.setdefault(name, {})
+            for key, amount in headroom_for(scaling).items():
+                fields[key] = max(fields.get(key, 0.0), amount / config.router.replicas)
+    return {"headroom": headroom} if headroom else {}
 
 
-def room_for(scaling: AutoscalingConfig) -> dict[str, float]:
-    """The fields of router.admission.pool_load.Room with which the autoscaler lets a pool grow to its
+def headroom_for(scaling: AutoscalingConfig) -> dict[str, float]:
+    """The fields of router.admission.pool_load.PoolHeadroom with which the autoscaler lets a pool grow to its
     `max_replicas`."""
     most = scaling.max_replicas
     if scaling.policy == "requests":

@@ -29,7 +29,7 @@ from cluster.serve.preflight import (
 )
 from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
 from cluster.serve.ray_liveness import in_time, ray_answers
-from cluster.serve.routers import app_handle, send_clients_away
+from cluster.serve.routers import app_handle, drain_connections
 from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set, with_environment
 from skim_common.errors import SkimError
@@ -277,7 +277,7 @@ def _stop(name: str) -> None:
         with suppress(TimeoutError):
             in_time(ray.shutdown, SHUTDOWN_LIMIT_S)
         return
-    send_clients_away(name)
+    drain_connections(name)
     # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
     with suppress(TimeoutError):
         serve.delete(name)

@@ -29,7 +29,7 @@ QUIET_S = 1.0
 """So long no request may have come."""
 
 
-def send_clients_away(name: str) -> None:
+def drain_connections(name: str) -> None:
     """Routers close each connection with its next answer. Returns when they are idle, after `LONGEST_S` in any case.
 
     name: of the Serve application. Routers that do not reply are left alone.

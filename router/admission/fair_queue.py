@@ -19,7 +19,7 @@ Order = tuple[int, float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn(Generic[Item]):
+class QueueEntry(Generic[Item]):
     """An item's place in the order. start: its start tag. number: of arrival."""
 
     priority: int
@@ -36,44 +36,44 @@ class FairQueue(Generic[Item]):
     """cost: in any unit, > 0; of all items the same one."""
 
     def __init__(self) -> None:
-        self._turns: list[Turn[Item]] = []
+        self._entries: list[QueueEntry[Item]] = []
         self._ends: dict[str, float] = {}
         self._now = 0.0
         self._numbers = 0
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._entries)
 
-    def __iter__(self) -> Iterator[Turn[Item]]:
+    def __iter__(self) -> Iterator[QueueEntry[Item]]:
         """In the order of service."""
-        return iter(self._turns)
+        return iter(self._entries)
 
     def next_order(self, key: str, priority: int) -> Order:
         """The order that the key's next request would have."""
         return priority, max(self._now, self._ends.get(key, 0.0)), math.inf
 
-    def push(self, key: str, priority: int, cost: float, item: Item) -> Turn[Item]:
+    def push(self, key: str, priority: int, cost: float, item: Item) -> QueueEntry[Item]:
         _, start, _ = self.next_order(key, priority)
         self._ends[key] = start + cost
-        turn = Turn(priority, start, self._numbers, item)
+        entry = QueueEntry(priority, start, self._numbers, item)
         self._numbers += 1
-        place = next((i for i, other in enumerate(self._turns) if other.order > turn.order), len(self._turns))
-        self._turns.insert(place, turn)
-        return turn
+        place = next((i for i, other in enumerate(self._entries) if other.order > entry.order), len(self._entries))
+        self._entries.insert(place, entry)
+        return entry
 
-    def serve(self, turn: Turn[Item]) -> None:
+    def serve(self, entry: QueueEntry[Item]) -> None:
         """Take an item out because it is served: virtual time goes on to its start."""
-        self._turns.remove(turn)
-        self._now = max(self._now, turn.start)
-        if not self._turns:
+        self._entries.remove(entry)
+        self._now = max(self._now, entry.start)
+        if not self._entries:
             # Nobody waits: a key's past does not count against it.
             self._ends = {key: end for key, end in self._ends.items() if end > self._now}
 
-    def drop(self, turn: Turn[Item], key: str, cost: float) -> None:
+    def drop(self, entry: QueueEntry[Item], key: str, cost: float) -> None:
         """Take an item out that is not served. It no longer counts for its key."""
-        self._turns.remove(turn)
+        self._entries.remove(entry)
         self._ends[key] -= cost
 
-    def first(self, fits: Callable[[Item], bool]) -> Turn[Item] | None:
+    def first(self, fits: Callable[[Item], bool]) -> QueueEntry[Item] | None:
         """The first item in the order that `fits`."""
-        return next((turn for turn in self._turns if fits(turn.item)), None)
+        return next((entry for entry in self._entries if fits(entry.item)), None)

@@ -11,7 +11,7 @@ LONGEST_S = 0.05
 """The next request is taken in after this time in any case, such as when one fetches an image."""
 
 
-class Intake:
+class IntakeLock:
     """The intake of one event loop, in the order of the requests. waiting: requests that are not taken in yet."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:

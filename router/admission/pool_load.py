@@ -52,7 +52,7 @@ OTHERS_DECAY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PoolHeadroom:
     """What a pool may have from one router, however long it waits there: less than either work_ms of computing, or so
     many requests. An autoscaled pool needs it: the autoscaler counts what is in the pool, not what waits in a router.
     """
@@ -61,13 +61,13 @@ class Room:
     requests: float = 0.0
 
 
-NO_ROOM = Room()
+NO_HEADROOM = PoolHeadroom()
 
 
 class PoolLoad:
     """One router's work in one pool. clock: seconds."""
 
-    def __init__(self, clock: Callable[[], float], room: Room = NO_ROOM) -> None:
+    def __init__(self, clock: Callable[[], float], room: PoolHeadroom = NO_HEADROOM) -> None:
         self._clock, self._room = clock, room
         self.requests = 0
         self.ahead_ms = 0.0
@@ -85,8 +85,8 @@ class PoolLoad:
         self.ahead_ms = self.ahead_ms - work_ms if self.requests else 0.0
 
     @property
-    def has_room(self) -> bool:
-        """Whether the pool has less than its `Room`."""
+    def has_headroom(self) -> bool:
+        """Whether the pool has less than its `PoolHeadroom`."""
         return self.ahead_ms < self._room.work_ms or self.requests < self._room.requests
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:

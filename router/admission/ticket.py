@@ -1,11 +1,11 @@
-"""What a prompt asks of the admission, and the place that it gets there."""
+"""What a prompt asks of the admission, and the ticket that it gets there."""
 
 import asyncio
 import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.admission.fair_queue import Turn
+from router.admission.fair_queue import QueueEntry
 from router.decision.cost_model import Work
 from router.options.errors import RefusedError
 from skim_common.deadline import NO_DEADLINE, Deadline
@@ -24,7 +24,7 @@ class OverloadedError(RefusedError):
 
 
 @dataclass(slots=True)
-class Asked:
+class PromptGroup:
     """The prompts of one request. Only its first one can be refused, and only while no other one was admitted."""
 
     prompts: int = 0
@@ -32,8 +32,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A prompt that wants a place. key, share: the name of its API key, which has a share of its own, and its weight.
+class AdmissionRequest:
+    """A prompt that wants a ticket. key, share: the name of its API key, which has a share of its own, and its weight.
 
     priority: lower numbers are served first.
     """
@@ -42,11 +42,11 @@ class Claim:
     share: float = 1.0
     priority: int = 0
     deadline: Deadline = NO_DEADLINE
-    asked: Asked = field(default_factory=Asked)
+    group: PromptGroup = field(default_factory=PromptGroup)
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Ticket:
     """One prompt from its admission to its end. work: with the smallest keep rate if `keeps_less`.
 
     first: it is the first prompt of its request. load: the predicted wait as a share of the longest one allowed
@@ -54,14 +54,14 @@ class Place:
     it is.
     """
 
-    claim: Claim
+    request: AdmissionRequest
     first: bool
     work: Work
     load: float
     keeps_less: bool
     dispatched: asyncio.Future[None]
     queued_ms: float = 0.0
-    turn: "Turn[Place] | None" = None
+    entry: "QueueEntry[Ticket] | None" = None
     stage: Literal["queue", "select", "ready", "prefill", "answer", "end"] = "queue"
     found_ms: float = 0.0
     sent_at: float = 0.0
@@ -70,9 +70,9 @@ class Place:
     @property
     def cost(self) -> float:
         """What it takes of its key's share."""
-        return max(1.0, self.work.total_ms) / self.claim.share
+        return max(1.0, self.work.total_ms) / self.request.share
 
     @property
     def may_be_refused(self) -> bool:
         """Whether nothing has run for its request, if it waits in the queue."""
-        return self.first and self.claim.asked.prompts == 1
+        return self.first and self.request.group.prompts == 1

@@ -36,7 +36,7 @@ in many chunks, so a fifth of them drops some of it."""
 FEW_CHUNKS = 8
 """With fewer chunks that may be dropped, the entropy says nothing; by default they are fewer than 256 tokens."""
 
-WISHES = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
+EXPLICIT = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
 """Options that say how much is kept. A request that gives one is obeyed."""
 
 
@@ -116,9 +116,9 @@ class Guard:
     def __init__(self, meter: Meter, *, enabled: bool, entropy: float | None = None) -> None:
         self._meter, self._enabled, self._entropy = meter, enabled, math.inf if entropy is None else entropy
 
-    def advise(self, options: PrefillOptions, question: str, *, wished: bool = False) -> Advice:
-        """The advice for a request by its question; "" if the question is unknown. wished: a content has a `keep`."""
-        if wished or not self._enabled or options.enabled != AUTO or options.model_fields_set & WISHES:
+    def advise(self, options: PrefillOptions, question: str, *, explicit: bool = False) -> Advice:
+        """The advice for a request by its question; "" if the question is unknown. explicit: a content has a `keep`."""
+        if explicit or not self._enabled or options.enabled != AUTO or options.model_fields_set & EXPLICIT:
             return Advice(options, acts=False)
         kind = next((kind for kind in QUESTIONS if kind.matches(question)), None)
         if kind is None:

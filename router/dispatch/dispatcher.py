@@ -4,27 +4,25 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from actors.observability.metrics import Meter
 from actors.observability.pool_spans import AnswerTally
-from actors.observability.tracing import Span
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
 from router.admission.load_shedding import AUDIT
-from router.admission.ticket import Place
+from router.admission.ticket import Ticket
 from router.decision.forecast import Forecaster
 from router.decision.guard import Guard
 from router.decision.rules import Decision, RequestTraits, decide
-from router.dispatch.admit import lightened, place_for
+from router.dispatch.admit import admit, shed_load
 from router.dispatch.audit import Audits
-from router.dispatch.context import RequestContext
-from router.dispatch.outcome import Outcome, record_decision, record_first_token, record_forecast, record_migration
-from router.dispatch.prompt_run import Prompt, Run
-from router.dispatch.selection import LexicalFallback, Selecting
+from router.dispatch.metrics import record_decision, record_first_token, record_forecast, record_migration
+from router.dispatch.request import Prompt
+from router.dispatch.selection import LexicalFallback, SelectionClient
+from router.dispatch.state import CallState, PromptState
 from router.dispatch.tracing import GENERATE, note_prompt, note_tokenized
 from router.explain.explained import DecisionMade, Explained
 from router.explain.prompt_text import message_spans
@@ -69,70 +67,129 @@ class Dispatcher:
         self.audits = Audits(meter, settings.audit_share, settings.audit_max_ongoing)
         self._ends = SessionEnds()
         fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
-        self._selecting = Selecting(
+        self._selection = SelectionClient(
             settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._ends
         )
 
-    async def run(
-        self, request_id: str, prompt: Prompt, context: RequestContext
-    ) -> AsyncGenerator[GenerateOutput, None]:
+    async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline
         does."""
+        deadline = call.request.deadline
         try:
-            context.deadline.check()
-            async with aclosing(context.deadline.each(self._run(request_id, prompt, context))) as outputs:
+            deadline.check()
+            async with aclosing(deadline.each(self._answer(request_id, prompt, call))) as outputs:
                 async for output in outputs:
                     yield output
         except DeadlineError:
-            self.meter.record("skim_router_deadlines_missed_total", 1, answering=str(context.answering).lower())
+            self.meter.record("skim_router_deadlines_missed_total", 1, answering=str(call.answering).lower())
             raise
 
-    async def _run(
-        self, request_id: str, prompt: Prompt, context: RequestContext
-    ) -> AsyncGenerator[GenerateOutput, None]:
-        self.selections.check(context.options)
-        outcome, place = context.begin(len(prompt.token_ids)), None
+    async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
+        """The way of a prompt: decide, admit, select, generate, record."""
+        self.selections.check(call.request.options)
+        state, ticket = call.begin(request_id, prompt), None
         try:
-            run = self._prepare(request_id, prompt, context, outcome)
-            decision = self._decide(run)
-            context.leave_intake()
-            async with place_for(self.admission, self.forecaster, run, decision) as place:
-                if place.load >= AUDIT:
+            self._prepare(state)
+            decision = self._decide(state)
+            call.release_intake()
+            async with admit(self.admission, self.forecaster, state, decision) as ticket:
+                if ticket.load >= AUDIT:
                     self.audits.drop()
-                run = lightened(run, place, self.meter)
-                async with aclosing(self._answer(run, decision, place)) as outputs:
+                shed_load(state, ticket, self.meter)
+                kept = await self._select(state, decision, ticket)
+                record_decision(self.meter, state)
+                answer = AnswerRecord(_generate_request(state, kept))
+                async with aclosing(self._generate(state, kept, answer, ticket)) as outputs:
                     async for output in outputs:
                         yield output
+                self._record_answer(state, answer, ticket)
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
-            if place is None or not place.began_at:
-                context.give_back(outcome)
+            if ticket is None or not ticket.began_at:
+                state.give_back()
             raise
 
-    async def _answer(self, run: Run, decision: Decision, place: Place) -> AsyncGenerator[GenerateOutput, None]:
-        request_id, prompt, context, outcome = run.request_id, run.prompt, run.context, run.outcome
-        kept = await self._read(run, decision, place)
-        outcome.mode = outcome.mode or "dense"
-        record_decision(self.meter, outcome)
-        began, held = False, False  # held: a target replica has the request and will end its session
+    def _prepare(self, state: PromptState) -> None:
+        """Find what the decision rests on: the protected spans, the guard's advice and the forecast."""
+        call, prompt, request = state.call, state.prompt, state.call.request
+        call.request_id = call.request_id or state.request_id
+        note_tokenized(call.span, state)
+        ids = np.asarray(prompt.token_ids, np.int32)
+        spans = prompt_spans(ids.size, request.options, prompt.chat, prompt.text, prompt.offsets)
+        question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
+        state.spans, state.lost_contents = spans, spans.lost
+        state.advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
+        state.options, hinted = state.advice.options, request.later_requests
+        state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, spans.protected_tokens, hinted)
+        if self._keys:
+            state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
+        state.started = time.perf_counter()
+
+    def _decide(self, state: PromptState) -> Decision:
+        """Whether the prompt runs dense or speculative."""
+        prompt, request, options = state.prompt, state.call.request, state.options
+        traits = RequestTraits(
+            prompt_tokens=state.prompt_tokens,
+            prompt_logprobs=prompt.prompt_logprobs,
+            echo=request.echo,
+            beam_search=request.beam_search,
+            multimodal=prompt.multimodal,
+            compressible_tokens=state.prompt_tokens - state.spans.protected_tokens,
+            rated=state.spans.rates.size > 0,
+            unmapped=state.spans.unmapped,
+        )
+        # The whole prompt must fit, because it runs dense if the selection fails.
+        check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
+        decision = decide(traits, options)
+        if decision.speculative and options.enabled == AUTO:
+            decision, state.estimate = state.forecast.choice, state.forecast.estimate
+        if decision.speculative:
+            decision = self._guard.before(state.advice, decision)
+            state.guard = state.advice.kind if state.advice.verdict == "more" else ""
+        state.reason = decision.reason
+        return decision
+
+    async def _select(self, state: PromptState, decision: Decision, ticket: Ticket) -> KeptPrompt:
+        """The kept prompt for the target, or the whole prompt for a dense run."""
+        prompt = state.prompt
+        if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
+            made, used = DecisionMade(state.reason, state.guard), state.options.selection
+            spans = state.spans
+            explained = Explained(selection, used, spans.protected, dict(state.timings), made, spans.regions)
+            held = None
+            if state.options.explain_text:
+                held = HeldPrompt(state.forecast.ids, message_spans(prompt.chat, prompt.offsets))
+            self.selections.add(state.request_id, Entry(state.prompt_tokens, explained, held), state.call.request.key)
+            return selection.kept
+        if decision.speculative:
+            sizes = (state.spans.protected_tokens, 0)
+            self.admission.runs_dense(
+                ticket, self.forecaster.work(state.forecast, state.options, *sizes, selects=False)
+            )
+        state.mode = "dense"
+        return KeptPrompt.dense(prompt.token_ids)
+
+    async def _generate(
+        self, state: PromptState, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """The target's outputs, from as many replicas as it takes; `answer` grows with them."""
+        held = False  # a target replica has the request and will end its session
 
         def moved(migration: Migration) -> None:
             nonlocal held
             held = False
             record_migration(self.meter, migration)
-            self.selections.note_migration(request_id, outcome.prompt_tokens, migration, context.key)
+            self.selections.note_migration(state.request_id, state.prompt_tokens, migration, state.call.request.key)
 
-        reading = self.forecaster.sent(run.forecast, kept)
-        with self.audits.request(), reading, context.span.child(GENERATE, "client") as span:
-            tally = AnswerTally(span, prompt.sampling)
-            answer = AnswerRecord(_request(run, kept, span))
-            sent = time.perf_counter()
-            admitted = partial(context.admit, outcome)
-            self.admission.sent(place)
+        reading = self.forecaster.sent(state.forecast, kept)
+        with self.audits.request(), reading, state.call.span.child(GENERATE, "client") as span:
+            tally, sent, began = AnswerTally(span, state.prompt.sampling), time.perf_counter(), False
+            self.admission.sent(ticket)
             try:
 
                 def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-                    asked = replace(request, timeout_ms=context.deadline.left_ms)
-                    return self.admission.prefilled(place, self.pools.generate(asked, admitted))
+                    timeout_ms = state.call.request.deadline.left_ms
+                    asked = replace(request, timeout_ms=timeout_ms, trace=span.headers)
+                    return self.admission.prefilled(ticket, self.pools.generate(asked, state.admit))
 
                 stream = migrate(answer, attempt, moved, enabled=self.settings.migration)
                 async with aclosing(stream) as outputs:
@@ -140,7 +197,7 @@ class Dispatcher:
                         held = True
                         if not began:
                             began = True
-                            self._begin(run, kept, output, sent, place.queued_ms)
+                            self._record_first(state, kept, output, sent, ticket.queued_ms)
                         tally.add(output)
                         yield output
             except (ReplicaLostError, GivenUpError):
@@ -148,95 +205,43 @@ class Dispatcher:
                 self.meter.record("skim_router_given_up_total", 1)
                 raise
             finally:
-                outcome.answer_tokens = tally.tokens
-                note_prompt(span, run.wire_id, outcome, tally)
-                self.forecaster.ended(run.forecast, kept, answer.first_token_ids)
+                state.answer_tokens = tally.tokens
+                note_prompt(span, state.wire_id, state, tally)
+                self.forecaster.ended(state.forecast, kept, answer.first_token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
                     self._ends.end(self.pools, kept.session)
-        self.admission.answered(place, int(answer.first_token_ids.size))
-        if context.options.enabled == AUTO:
-            loaded = self.admission.load() >= AUDIT
-            self.audits.begin(self.pools, run.forecast.ids, answer, loaded=loaded)
 
-    def _prepare(self, request_id: str, prompt: Prompt, context: RequestContext, outcome: Outcome) -> Run:
-        context.request_id = context.request_id or request_id
-        note_tokenized(context.span, outcome)
-        ids = np.asarray(prompt.token_ids, np.int32)
-        spans = prompt_spans(ids.size, context.options, prompt.chat, prompt.text, prompt.offsets)
-        outcome.lost_contents = spans.lost
-        question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
-        advice = self._guard.advise(context.options, question, wished=context.keeps is not None)
-        outcome.options = advice.options
-        told = context.later_requests
-        forecast = self.forecaster.look(ids, prompt.cache_salt, advice.options, spans.protected_tokens, told)
-        affinity = ""
-        if self._keys:
-            affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=forecast.hashes)
-        return Run(request_id, prompt, context, outcome, spans, affinity, forecast, advice, context.decode)
-
-    def _begin(self, run: Run, kept: KeptPrompt, output: GenerateOutput, sent: float, queued_ms: float) -> None:
-        """Record the first output. sent: when the target got the request. queued_ms: as in Place."""
+    def _record_first(
+        self, state: PromptState, kept: KeptPrompt, output: GenerateOutput, sent: float, queued_ms: float
+    ) -> None:
+        """Record the first output. sent: when the target got the request. queued_ms: as in Ticket."""
         now = time.perf_counter()
-        add_prefill(run.outcome.timings, output.timings, 1e3 * (now - sent))
-        run.outcome.timings["queue"] += queued_ms
-        record_first_token(self.meter, run.outcome, 1e3 * (now - run.context.arrived))
-        queue, prefill = output.timings.get("queue", 0.0), run.outcome.timings["prefill"]
-        self.forecaster.began(run.forecast, kept, output.cached_tokens, prefill, queue)
-        record_forecast(self.meter, run.outcome, 1e3 * (sent - run.started) - queued_ms + queue + prefill)
-        run.context.answering = True
+        add_prefill(state.timings, output.timings, 1e3 * (now - sent))
+        state.timings["queue"] += queued_ms
+        record_first_token(self.meter, state, 1e3 * (now - state.call.request.arrived))
+        queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
+        self.forecaster.began(state.forecast, kept, output.cached_tokens, prefill, queue)
+        record_forecast(self.meter, state, 1e3 * (sent - state.started) - queued_ms + queue + prefill)
+        state.call.answering = True
 
-    def _decide(self, run: Run) -> Decision:
-        """Whether the prompt runs dense or speculative."""
-        prompt, context, outcome, options = run.prompt, run.context, run.outcome, run.advice.options
-        traits = RequestTraits(
-            prompt_tokens=len(prompt.token_ids),
-            prompt_logprobs=prompt.prompt_logprobs,
-            echo=context.echo,
-            beam_search=context.beam_search,
-            multimodal=prompt.multimodal,
-            compressible_tokens=len(prompt.token_ids) - run.spans.protected_tokens,
-            rated=run.spans.rates.size > 0,
-            unmapped=run.spans.unmapped,
-        )
-        # The whole prompt must fit, because it runs dense if the selection fails.
-        check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
-        decision = decide(traits, options)
-        if decision.speculative and options.enabled == AUTO:
-            decision, outcome.estimate = run.forecast.choice, run.forecast.estimate
-        if decision.speculative:
-            decision = self._guard.before(run.advice, decision)
-            outcome.guard = run.advice.kind if run.advice.verdict == "more" else ""
-        outcome.reason = decision.reason
-        return decision
-
-    async def _read(self, run: Run, decision: Decision, place: Place) -> KeptPrompt:
-        """The kept prompt for the target, or the whole prompt for a dense run."""
-        prompt, outcome, options = run.prompt, run.outcome, run.advice.options
-        if decision.speculative and (selection := await self._selecting.select(self.pools, run, place)):
-            made, used = DecisionMade(outcome.reason, outcome.guard), outcome.options.selection
-            explained = Explained(selection, used, run.spans.protected, dict(outcome.timings), made, run.spans.regions)
-            held = None
-            if options.explain_text:
-                held = HeldPrompt(run.forecast.ids, message_spans(prompt.chat, prompt.offsets))
-            self.selections.add(run.request_id, Entry(len(prompt.token_ids), explained, held), run.context.key)
-            return selection.kept
-        if decision.speculative:
-            work = self.forecaster.work(run.forecast, options, run.spans.protected_tokens, 0, selects=False)
-            self.admission.runs_dense(place, work)
-        return KeptPrompt.dense(prompt.token_ids)
+    def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:
+        """Learn from a complete answer, and audit a share of them."""
+        self.admission.answered(ticket, int(answer.first_token_ids.size))
+        if state.call.request.options.enabled == AUTO:
+            loaded = self.admission.load() >= AUDIT
+            self.audits.begin(self.pools, state.forecast.ids, answer, loaded=loaded)
 
 
-def _request(run: Run, kept: KeptPrompt, span: Span) -> GenerateRequest:
-    prompt = run.prompt
+def _generate_request(state: PromptState, kept: KeptPrompt) -> GenerateRequest:
+    prompt = state.prompt
     return GenerateRequest(
-        run.wire_id,
+        state.wire_id,
         kept,
         prompt.sampling,
         prompt.priority,
         prompt.cache_salt,
         prompt.engine_args,
-        run.decode,
-        trace=span.headers,
-        affinity=run.affinity,
+        state.decode,
+        affinity=state.affinity,
     )

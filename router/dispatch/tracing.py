@@ -8,8 +8,7 @@ from starlette.types import Message, Scope, Send
 
 from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
-from router.dispatch.context import RequestContext
-from router.dispatch.outcome import Outcome
+from router.dispatch.state import CallState, PromptState
 
 TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
@@ -18,11 +17,11 @@ _OPERATIONS = {"/v1/completions": "text_completion"}
 
 
 class TracedRequest:
-    """One HTTP request. context: set when the options are read; its final content goes into the span."""
+    """One HTTP request. call: set when the options are read; its final content goes into the span."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.context: RequestContext | None = None
+        self.call: CallState | None = None
         self._status = 0
         self._answered = False
 
@@ -51,12 +50,12 @@ class TracedRequest:
         self.span.set(attributes)
         if not self._answered:
             self.span.set({"skim.cancelled": True})
-        outcomes = self.context.outcomes if self.context else []
-        if outcomes:
+        prompts = self.call.prompts if self.call else []
+        if prompts:
             operation = _OPERATIONS.get(str(route), "chat")
             names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "skim", "gen_ai.request.model": model}
-            self.span.set({**names, **_summary(outcomes)})
-        error = self.context.error if self.context else None
+            self.span.set({**names, **_summary(prompts)})
+        error = self.call.error if self.call else None
         if error is not None and error.status >= 500:
             self.span.fail(error.type)
         elif self._status >= 500:
@@ -76,27 +75,27 @@ def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedR
                 request.describe(scope, model)
 
 
-def note_tokenized(span: Span, outcome: Outcome) -> None:
+def note_tokenized(span: Span, prompt: PromptState) -> None:
     """Add the span of rendering and tokenizing the prompt: from the request's arrival until now."""
     if span.recording:
         now = span.now()
-        span.part(TOKENIZE, now - outcome.timings["tokenize"], now)
+        span.part(TOKENIZE, now - prompt.timings["tokenize"], now)
 
 
-def note_prompt(span: Span, request_id: str, outcome: Outcome, answer: AnswerTally) -> None:
+def note_prompt(span: Span, request_id: str, prompt: PromptState, answer: AnswerTally) -> None:
     """Set the attributes of one prompt. request_id: the engines' id."""
     if span.recording:
-        span.set({"skim.engine_request_id": request_id, **_summary([outcome]), **answer.attributes()})
+        span.set({"skim.engine_request_id": request_id, **_summary([prompt]), **answer.attributes()})
 
 
-def _summary(outcomes: list[Outcome]) -> dict[str, str | int | float]:
+def _summary(prompts: list[PromptState]) -> dict[str, str | int | float]:
     """Attributes of all prompts: counts are sums, modes and reasons are the different ones."""
-    prompt, kept = (sum(getattr(o, name) for o in outcomes) for name in ("prompt_tokens", "kept_tokens"))
-    words = {name: sorted({getattr(o, name) for o in outcomes} - {""}) for name in ("mode", "reason")}
+    read, kept = (sum(getattr(p, name) for p in prompts) for name in ("prompt_tokens", "kept_tokens"))
+    words = {name: sorted({getattr(p, name) for p in prompts} - {""}) for name in ("mode", "reason")}
     return {
-        "gen_ai.usage.input_tokens": prompt,
-        "gen_ai.usage.output_tokens": sum(o.answer_tokens for o in outcomes),
+        "gen_ai.usage.input_tokens": read,
+        "gen_ai.usage.output_tokens": sum(p.answer_tokens for p in prompts),
         "skim.kept_tokens": kept,
-        "skim.keep_rate": kept / prompt,
+        "skim.keep_rate": kept / read,
         **{f"skim.{name}": ", ".join(found) for name, found in words.items() if found},
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CLOSE = [(b"connection", b"close"), (b"x-skim-leaving", b"1")]
+CLOSE = [(b"connection", b"close"), (b"x-skim-draining", b"1")]
 """Serve's proxy closes on the first. HAProxy drops it, and closes on the second
 (`cluster.serve.proxy.haproxy_config`)."""
 
@@ -23,7 +23,7 @@ def closing(send: Send, is_leaving: Callable[[], bool]) -> Send:
     return send_closing
 
 
-class LeavingApp:
+class DrainingApp:
     """An ASGI app that forwards everything to `app`."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -6,16 +6,18 @@ It reads the options before the app parses the body. `router.http.response` send
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
-from router.admission.intake_lock import Intake
-from router.admission.rate_limits import caller_of
-from router.admission.ticket import Claim
-from router.dispatch.context import CURRENT, RequestContext, nothing
+from router.admission.intake_lock import IntakeLock
+from router.admission.rate_limits import Caller, caller_of
+from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
 from router.http.body_fields import read_fields
@@ -25,7 +27,7 @@ from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, resolve_decode
 from router.options.settings import RouterConfig
-from router.prompt.keep_fields import take_keeps
+from router.prompt.keep_fields import extract_keep_fields
 from skim_common.errors import InvalidRequestError
 
 _GENERATING = ("/completions", "/responses", "/messages")
@@ -47,75 +49,76 @@ class SkimMiddleware:
         model: str = "",
         tracer: Tracer = NO_TRACER,
         reports: RequestReports | None = None,
-        intake: Intake | None = None,
+        intake: IntakeLock | None = None,
     ) -> None:
         self.app = app
         self._dispatcher, self._settings = dispatcher, settings
         self._tracer, self._model = tracer, model
         self._budget = BodyBudget(settings.body_memory_bytes)
-        self._reports, self._intake = reports or RequestReports(), intake or Intake()
+        self._reports, self._intake = reports or RequestReports(), intake or IntakeLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        with traced_request(self._tracer, self._model, scope) as request:
-            await self._answer(scope, receive, request.watched(send), request)
+        with traced_request(self._tracer, self._model, scope) as traced:
+            await self._answer(scope, receive, traced.watched(send), traced)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, request: TracedRequest) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, traced: TracedRequest) -> None:
         arrived = asyncio.get_running_loop().time()
-        headers, leave_intake = Headers(scope=scope), nothing
+        headers, release_intake = Headers(scope=scope), nothing
         try:
             check_headers(headers)
             body = await read_body(headers, receive, self._settings, self._budget)
             deadline = read_deadline(headers, self._settings.deadline_s, arrived)
             caller, came = caller_of(scope), time.perf_counter()
             if scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
-                self._dispatcher.admission.refuse_early(Claim(caller.key.name if caller else "", deadline=deadline))
-            leave_intake = await self._intake.enter()
-            context, body = self._context(headers, body, scope["path"])
-            context.deadline, context.later_requests = deadline, read_later_requests(headers)
-            context.arrived, context.leave_intake = came, leave_intake
-            if caller:
-                context.key, context.share, context.use = caller.key.name, caller.key.share, caller.use
-                context.isolated, context.min_priority = caller.key.isolate_cache, caller.key.min_priority
-            request.context = context
+                key = caller.key.name if caller else ""
+                self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
+            release_intake = await self._intake.enter()
+            request, body = self._request(headers, body, scope["path"], caller)
+            call = CallState(replace(request, deadline=deadline, arrived=came), traced.span, release_intake)
+            traced.call = call
         except (InvalidRequestError, RefusedError) as error:
-            leave_intake()
+            release_intake()
             await respond(HttpError.of(error), scope, receive, send)
             return
-        context.span = request.span
-        token = CURRENT.set(context)
-        response = DeferredResponse(context, scope, receive, send, self._settings.keep_alive_s, self._reports.add)
+        token = CURRENT.set(call)
+        response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, self._reports.add)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:
             # vLLM's stream of /v1/responses does not catch errors of `generate`; its other streams do.
-            if context.error is None:
+            if call.error is None:
                 raise
-            await response.fail(context.error)
+            await response.fail(call.error)
         finally:
-            leave_intake()
+            release_intake()
             CURRENT.reset(token)
             await response.close()
 
-    def _context(self, headers: Headers, body: bytes, path: str) -> tuple[RequestContext, bytes]:
-        """The request's context, and its body as vLLM's app is to read it."""
+    def _request(self, headers: Headers, body: bytes, path: str, caller: Caller | None) -> tuple[Request, bytes]:
+        """What the call asks, and its body as vLLM's app is to read it."""
         fields = read_fields(body, path)
-        keeps = take_keeps(fields, path)
-        if keeps is not None:
+        keep_fields = extract_keep_fields(fields, path)
+        if keep_fields is not None:
             body = json.dumps(fields, ensure_ascii=False).encode()
         decode = resolve_decode(self._dispatcher.decode_defaults, headers.get(DECODE.header), fields.get(DECODE.name))
-        context = RequestContext(
+        request = Request(
             options=PREFILL.resolve(self._dispatcher.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=decode.decode,
-            decode_wished=bool(decode.model_fields_set),
+            decode_is_explicit=bool(decode.model_fields_set),
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
-            keeps=keeps,
+            keep_fields=keep_fields,
             render_only=path.endswith("/render"),
+            later_requests=read_later_requests(headers),
         )
-        return context, body
+        if caller is not None:
+            key = caller.key
+            request = replace(request, key=key.name, use=caller.use, share=key.share)
+            request = replace(request, min_priority=key.min_priority, isolated=key.isolate_cache)
+        return request, body
 
 
 def _has_priority(headers: Headers, body: bytes) -> bool:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from router.dispatch.context import RequestContext
+from router.dispatch.state import CallState
 from router.http.sse import KEEP_ALIVE, write_error_event
 from router.options.errors import HttpError
 
@@ -37,9 +37,9 @@ class DeferredResponse:
     """
 
     def __init__(
-        self, context: RequestContext, scope: Scope, receive: Receive, send: Send, keep_alive_s: float, report: Report
+        self, call: CallState, scope: Scope, receive: Receive, send: Send, keep_alive_s: float, report: Report
     ) -> None:
-        self._context, self._scope, self._receive, self._send = context, scope, receive, send
+        self._call, self._scope, self._receive, self._send = call, scope, receive, send
         self._keep_alive_s, self._report = keep_alive_s, report
         self._held: list[Message] = []
         self._open = self._ended = self._reported = False
@@ -51,8 +51,8 @@ class DeferredResponse:
 
     async def __call__(self, message: Message) -> None:
         async with self._sending:
-            if self._context.error is not None:
-                await self._fail(self._context.error)
+            if self._call.error is not None:
+                await self._fail(self._call.error)
                 return
             self._ended = message["type"] == "http.response.body" and not message.get("more_body")
             if self._open:
@@ -61,7 +61,7 @@ class DeferredResponse:
             self._held.append(message)
             if self._keep_alive_s and _starts_stream(message):
                 self._keep_alive = asyncio.create_task(self._fill_silence())
-            if self._ended or self._context.headers_are_true:
+            if self._ended or self._call.headers_are_true:
                 await self._release()
 
     async def fail(self, error: HttpError) -> None:
@@ -106,16 +106,16 @@ class DeferredResponse:
 
     def _values(self) -> dict[str, str]:
         """The values of the headers that are known by now. They are reported as soon as they are final."""
-        values = dict(self._context.headers())
-        if values and not self._reported and (self._context.headers_are_true or self._ended):
+        values = dict(self._call.headers())
+        if values and not self._reported and (self._call.headers_are_true or self._ended):
             self._reported = True
-            self._report(self._context.request_id, values, self._context.key)
+            self._report(self._call.request_id, values, self._call.request.key)
         return values
 
     async def _fill_silence(self) -> None:
         """Send a comment whenever nothing was sent for `keep_alive_s`, once the request is admitted."""
         while True:
-            await self._context.admission.wait()
+            await self._call.admission.wait()
             left = self._last_sent + self._keep_alive_s - self._loop.time()
             if left > 0:
                 await asyncio.sleep(left)
@@ -127,7 +127,7 @@ class DeferredResponse:
         """Send a comment; open the stream before it."""
         async with self._sending:
             # A comment inside an event would be a part of its data.
-            if self._ended or self._context.error is not None or not self._between_events:
+            if self._ended or self._call.error is not None or not self._between_events:
                 return
             if not self._open:
                 await self._release()

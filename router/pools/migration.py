@@ -70,7 +70,7 @@ async def migrate(
     Raises GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the generator aborts all
     attempts.
     """
-    moves = _Moves(record, attempt, note, enabled)
+    moves = _Attempts(record, attempt, note, enabled)
     async with aclosing(moves.whole()) as outputs:
         async for output in outputs:
             yield output
@@ -81,7 +81,7 @@ async def migrate(
             yield output
 
 
-class _Moves:
+class _Attempts:
     """The attempts of one request. lost_with_tokens: the losses when the first replica with tokens was lost."""
 
     def __init__(

@@ -21,13 +21,13 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
-from router.admission.intake_lock import Intake
+from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
 from router.pools.answer_record import AnswerRecord
 from router.pools.availability import PoolDownError, PoolStates
 from router.pools.interface import Admitted, unwatched
 from router.pools.migration import ReplicaLostError, migrate
-from router.pools.wake_up import Waking
+from router.pools.wake_up import ColdStart
 from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_pair
 
@@ -67,14 +67,14 @@ class ServePools:
         admission_timeout_s: float,
         states: PoolStates,
         prefill: DeploymentHandle | None = None,
-        intake: Intake | None = None,
+        intake: IntakeLock | None = None,
     ) -> None:
         self._admission_timeout_s, self._states = admission_timeout_s, states
         self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
         self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
-        self._waking = Waking(self._handles, states.answered)
+        self._waking = ColdStart(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
-        self._running, self._intake = 0, intake or Intake()  # _running: calls of `generate`
+        self._running, self._intake = 0, intake or IntakeLock()  # _running: calls of `generate`
         self.speculator: ModelInfo | None = None
         self.target: ModelInfo
         self.problem: tuple[str | None, bool] = (None, False)

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from router.pools.interface import Admitted
 
 
-class Waking:
+class ColdStart:
     """handles: the pools by name. on_answer: is called with the name of a pool that answered."""
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], on_answer: Callable[[str], None]) -> None:

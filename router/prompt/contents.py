@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from router.options.policies import SYSTEM_ROLES, Keep
-from router.prompt.keep_fields import PartKeeps
-from router.prompt.markers import CharSpan, Marks
+from router.prompt.keep_fields import KeepFields
+from router.prompt.markers import CharSpan, Markers
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -47,7 +47,7 @@ class ChatContents(NamedTuple):
     contents: Sequence[Content] | None
 
 
-def without_marks(messages: Messages, asked: PartKeeps) -> list[dict[str, Any]]:
+def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]:
     """Copies of messages whose texts had the marks of `asked`."""
 
     def clean(_: int, text: str) -> str:
@@ -63,8 +63,8 @@ class MarkedChat:
     because templates compare messages.
     """
 
-    def __init__(self, messages: Messages, plain: str, asked: PartKeeps | None = None) -> None:
-        self._marks, self._plain = Marks(plain), plain
+    def __init__(self, messages: Messages, plain: str, asked: KeepFields | None = None) -> None:
+        self._marks, self._plain = Markers(plain), plain
         self._contents: list[Content] = []
         self._numbers: list[int] = []
         numbers: dict[tuple[str, str, Keep | None], int] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from router.options.errors import InvalidOptionError
 from router.options.policies import KEEP_VALUES, SYSTEM_ROLES, Keep, read_keep
 from router.options.request import shown
-from router.prompt.markers import Marks
+from router.prompt.markers import Markers
 
 _LISTS = {"/chat/completions": ("messages",), "/messages": ("system", "messages"), "/responses": ("input",)}
 _TEXTS = ("text", "content", "output")
@@ -21,10 +21,10 @@ _KEPT_KINDS = ("thinking", "redacted_thinking", "reasoning", "function_call", "t
 
 
 @dataclass(frozen=True, slots=True)
-class PartKeeps:
+class KeepFields:
     """The wishes of one request. keeps, names: the values and fields, by the number in the marks around the texts."""
 
-    marks: Marks
+    marks: Markers
     keeps: list[Keep] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class PartKeeps:
             )
 
 
-def take_keeps(body: dict[str, Any], path: str) -> PartKeeps | None:
+def extract_keep_fields(body: dict[str, Any], path: str) -> KeepFields | None:
     """Remove each `keep` from the body sent to `path`, and mark the texts that it is about. None if there is none.
 
     Raises InvalidOptionError for a value that is no `Keep`, for a `keep` of something that has no text or is always
@@ -49,7 +49,7 @@ def take_keeps(body: dict[str, Any], path: str) -> PartKeeps | None:
     fields = next((fields for end, fields in _LISTS.items() if path.endswith(end)), ())
     if not fields or not any(_has_keep(body.get(name)) for name in fields):
         return None
-    found = PartKeeps(Marks(json.dumps(body, ensure_ascii=False)))
+    found = KeepFields(Markers(json.dumps(body, ensure_ascii=False)))
     for name in fields:
         value = body.get(name)
         for index, holder in enumerate(value if isinstance(value, list) else ()):
@@ -58,8 +58,8 @@ def take_keeps(body: dict[str, Any], path: str) -> PartKeeps | None:
     return found if found.keeps else None
 
 
-def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeeps, is_system: bool) -> None:
-    """As `take_keeps` for one message, item or part. outer: the `keep` of what it is a part of."""
+def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: KeepFields, is_system: bool) -> None:
+    """As `extract_keep_fields` for one message, item or part. outer: the `keep` of what it is a part of."""
     name, keep = f"{path}.keep", outer
     own = holder.pop("keep", None)
     if own is not None:
@@ -93,10 +93,10 @@ def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: PartKeep
                 value[index] = marked(part)
 
 
-def messages_with_keeps(messages: Any) -> tuple[list[dict[str, Any]], PartKeeps | None]:
-    """Copies of chat messages whose texts are marked, and the wishes in them. Raises as `take_keeps`."""
+def messages_with_keeps(messages: Any) -> tuple[list[dict[str, Any]], KeepFields | None]:
+    """Copies of chat messages whose texts are marked, and the wishes in them. Raises as `extract_keep_fields`."""
     copies = [_copy(message) for message in messages]
-    return copies, take_keeps({"messages": copies}, "/chat/completions")
+    return copies, extract_keep_fields({"messages": copies}, "/chat/completions")
 
 
 def _has_keep(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Marks in a text: characters that name a part of it by a number, and that survive a chat template.
+"""Markers in a text: characters that name a part of it by a number, and that survive a chat template.
 
-Marks stand around a part. A template copies them with the part, so they show where it stands in the rendered prompt.
+Markers stand around a part. A template copies them with the part, so they show where it stands in the rendered prompt.
 """
 
 import re
@@ -28,7 +28,7 @@ class Located(NamedTuple):
     broken: frozenset[int]
 
 
-class Marks:
+class Markers:
     """Two characters that `texts` do not have. A mark is a number between them; in reverse order they end a part.
 
     Raises InvalidRequestError if the texts have all characters of the private use areas.

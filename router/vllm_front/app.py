@@ -27,7 +27,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import ApiKeys
-from router.admission.intake_lock import Intake
+from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.request_reports import RequestReports
 from router.http.authentication import KeyMiddleware
@@ -66,7 +66,7 @@ async def build_openai_app(
     settings: RouterConfig,
     tracer: Tracer = NO_TRACER,
     reports: RequestReports | None = None,
-    intake: Intake | None = None,
+    intake: IntakeLock | None = None,
 ) -> FastAPI:
     """The HTTP app. reports, intake: as in `SkimMiddleware`.
 

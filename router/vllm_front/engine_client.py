@@ -17,12 +17,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.admission.api_keys import FIRST_PRIORITY
-from router.dispatch.context import CURRENT, RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
 from router.prompt.control_tokens import ControlTokens, Handling
-from router.vllm_front.renderer import record_chats, reuse_known_tokens
+from router.vllm_front.renderer import hook_chat_rendering, reuse_known_tokens
 from skim_common.errors import InvalidRequestError, SkimError
 from target_service.limits import reserved_names
 
@@ -44,26 +44,26 @@ class PooledEngineClient(EngineClient):
         self._dispatcher = dispatcher
         reuse_known_tokens(self.renderer)
         backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
-        record_chats(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
+        hook_chat_rendering(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one prompt through the pools. Raises vLLM's errors; the context keeps the error for the client."""
-        context = CURRENT.get() or RequestContext(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode)
+        """Run one prompt through the pools. Raises vLLM's errors; the call keeps the error for the client."""
+        call = CURRENT.get() or CallState(Request(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode))
         try:
-            request = _read_prompt(prompt, sampling_params, context, kwargs)
-            stream = self._dispatcher.run(request_id, request, context)
+            rendered = _read_prompt(prompt, sampling_params, call, kwargs)
+            stream = self._dispatcher.run(request_id, rendered, call)
             try:
                 async for output in stream:
-                    yield _request_output(request_id, request, output)
+                    yield _request_output(request_id, rendered, output)
             finally:
                 await stream.aclose()
         except SkimError as error:
-            raise _as_vllm_error(error, context) from None
+            raise _as_vllm_error(error, call) from None
         except Exception as error:
             logger.exception("request %s failed in the router", request_id)
-            raise _as_vllm_error(error, context) from None
+            raise _as_vllm_error(error, call) from None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -137,17 +137,17 @@ def _unsupported(what: str) -> Exception:
     return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
 
 
-def _as_vllm_error(error: Exception, context: RequestContext | None) -> Exception:
-    """The vLLM exception with the right status. The context keeps the error: vLLM may have started the response."""
+def _as_vllm_error(error: Exception, call: CallState | None) -> Exception:
+    """The vLLM exception with the right status. The call keeps the error: vLLM may have started the response."""
     shown = HttpError.of(error)
-    if context is not None:
-        context.error = shown
+    if call is not None:
+        call.error = shown
     if shown.status == HTTPStatus.BAD_REQUEST:
         return VLLMValidationError(shown.message, parameter=shown.param)
     return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
 
 
-def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, kwargs: Mapping[str, Any]) -> Prompt:
+def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: Mapping[str, Any]) -> Prompt:
     """vLLM's EngineInput and SamplingParams as the dispatcher's Prompt. Raises InvalidRequestError."""
     if not isinstance(prompt, Mapping) or not prompt.get("prompt_token_ids"):
         raise InvalidRequestError("this endpoint takes prompts of text or token ids only")
@@ -155,13 +155,13 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         raise InvalidRequestError("LoRA adapters are not served here; ask for the base model")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
-    priority = kwargs.get("priority") or 0
+    priority, request = kwargs.get("priority") or 0, call.request
     if not FIRST_PRIORITY <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
-    if priority < context.min_priority:
-        raise InvalidRequestError(f"priority must be at least {context.min_priority} with this API key")
-    if context.keeps is not None:
-        context.keeps.check(prompt.get("prompt") if prompt.get("prompt") in context.chats else None)
+    if priority < request.min_priority:
+        raise InvalidRequestError(f"priority must be at least {request.min_priority} with this API key")
+    if request.keep_fields is not None:
+        request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
     if max(prompt["prompt_token_ids"]) >= 2**31:
         raise InvalidRequestError("prompt has a token id outside the vocabulary")
     return Prompt(
@@ -170,10 +170,10 @@ def _read_prompt(prompt: Any, params: SamplingParams, context: RequestContext, k
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
         multimodal=prompt.get("type") != "token",
-        chat=context.chats.get(prompt.get("prompt")),
+        chat=call.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
-        cache_salt=context.salt(prompt.get("cache_salt")),
+        cache_salt=request.salt(prompt.get("cache_salt")),
         priority=priority,
         engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
     )

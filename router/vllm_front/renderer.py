@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from router.dispatch.context import CURRENT, RequestContext
+from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
 from router.prompt.contents import ChatContents, MarkedChat, changed, without_marks
 from router.prompt.control_tokens import ControlTokens
@@ -37,13 +37,13 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
 
     async def tokenize_prompt(prompt: Any, params: Any) -> Any:
         wanted = params.get_encode_kwargs()
-        context = CURRENT.get()
+        call = CURRENT.get()
         # What is only rendered is shown to the client, which gets vLLM's own types.
-        if context is None or context.render_only:
+        if call is None or call.request.render_only:
             return await plain(prompt, params)
         if wanted["add_special_tokens"] or not renderer._wants_offsets(prompt, params):
             return await plain(prompt, params)
-        salt = context.salt(context.sent_salt)
+        salt = call.request.salt(call.sent_salt)
         text = prompt["prompt"]
         if len(text) <= INLINE_CHARS:
             ids, offsets = known.tokenize(text, salt)
@@ -63,17 +63,17 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def refusing(context: RequestContext) -> Iterator[None]:
+def refusing(call: CallState) -> Iterator[None]:
     """Note an InvalidRequestError for the client, and raise what vLLM's app answers with a 400."""
     try:
         yield
     except InvalidRequestError as error:
-        context.error = HttpError.of(error)
+        call.error = HttpError.of(error)
         raise ValueError(str(error)) from None
 
 
-def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
-    """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the request's context and return the tokens'
+def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
+    """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the call's state and return the tokens'
     character offsets.
 
     All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
@@ -83,41 +83,41 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
     render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
 
     async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
-        context = CURRENT.get()
-        keeps = context.keeps if context is not None else None
-        if context is not None:
-            context.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
+        call = CURRENT.get()
+        keep_fields = call.request.keep_fields if call is not None else None
+        if call is not None:
+            call.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
         marked = [changed(messages) for messages in conversations]
-        conversations = [without_marks(messages, keeps) for messages in marked] if keeps else marked
-        as_text = context is not None and has_control_tokens(conversations, context)
-        if context is not None and ((context.options.enabled and not context.render_only) or as_text):
+        conversations = [without_marks(messages, keep_fields) for messages in marked] if keep_fields else marked
+        as_text = call is not None and has_control_tokens(conversations, call)
+        if call is not None and ((call.request.options.enabled and not call.request.render_only) or as_text):
             tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
-        if context is not None:
+        if call is not None:
             for asked, prompt in zip(marked, prompts, strict=True):
                 text = prompt.get("prompt")
-                context.chats[text] = await find_contents(asked, context, chat_params, prompt)
+                call.chats[text] = await find_contents(asked, call, chat_params, prompt)
                 if as_text:
-                    make_text(prompt, context)
+                    make_text(prompt, call)
         return rendered, prompts
 
-    def has_control_tokens(conversations: Any, context: RequestContext) -> bool:
-        with refusing(context):
+    def has_control_tokens(conversations: Any, call: CallState) -> bool:
+        with refusing(call):
             return control_tokens is not None and any(map(control_tokens.in_chat, conversations))
 
-    def make_text(prompt: Any, context: RequestContext) -> None:
+    def make_text(prompt: Any, call: CallState) -> None:
         text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
-        with refusing(context):
+        with refusing(call):
             assert control_tokens is not None
             if isinstance(offsets, np.ndarray):
                 offsets = [(start, end) for start, end in offsets.tolist()]
-            found = control_tokens.as_text(text, ids, offsets, context.chats[text])
+            found = control_tokens.as_text(text, ids, offsets, call.chats[text])
             prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
 
-    async def find_contents(messages: Any, context: RequestContext, params: Any, prompt: Any) -> ChatContents:
-        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the request's keeps."""
-        with refusing(context):
-            chat = MarkedChat(messages, prompt.get("prompt") or "", context.keeps)
+    async def find_contents(messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
+        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the `keep` fields."""
+        with refusing(call):
+            chat = MarkedChat(messages, prompt.get("prompt") or "", call.request.keep_fields)
         # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
         if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
             return chat.contents(None)
@@ -129,8 +129,8 @@ def record_chats(renderer: Any, control_tokens: ControlTokens | None = None) -> 
         return chat.contents(again.get("prompt"))
 
     async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
-        context = CURRENT.get()
-        if context is not None and context.options.keep_ranges:
+        call = CURRENT.get()
+        if call is not None and call.request.options.keep_ranges:
             tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
         return await render_cmpl(prompts, tok_params, **kwargs)
 

@@ -11,7 +11,7 @@ from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from router.http.body_fields import read_fields
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
-from router.prompt.keep_fields import take_keeps
+from router.prompt.keep_fields import extract_keep_fields
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 
@@ -70,7 +70,7 @@ def body(data: bytes) -> None:
     for path in PATHS:
         try:
             fields = read_fields(data, path)
-            take_keeps(fields, path)
+            extract_keep_fields(fields, path)
         except InvalidRequestError:
             continue
 

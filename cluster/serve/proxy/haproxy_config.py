@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # The last line on a time-out in a section counts. The first two lines after the section's name are ours.
 _OTHER_TIMEOUT = r"^frontend http_frontend\n.*\n.*\n(?:(?![a-z]).*\n)*?(?![a-z]).*timeout http-request "
 
-_CLOSE_WHEN_LEAVING = "http-after-response set-header connection close if { res.hdr(x-skim-leaving) -m found }"
+_CLOSE_WHEN_DRAINING = "http-after-response set-header connection close if { res.hdr(x-skim-draining) -m found }"
 
 _NOT_READY = (
     '503 content-type application/json string \'{"error": {"message": "this deployment is not ready yet; try again in a'
@@ -60,7 +60,7 @@ def _changes(ports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Regular expressions and their replacements; each is for one line."""
     yield r"^\s*option splice-request\n", ""
     # In the frontend it overrides what the section `defaults` may say.
-    yield r"^(frontend http_frontend)$", rf"\1\n    timeout http-request {HEADERS_S}s\n    {_CLOSE_WHEN_LEAVING}"
+    yield r"^(frontend http_frontend)$", rf"\1\n    timeout http-request {HEADERS_S}s\n    {_CLOSE_WHEN_DRAINING}"
     yield (
         r'^(\s*http-request return status )404 content-type text/plain lf-string ".*not found.*"$',
         rf"\g<1>{_NOT_READY}",

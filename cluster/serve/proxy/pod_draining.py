@@ -21,12 +21,12 @@ LEAVING_FILE = "SKIM_LEAVING_FILE"
 """Environment variable with the path of the file that the hook makes."""
 
 
-def send_clients_away() -> list[Middleware]:
+def drain_connections() -> list[Middleware]:
     """What Serve's proxy runs its app in: it calls the function that `CALLBACK` names (Ray 2.60.0)."""
     return [Middleware(PodProxy, file=Path(os.environ[LEAVING_FILE]))]
 
 
-SENDING_AWAY = {CALLBACK: f"{__name__}.{send_clients_away.__name__}", LEAVING_FILE: "/tmp/skim-leaving"}
+SENDING_AWAY = {CALLBACK: f"{__name__}.{drain_connections.__name__}", LEAVING_FILE: "/tmp/skim-leaving"}
 """Environment of a pod: `/tmp` is its own."""
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from router.dispatch.context import RequestContext
-from router.dispatch.outcome import Outcome
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +37,8 @@ def test_every_option_is_listed_with_its_default(name: str, options: type[BaseMo
 
 
 def test_every_header_of_a_response_is_listed() -> None:
-    outcomes = [Outcome("dense", "", 1, 1, PrefillOptions())]
-    context = RequestContext(PrefillOptions(), SpeculationOptions(), outcomes=outcomes, answering=True)
+    context = CallState(Request(PrefillOptions(), SpeculationOptions().decode), answering=True)
+    context.begin("r", Prompt([1], {}, 1)).mode = "dense"
     names = {name for name, _ in context.headers()}
     section = PAGE.split("\n## What a response reports\n")[1].lower()
     assert set(re.findall(r"`(x-skim-[\w-]+|server-timing)`", section)) == names

@@ -1,10 +1,12 @@
 """Requests through the middleware, to small apps that stream as vLLM does."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 from router.admission.controller import Admission
-from router.dispatch.context import CURRENT
+from router.dispatch.request import Prompt
+from router.dispatch.state import CURRENT
 from router.explain.request_reports import RequestReports
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
@@ -13,6 +15,7 @@ from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
+A_HUNDRED = Prompt([1] * 100, {}, 1)
 
 
 def middleware(app, settings=None, admission=None, **options):
@@ -84,7 +87,7 @@ class Streaming:
 
 def decided(mode):
     def step(context):
-        outcome = context.outcomes[0] if context.outcomes else context.begin(100)
+        outcome = context.prompts[0] if context.prompts else context.begin("r", A_HUNDRED)
         outcome.mode, outcome.reason = mode, "requested"
 
     return step
@@ -92,13 +95,13 @@ def decided(mode):
 
 def begun(context):
     """A prompt of a hundred tokens, not yet admitted. It arrived when virtual time began."""
-    context.request_id, context.arrived = "r-0", 0.0
-    context.begin(100)
+    context.request_id, context.request = "r-0", replace(context.request, arrived=0.0)
+    context.begin("r", A_HUNDRED)
 
 
 def admitted(context):
-    for outcome in context.outcomes:
-        context.admit(outcome)
+    for outcome in context.prompts:
+        outcome.admit()
 
 
 def answering(context):

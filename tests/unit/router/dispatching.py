@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
@@ -28,6 +28,8 @@ async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", 
         RouterConfig(select_timeout_s=timeout_s, on_speculator_failure=on_speculator_failure),
         LocalMeter(),
     )
-    context = RequestContext(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
+    context = CallState(
+        Request(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
+    )
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
-    return SimpleNamespace(outputs=outputs, outcome=context.outcomes[0], dispatcher=dispatcher, context=context)
+    return SimpleNamespace(outputs=outputs, outcome=context.prompts[0], dispatcher=dispatcher, context=context)

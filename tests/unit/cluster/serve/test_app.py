@@ -7,9 +7,9 @@ from ray.serve._private.deployment_info import DeploymentInfo
 
 from cluster.config.load import config_from_settings, load_config
 from cluster.config.pools import AutoscalingConfig
-from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, _rooms, build_app, logging_options, room_for, serve_app
+from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, _headroom, build_app, headroom_for, logging_options, serve_app
 from cluster.serve.autoscaling import Load, replicas_for
-from router.admission.pool_load import PoolLoad, Room
+from router.admission.pool_load import PoolHeadroom, PoolLoad
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
@@ -201,17 +201,17 @@ def scaled(**scaling):
 
 def test_routers_share_the_room_of_an_autoscaled_pool():
     router, _, _ = deployments(build_app(scaled(max_replicas=4, target_ongoing_requests=8)))
-    assert router.init_kwargs["rooms"] == {"target": {"requests": 16.0}}
+    assert router.init_kwargs["headroom"] == {"target": {"requests": 16.0}}
     settings = {"speculator": {"model": "/small"}, "target": {"model": "/big"}}
     router, _, _ = deployments(build_app(config_from_settings(settings)))
-    assert "rooms" not in router.init_kwargs
+    assert "headroom" not in router.init_kwargs
 
 
 def test_the_prefill_half_of_a_split_target_has_room_too():
     prefill = {"autoscaling": {"max_replicas": 6, "target_ongoing_requests": 8}}
     target = {"model": "/big", "topology": "split", "autoscaling": {"max_replicas": 2}, "prefill": prefill}
     split = config_from_settings({"speculator": {"model": "/small"}, "target": target})
-    assert _rooms(split) == {"rooms": {"target": {"requests": 48.0}}}
+    assert _headroom(split) == {"headroom": {"target": {"requests": 48.0}}}
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -219,8 +219,8 @@ def test_the_prefill_half_of_a_split_target_has_room_too():
 def test_a_pool_with_that_room_grows_to_its_largest_size(batch, seconds):
     """The policy `work` sees what the routers send. seconds: replica-seconds of a request."""
     scaling = AutoscalingConfig(policy="work", max_replicas=4, drain_s=3, batch=batch)
-    load = PoolLoad(lambda: 0.0, Room(**room_for(scaling)))
-    while load.has_room:
+    load = PoolLoad(lambda: 0.0, PoolHeadroom(**headroom_for(scaling)))
+    while load.has_headroom:
         load.enter(1e3 * batch * seconds)
     for now in range(1, 4):
         seen = Load(requests=load.requests, queued=load.requests, busy=now, seconds_per_request=seconds)

@@ -6,7 +6,7 @@ import pytest
 from ray.serve.exceptions import RayServeException
 
 from cluster.serve import routers as farewell
-from cluster.serve.routers import send_clients_away
+from cluster.serve.routers import drain_connections
 
 
 class Routers:
@@ -33,7 +33,7 @@ def no_pauses(monkeypatch):
 def asked(monkeypatch, reply: Callable[[int], list[bool]]) -> int:
     routers = Routers(reply)
     monkeypatch.setattr(farewell, "app_handle", lambda name: routers)
-    send_clients_away("skim")
+    drain_connections("skim")
     return routers.asked
 
 

@@ -9,8 +9,8 @@ from benchmarks.replay.virtual_time import run
 from kv_transfer.messages import GenerateOutput
 from router.admission import pool_load
 from router.admission.controller import Admission
-from router.admission.pool_load import ENOUGH, Room
-from router.admission.ticket import Asked, Claim, OverloadedError
+from router.admission.pool_load import ENOUGH, PoolHeadroom
+from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGroup
 from router.decision.cost_model import Work
 from skim_common.deadline import Deadline
 from tests.unit.actors.local_meter import LocalMeter
@@ -35,19 +35,19 @@ class World:
             await asyncio.sleep(ms / 1e3)
         yield GenerateOutput([], True, timings={"queue": 1e3 * waited, "prefill": ms})
 
-    async def ask(self, name, work=PROMPT, timeout_ms=None, less=None, **claim):
-        """The place that the prompt had; None if it was refused."""
-        claim = Claim(deadline=Deadline.after(timeout_ms), **claim)
+    async def ask(self, name, work=PROMPT, timeout_ms=None, less=None, **request):
+        """The ticket that the prompt had; None if it was refused."""
+        request = AdmissionRequest(deadline=Deadline.after(timeout_ms), **request)
         try:
-            async with self.admission.admitted(claim, work, less) as place:
+            async with self.admission.admitted(request, work, less) as ticket:
                 if work.selects:
                     await asyncio.sleep(work.speculator_ms / 1e3)
-                    self.admission.selected(place, 0.0)
-                self.admission.sent(place)
-                async for _ in self.admission.prefilled(place, self.prefill(name, place.work.target_ms)):
+                    self.admission.selected(ticket, 0.0)
+                self.admission.sent(ticket)
+                async for _ in self.admission.prefilled(ticket, self.prefill(name, ticket.work.target_ms)):
                     pass
-                self.admission.answered(place, 1)
-                return place
+                self.admission.answered(ticket, 1)
+                return ticket
         except OverloadedError as error:
             self.refused[name] = error
             return None
@@ -96,8 +96,8 @@ async def test_without_a_limit_nothing_is_refused():
     """Negative control."""
     world = World()
     await world.learn()
-    places = await asyncio.gather(*(world.ask(i) for i in range(30)))
-    assert None not in places
+    tickets = await asyncio.gather(*(world.ask(i) for i in range(30)))
+    assert None not in tickets
     assert world.refused == {}
 
 
@@ -142,7 +142,7 @@ async def test_a_full_router_refuses_until_one_leaves():
     tasks = [world.start(i) for i in range(3)]
     await asyncio.sleep(0.01)
     with pytest.raises(OverloadedError):
-        world.admission.refuse_early(Claim())
+        world.admission.refuse_early(AdmissionRequest())
     assert await world.ask("fourth") is None
     assert world.reasons() == ["full", "full"]
     await tasks[0]
@@ -190,7 +190,7 @@ async def test_a_full_router_gives_the_last_place_of_a_flood_to_another_key():
     await world.learn()
     tasks = [world.start(f"flood {i}", key="a") for i in range(8)]
     await asyncio.sleep(0.01)
-    world.admission.refuse_early(Claim(key="b"))
+    world.admission.refuse_early(AdmissionRequest(key="b"))
     tasks.append(world.start("calm", key="b"))
     await asyncio.gather(*tasks)
     assert "calm" in world.ran
@@ -204,8 +204,8 @@ async def test_a_shorter_prompt_is_offered_before_a_refusal():
     await world.learn()
     ahead = [world.start(i) for i in range(3)]
     await asyncio.sleep(0.01)
-    place = await world.ask("shed", work=Work(target_ms=4000), less=Work(target_ms=500), timeout_ms=6000)
-    assert place.keeps_less
+    ticket = await world.ask("shed", work=Work(target_ms=4000), less=Work(target_ms=500), timeout_ms=6000)
+    assert ticket.keeps_less
     await asyncio.gather(*ahead)
 
 
@@ -228,10 +228,10 @@ async def test_later_prompts_of_a_request_are_not_refused():
     world = World(most=1, max_wait_s=2.0)
     await world.learn()
     world.meter.recorded.clear()
-    asked = Asked()
-    places = await asyncio.gather(*(world.ask(i, asked=asked) for i in range(8)))
-    assert None not in places
-    assert asked.prompts == 8
+    group = PromptGroup()
+    tickets = await asyncio.gather(*(world.ask(i, group=group) for i in range(8)))
+    assert None not in tickets
+    assert group.prompts == 8
     other = await asyncio.gather(*(world.ask(f"other {i}", timeout_ms=1) for i in range(1)))
     assert other != [None]  # the router is idle again
 
@@ -266,12 +266,17 @@ async def test_a_dense_prompt_overtakes_those_that_wait_for_the_speculator():
 
 
 @pytest.mark.parametrize(
-    ("rooms", "begun"),
-    [({}, 1), ({"target": Room(requests=5)}, 5), ({"target": Room(work_ms=5000)}, 5), ({"speculator": Room(9000)}, 1)],
+    ("headroom", "begun"),
+    [
+        ({}, 1),
+        ({"target": PoolHeadroom(requests=5)}, 5),
+        ({"target": PoolHeadroom(work_ms=5000)}, 5),
+        ({"speculator": PoolHeadroom(9000)}, 1),
+    ],
 )
-def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(rooms, begun):
+def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(headroom, begun):
     async def scenario():
-        world = World(rooms=rooms)
+        world = World(headroom=headroom)
         await world.learn()
         tasks = [world.start(i) for i in range(12)]
         await asyncio.sleep(0.01)
@@ -282,14 +287,14 @@ def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(rooms, begun):
     run(scenario())
 
 
-@pytest.mark.parametrize(("rooms", "begun"), [({}, 1), ({"speculator": Room(requests=5)}, 5)])
-def test_an_autoscaled_speculator_does_so_too(rooms, begun):
+@pytest.mark.parametrize(("headroom", "begun"), [({}, 1), ({"speculator": PoolHeadroom(requests=5)}, 5)])
+def test_an_autoscaled_speculator_does_so_too(headroom, begun):
     async def scenario():
-        admission = Admission(LocalMeter(), rooms=rooms)
+        admission = Admission(LocalMeter(), headroom=headroom)
         for _ in range(ENOUGH):
             admission._speculator.learn(1000.0, 1000.0)
-        places = [admission.admitted(Claim(), Work(1000.0, 1.0, selects=True)) for _ in range(8)]
-        entering = [asyncio.create_task(place.__aenter__()) for place in places]
+        tickets = [admission.admitted(AdmissionRequest(), Work(1000.0, 1.0, selects=True)) for _ in range(8)]
+        entering = [asyncio.create_task(ticket.__aenter__()) for ticket in tickets]
         await asyncio.sleep(0.01)
         assert admission._speculator.requests == begun
         for task in entering:

@@ -10,9 +10,9 @@ from router.admission.fair_queue import FairQueue
 def served(queue):
     """The items in the order of service."""
     order = []
-    while (turn := queue.first(lambda item: True)) is not None:
-        queue.serve(turn)
-        order.append(turn.item)
+    while (entry := queue.first(lambda item: True)) is not None:
+        queue.serve(entry)
+        order.append(entry.item)
     return order
 
 
@@ -79,9 +79,9 @@ def test_a_key_that_was_silent_has_no_claim_on_the_past():
 
 def test_a_dropped_item_does_not_count_for_its_key():
     queue = FairQueue()
-    turns = [queue.push("a", 0, 10, "a") for _ in range(5)]
-    for turn in turns:
-        queue.drop(turn, "a", 10)
+    entries = [queue.push("a", 0, 10, "a") for _ in range(5)]
+    for entry in entries:
+        queue.drop(entry, "a", 10)
     assert queue.next_order("a", 0) == queue.next_order("b", 0)
 
 
@@ -90,11 +90,11 @@ def test_the_next_order_is_that_of_the_next_push():
     for _ in range(50):
         key, priority = draw.choice("abc"), draw.randrange(2)
         expected = queue.next_order(key, priority)
-        turn = queue.push(key, priority, draw.randrange(1, 50), key)
-        assert turn.order[:2] == expected[:2]
+        entry = queue.push(key, priority, draw.randrange(1, 50), key)
+        assert entry.order[:2] == expected[:2]
         if draw.random() < 0.5:
             queue.serve(queue.first(lambda item: True))
-    assert [turn.order for turn in queue] == sorted(turn.order for turn in queue)
+    assert [entry.order for entry in queue] == sorted(entry.order for entry in queue)
 
 
 def test_an_item_that_does_not_fit_is_overtaken():

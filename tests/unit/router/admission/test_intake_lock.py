@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.admission.intake_lock import Intake
-from router.dispatch.context import CURRENT, RequestContext
+from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CURRENT, CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import InvalidRequestError
@@ -26,7 +27,7 @@ async def turns(count=3):
 
 
 async def test_the_next_request_waits_until_the_one_before_leaves():
-    intake, entered = Intake(LONG_S), []
+    intake, entered = IntakeLock(LONG_S), []
 
     async def enter(name):
         leave = await intake.enter()
@@ -45,7 +46,7 @@ async def test_the_next_request_waits_until_the_one_before_leaves():
 
 
 async def test_leaving_twice_lets_one_request_in():
-    intake = Intake(LONG_S)
+    intake = IntakeLock(LONG_S)
     leave = await intake.enter()
     waiting = [asyncio.create_task(intake.enter()) for _ in range(2)]
     await turns()
@@ -60,7 +61,7 @@ async def test_leaving_twice_lets_one_request_in():
 
 
 async def test_a_request_that_takes_long_lets_the_next_one_in():
-    intake = Intake(0.01)
+    intake = IntakeLock(0.01)
     leave = await intake.enter()
     (await asyncio.wait_for(intake.enter(), 10))()
     leave()
@@ -68,7 +69,7 @@ async def test_a_request_that_takes_long_lets_the_next_one_in():
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_keeps_nobody_out():
-    intake = Intake(LONG_S)
+    intake = IntakeLock(LONG_S)
     leave = await intake.enter()
     gone, next_one = (asyncio.create_task(intake.enter()) for _ in range(2))
     await turns()
@@ -82,10 +83,9 @@ async def test_a_request_that_is_cancelled_while_it_waits_keeps_nobody_out():
 
 async def test_a_prompt_leaves_the_intake_before_a_pool_is_asked():
     pools, left = LocalPools(), []
-    context = RequestContext(
-        PrefillOptions(enabled=True, min_prompt_tokens=256),
-        DecodeOptions(),
-        leave_intake=lambda: left.append(len(pools.selects)),
+    context = CallState(
+        Request(PrefillOptions(enabled=True, min_prompt_tokens=256), DecodeOptions()),
+        release_intake=lambda: left.append(len(pools.selects)),
     )
     dispatcher = Dispatcher(
         pools, PrefillOptions(), SpeculationOptions(), RouterConfig(select_timeout_s=5.0), LocalMeter()
@@ -110,9 +110,9 @@ def fails(context):
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"speculative_prefill": {"keep_rate": 7}}', b"no json"])
-@pytest.mark.parametrize("act", [lambda context: context.leave_intake(), lambda context: None, fails])
+@pytest.mark.parametrize("act", [lambda context: context.release_intake(), lambda context: None, fails])
 async def test_every_request_leaves_the_intake_however_it_ends(act, body):
-    intake = Intake(LONG_S)
+    intake = IntakeLock(LONG_S)
     call = Call(None, (body,))
     call._app = middleware(app_that(act), intake=intake)
     await asyncio.gather(call.run(), return_exceptions=True)
@@ -120,7 +120,7 @@ async def test_every_request_leaves_the_intake_however_it_ends(act, body):
 
 
 async def test_the_app_runs_one_request_until_it_leaves_the_intake():
-    intake, all_seen, go_on = Intake(LONG_S), asyncio.Event(), asyncio.Event()
+    intake, all_seen, go_on = IntakeLock(LONG_S), asyncio.Event(), asyncio.Event()
     running = most = seen = 0
 
     async def app(scope, receive, send):
@@ -132,7 +132,7 @@ async def test_the_app_runs_one_request_until_it_leaves_the_intake():
         running -= 1
         if seen == 4:
             all_seen.set()
-        CURRENT.get().leave_intake()
+        CURRENT.get().release_intake()
         await go_on.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})

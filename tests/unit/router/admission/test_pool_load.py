@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from router.admission.pool_load import ENOUGH, PoolLoad, Room
+from router.admission.pool_load import ENOUGH, PoolHeadroom, PoolLoad
 
 
 class Pool:
@@ -90,14 +90,15 @@ def test_what_leaves_is_no_longer_ahead():
 
 
 @pytest.mark.parametrize(
-    ("room", "requests"), [(Room(), 0), (Room(work_ms=250.0), 3), (Room(requests=2), 2), (Room(250.0, 5), 5)]
+    ("room", "requests"),
+    [(PoolHeadroom(), 0), (PoolHeadroom(work_ms=250.0), 3), (PoolHeadroom(requests=2), 2), (PoolHeadroom(250.0, 5), 5)],
 )
 def test_a_pool_has_room_until_it_has_both_its_work_and_its_requests(room, requests):
     load = PoolLoad(lambda: 0.0, room)
     for _ in range(requests):
-        assert load.has_room
+        assert load.has_headroom
         load.enter(100.0)
-    assert not load.has_room
+    assert not load.has_headroom
 
 
 def test_an_engine_that_was_away_for_long_does_not_make_the_pace_absurd():

@@ -8,9 +8,9 @@ import pytest
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions
 from router.decision.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, signals
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
@@ -92,11 +92,11 @@ async def run(question, pools=None, guard=True, options=None, entropy=0.97):
     dispatcher = Dispatcher(
         pools, DEFAULTS, SpeculationOptions(), RouterConfig(guard=guard, guard_entropy=entropy), meter
     )
-    context = RequestContext(PREFILL.resolve(DEFAULTS, None, options), DecodeOptions())
+    context = CallState(Request(PREFILL.resolve(DEFAULTS, None, options), DecodeOptions()))
     async for _ in dispatcher.run("r", asking(question), context):
         pass
     counts = [tuple(tags.values()) for _, tags in meter.recorded.get("skim_router_guard_total", [])]
-    return context.outcomes[0], pools, counts
+    return context.prompts[0], pools, counts
 
 
 async def test_a_counting_question_runs_dense():

@@ -10,9 +10,9 @@ from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.decision.forecast import Forecaster
 from router.dispatch.audit import LOWEST_PRIORITY, MAX_RUNNING, MAX_TOKENS
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
@@ -37,7 +37,7 @@ def auditing(pools, share=1.0, max_ongoing=4):
 
 def stream(dispatcher, name="r", sampling=GREEDY, **options):
     dispatcher.forecaster = Forecaster()  # without measurements, `auto` compresses
-    context = RequestContext(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions())
+    context = CallState(Request(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions()))
     prompt = Prompt(IDS, sampling, sampling["max_tokens"], cache_salt="salt")
     return dispatcher.run(name, prompt, context)
 

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.replay import virtual_time
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.options.headers import TIMING_PARTS
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -233,7 +234,7 @@ async def test_several_prompts_are_accounted_for_in_their_order():
             return await super().select(request)
 
     dispatcher = Dispatcher(WaitingPools(), PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
-    context = RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
+    context = CallState(Request(PrefillOptions(min_prompt_tokens=256), DecodeOptions()))
 
     async def consume(name, ids):
         async for _ in dispatcher.run(name, prompt(ids), context):
@@ -263,7 +264,7 @@ async def test_a_prompt_behind_a_dense_one_finds_what_the_target_reads_now():
     seen = []
     dispatcher = Dispatcher(Watched(), PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     for enabled in (False, True):
-        context = RequestContext(PrefillOptions(enabled=enabled, min_prompt_tokens=256), DecodeOptions())
+        context = CallState(Request(PrefillOptions(enabled=enabled, min_prompt_tokens=256), DecodeOptions()))
         async for _ in dispatcher.run("r", prompt(), context):
             pass
     assert seen == [512, 0]
@@ -280,10 +281,10 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
         dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
 
         async def ask(ids, **options):
-            context = RequestContext(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions())
+            context = CallState(Request(PrefillOptions(min_prompt_tokens=256, **options), DecodeOptions()))
             async for _ in dispatcher.run("r", prompt(ids), context):
                 pass
-            [outcome] = context.outcomes
+            [outcome] = context.prompts
             return outcome.mode, outcome.reason, dict(context.headers())["x-skim-reason"], outcome.estimate
 
         documents = np.random.default_rng(1).integers(3, 900, (9, 3000)).tolist()

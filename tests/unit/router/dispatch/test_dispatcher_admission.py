@@ -8,9 +8,10 @@ import pytest
 from kv_transfer.options import DecodeOptions
 from router.admission.controller import Admission
 from router.admission.load_shedding import KEEP
-from router.admission.ticket import Claim, OverloadedError
-from router.dispatch.context import RequestContext
+from router.admission.ticket import AdmissionRequest, OverloadedError
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.options.errors import HttpError
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -30,10 +31,10 @@ class Loaded(Admission):
 
     share = 0.0
 
-    def _accept(self, claim, work, less):
-        place = super()._accept(claim, work, less)
-        place.load, place.keeps_less = self.share, less is not None and self.share >= KEEP
-        return place
+    def _accept(self, request, work, less):
+        ticket = super()._accept(request, work, less)
+        ticket.load, ticket.keeps_less = self.share, less is not None and self.share >= KEEP
+        return ticket
 
 
 def dispatcher_of(pools, **limits):
@@ -43,7 +44,7 @@ def dispatcher_of(pools, **limits):
 
 def context(given=None, wishes_decode=False, key=""):
     options = PREFILL.resolve(DEFAULTS, None, given)
-    return RequestContext(options, DecodeOptions(), decode_wished=wishes_decode, key=key)
+    return CallState(Request(options, DecodeOptions(), decode_is_explicit=wishes_decode, key=key))
 
 
 async def collect(dispatcher, asked):
@@ -86,7 +87,7 @@ async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, 
     assert (sent.decode.method, sent.decode.draft_ahead) == (method, ahead)
     assert (select.decode is None) == (method == "none")
     assert select.options.keep_rate == rate
-    assert asked.outcomes[0].shed == shed
+    assert asked.prompts[0].shed == shed
     assert dict(asked.headers())["x-skim-reason"] == ("unmeasured" + (f";shed={shed}" if shed else ""))
     kinds = [tags["kind"] for _, tags in dispatcher.meter.recorded.get("skim_router_shed_total", [])]
     assert kinds == (shed.split("+") if shed else [])
@@ -100,8 +101,8 @@ async def test_an_explicit_wish_is_obeyed(given):
     await collect(dispatcher, asked := context(given, wishes_decode=True))
     [sent], [select] = pools.generates, pools.selects
     assert (sent.decode.method, sent.decode.draft_ahead) == ("remote", "chain")
-    assert select.options.keep_rate == asked.options.keep_rate
-    assert asked.outcomes[0].shed == ""
+    assert select.options.keep_rate == asked.request.options.keep_rate
+    assert asked.prompts[0].shed == ""
 
 
 async def test_the_target_s_work_is_known_again_when_a_selection_fails():
@@ -130,7 +131,7 @@ async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
         admission=admission,
     )
     await collect(dispatcher, asked := context())
-    assert (asked.outcomes[0].mode, asked.outcomes[0].reason) == ("speculative", "speculator-error")
+    assert (asked.prompts[0].mode, asked.prompts[0].reason) == ("speculative", "speculator-error")
     for pool in (admission._speculator, admission._target):
         assert (pool.requests, pool.ahead_ms) == (0, 0.0)
 
@@ -138,7 +139,7 @@ async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
 class Refusing:
     """An admission that refuses all that may not be important."""
 
-    def refuse_early(self, claim: Claim) -> None:
+    def refuse_early(self, request: AdmissionRequest) -> None:
         raise OverloadedError("full", "no room", 7)
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -21,7 +22,7 @@ async def stopped(pools, timeout_ms):
     """The context and the meter of a prompt that misses its deadline, and the outputs before."""
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
-    context = RequestContext(options, DecodeOptions(), deadline=Deadline.after(timeout_ms))
+    context = CallState(Request(options, DecodeOptions(), deadline=Deadline.after(timeout_ms)))
     outputs = []
 
     async def collect():
@@ -67,7 +68,7 @@ async def test_each_hop_is_told_the_time_that_is_left(timeout_ms):
     pools = LocalPools()
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
-    context = RequestContext(options, DecodeOptions(), deadline=Deadline.after(timeout_ms))
+    context = CallState(Request(options, DecodeOptions(), deadline=Deadline.after(timeout_ms)))
     assert [output async for output in dispatcher.run("r", prompt(), context)][-1].finished
     told = [pools.selects[0].timeout_ms, pools.generates[0].timeout_ms]
     if timeout_ms is None:

@@ -6,8 +6,9 @@ from contextvars import ContextVar
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
@@ -20,7 +21,7 @@ from tests.unit.router.dispatching import prompt, run
 async def test_an_answer_that_is_not_read_to_its_end_is_aborted():
     pools = LocalPools(target={"decode_ms": 600_000})
     stream = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter()).run(
-        "r", prompt(), RequestContext(PrefillOptions(), DecodeOptions())
+        "r", prompt(), CallState(Request(PrefillOptions(), DecodeOptions()))
     )
     await anext(stream)
     assert pools.target_engine.running == 1
@@ -95,7 +96,7 @@ async def test_a_selection_without_drafts_has_no_session_to_end():
         pools, PrefillOptions(), SpeculationOptions(), RouterConfig(select_timeout_s=0.05), LocalMeter()
     )
     options = PrefillOptions(enabled=True, min_prompt_tokens=256)
-    context = RequestContext(options, DecodeOptions(method="none"))
+    context = CallState(Request(options, DecodeOptions(method="none")))
     async for _ in dispatcher.run("r", prompt(), context):
         pass
     await asyncio.sleep(0.01)

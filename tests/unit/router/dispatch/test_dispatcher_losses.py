@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.migration import ReplicaLostError
@@ -47,7 +48,7 @@ def long_prompt():
 def small_dispatcher(pools, **options):
     """A dispatcher, and the context of a request that it selects for."""
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(**options), LocalMeter())
-    return dispatcher, RequestContext(PrefillOptions(min_prompt_tokens=256), DecodeOptions())
+    return dispatcher, CallState(Request(PrefillOptions(min_prompt_tokens=256), DecodeOptions()))
 
 
 async def test_a_lost_replica_is_seen_in_metrics_and_explain_view_only():

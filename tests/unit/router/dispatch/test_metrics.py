@@ -3,9 +3,9 @@
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.prompt_run import Prompt
+from router.dispatch.request import Prompt, Request
+from router.dispatch.state import CallState
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -20,7 +20,7 @@ DEFAULTS = {"enabled": True, "min_prompt_tokens": 256, "keep_rate": 0.25}
 async def recorded(pools: LocalPools, **options: object) -> LocalMeter:
     meter = LocalMeter()
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), meter)
-    context = RequestContext(PrefillOptions(**{**DEFAULTS, **options}), DecodeOptions())
+    context = CallState(Request(PrefillOptions(**{**DEFAULTS, **options}), DecodeOptions()))
     async for _ in dispatcher.run("r", PROMPT, context):
         pass
     return meter
@@ -65,7 +65,7 @@ async def test_what_never_answers_has_no_time_to_first_token() -> None:
     meter = LocalMeter()
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), meter)
     with pytest.raises(EngineUnavailableError):
-        async for _ in dispatcher.run("r", PROMPT, RequestContext(PrefillOptions(), DecodeOptions())):
+        async for _ in dispatcher.run("r", PROMPT, CallState(Request(PrefillOptions(), DecodeOptions()))):
             pass
     assert "skim_router_requests_total" in meter.recorded
     assert "skim_router_ttft_seconds" not in meter.recorded

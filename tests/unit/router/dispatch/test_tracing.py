@@ -11,7 +11,7 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection
 from kv_transfer.wire.codec import decode, encode
-from router.dispatch.context import CURRENT
+from router.dispatch.state import CURRENT
 from skim_common.errors import EngineUnavailableError
 from skim_common.models.info import ModelInfo
 from tests.unit.actors.mock_actors import mock_settings

@@ -13,7 +13,7 @@ from router.http.body_fields import read_fields
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens
-from router.prompt.markers import Marks
+from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans
 from skim_common.errors import InvalidRequestError
 from tests.unit.router.prompt.test_control_tokens import END, byte_level
@@ -120,13 +120,13 @@ class Searched(str):
 
 def test_a_text_with_most_private_characters_is_read_once():
     text = Searched(PRIVATE[:-2])
-    marks = Marks(text, "a")
+    marks = Markers(text, "a")
     assert (marks.left + marks.right, text.searches) == (PRIVATE[-2:], 0)
 
 
 def test_a_text_with_all_private_characters_is_refused():
     with pytest.raises(InvalidRequestError, match="private use areas"):
-        Marks(PRIVATE[:70_000], PRIVATE[60_000:])
+        Markers(PRIVATE[:70_000], PRIVATE[60_000:])
 
 
 @pytest.mark.asyncio(loop_scope="session")

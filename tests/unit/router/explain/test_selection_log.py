@@ -9,8 +9,9 @@ from fastapi import FastAPI
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from router.dispatch.context import RequestContext
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.request import Request
+from router.dispatch.state import CallState
 from router.explain.explained import Explained
 from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
 from router.options.errors import InvalidOptionError
@@ -49,7 +50,7 @@ async def test_the_explanation_adds_up():
 
 async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_say_so():
     asks, silent = (
-        RequestContext(PrefillOptions(enabled=True, min_prompt_tokens=256, explain_text=wish), DecodeOptions())
+        CallState(Request(PrefillOptions(enabled=True, min_prompt_tokens=256, explain_text=wish), DecodeOptions()))
         for wish in (True, False)
     )
 

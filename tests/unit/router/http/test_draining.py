@@ -10,12 +10,12 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from router.http.draining import LeavingApp
+from router.http.draining import DrainingApp
 from tests.unit.kv_transfer.channel_peer import until
 
 
 @contextmanager
-def serving(app: LeavingApp) -> Iterator[str]:
+def serving(app: DrainingApp) -> Iterator[str]:
     """The URL of uvicorn with `app`, as in Serve's proxy."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     server.install_signal_handlers = lambda: None
@@ -30,10 +30,10 @@ def serving(app: LeavingApp) -> Iterator[str]:
 
 
 @pytest.fixture
-def app() -> LeavingApp:
+def app() -> DrainingApp:
     inner = FastAPI()
     inner.get("/")(lambda: "fine")
-    return LeavingApp(inner)
+    return DrainingApp(inner)
 
 
 def test_a_kept_connection_is_closed_with_the_next_answer(app):
@@ -43,7 +43,7 @@ def test_a_kept_connection_is_closed_with_the_next_answer(app):
         answer = client.get("/")
         assert (answer.status_code, answer.json()) == (200, "fine")
         assert answer.headers["connection"] == "close"
-        assert answer.headers["x-skim-leaving"] == "1"
+        assert answer.headers["x-skim-draining"] == "1"
 
 
 def test_it_is_busy_while_requests_come_or_run():
@@ -53,7 +53,7 @@ def test_it_is_busy_while_requests_come_or_run():
         async def waits(scope, receive, send) -> None:
             await ended.wait()
 
-        app = LeavingApp(waits)
+        app = DrainingApp(waits)
         told = [app.leave()]
         request = asyncio.create_task(app({"type": "http"}, None, None))
         await asyncio.sleep(0)

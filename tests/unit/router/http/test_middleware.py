@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from router.dispatch.context import CURRENT
+from router.dispatch.state import CURRENT
 from tests.unit.router.asgi_calls import DEFAULTS, Call
 
 
@@ -29,7 +29,7 @@ async def through(body, headers=()):
 async def test_the_body_is_read_once_and_given_again():
     app = Recorder()
     call = await Call(app, chunks=(b'{"speculative_', b'prefill": {"keep_rate"', b": 0.5}}")).run()
-    assert app.context.options.keep_rate == 0.5
+    assert app.context.request.options.keep_rate == 0.5
     assert app.received[0]["body"] == b'{"speculative_prefill": {"keep_rate": 0.5}}'
     assert not app.received[0]["more_body"]
     assert app.received[1] == {"type": "http.disconnect"}
@@ -38,11 +38,11 @@ async def test_the_body_is_read_once_and_given_again():
 
 async def test_body_and_header_make_the_options():
     app, _ = await through({"speculative_prefill": {"look_ahead": 2}}, [(b"x-speculative-prefill", b"keep=0.5")])
-    assert (app.context.options.keep_rate, app.context.options.look_ahead) == (0.5, 2)
+    assert (app.context.request.options.keep_rate, app.context.request.options.look_ahead) == (0.5, 2)
     app, _ = await through({})
-    assert app.context.options == DEFAULTS
+    assert app.context.request.options == DEFAULTS
     app, _ = await through({"speculative_prefill": None})
-    assert app.context.options == DEFAULTS
+    assert app.context.request.options == DEFAULTS
 
 
 async def test_the_context_ends_with_the_request():
@@ -65,7 +65,7 @@ async def test_what_is_no_post_passes_untouched(method, scope_type):
 async def test_a_malformed_body_is_the_apps_to_refuse(body):
     app, call = await through(body)
     assert app.received[0]["body"] == body
-    assert app.context.options == DEFAULTS
+    assert app.context.request.options == DEFAULTS
     assert call.status == 200
 
 
@@ -73,12 +73,12 @@ async def test_a_malformed_body_is_the_apps_to_refuse(body):
 async def test_the_option_is_read_in_every_encoding_of_json(encoding):
     """`json.loads`, and therefore FastAPI, reads all of them."""
     app, _ = await through(json.dumps({"speculative_prefill": False}).encode(encoding))
-    assert not app.context.options.enabled
+    assert not app.context.request.options.enabled
 
 
 async def test_the_option_is_read_through_escapes():
     app, _ = await through(rb'{"sp\u0065culative_prefill": false}')
-    assert not app.context.options.enabled
+    assert not app.context.request.options.enabled
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ async def test_the_option_is_read_through_escapes():
 )
 async def test_what_makes_a_request_dense_is_noted(fields, echo, beam):
     app, _ = await through(fields)
-    assert (app.context.echo, app.context.beam_search) == (echo, beam)
+    assert (app.context.request.echo, app.context.request.beam_search) == (echo, beam)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ async def test_requests_that_run_at_once_have_contexts_of_their_own():
     apps = [Recorder() for _ in range(8)]
     bodies = [json.dumps({"speculative_prefill": {"look_ahead": i}}).encode() for i in range(8)]
     await asyncio.gather(*(Call(app, (body,)).run() for app, body in zip(apps, bodies, strict=True)))
-    assert [app.context.options.look_ahead for app in apps] == list(range(8))
+    assert [app.context.request.options.look_ahead for app in apps] == list(range(8))

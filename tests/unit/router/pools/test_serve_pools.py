@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from kv_transfer.messages import ACCEPTED, GenerateRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode, encode_error
-from router.admission.intake_lock import Intake
+from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import where
 from router.pools.migration import ReplicaLostError
 from router.pools.serve_pools import MAX_INTERVAL_MS, MESSAGE_MS, MIN_INTERVAL_MS
@@ -57,7 +57,7 @@ async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
 
 
 async def test_requests_that_wait_to_be_taken_in_count_as_answers_that_run():
-    intake = Intake()
+    intake = IntakeLock()
     pools, _, target = serve_pools(target=[Reply(*GOOD)], intake=intake)
     leave = await intake.enter()
     waiting = [asyncio.create_task(intake.enter()) for _ in range(20)]

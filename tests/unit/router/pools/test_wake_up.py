@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 
-from router.pools.wake_up import Waking
+from router.pools.wake_up import ColdStart
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import FOREVER, Handle, Reply, died
 
@@ -18,7 +18,7 @@ class Wish:
 
 def waking(**replies):
     answered = []
-    return Waking({pool: Handle(*of_pool) for pool, of_pool in replies.items()}, answered.append), answered
+    return ColdStart({pool: Handle(*of_pool) for pool, of_pool in replies.items()}, answered.append), answered
 
 
 async def test_all_wishes_are_told_once_when_all_pools_have_answered():

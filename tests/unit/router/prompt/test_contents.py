@@ -18,7 +18,7 @@ from kv_transfer.spans import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import Content, MarkedChat, changed, without_marks
 from router.prompt.keep_fields import messages_with_keeps
-from router.prompt.markers import Marks
+from router.prompt.markers import Markers
 from router.prompt.protected_spans import LONG_TURN_CHARS, prompt_spans
 
 FOLDER = Path(__file__).parents[1] / "templates"
@@ -215,7 +215,7 @@ def test_a_content_between_whose_pieces_the_template_writes_is_lost(monkeypatch)
 
 
 def test_marks_are_characters_that_the_text_does_not_have():
-    marks = Marks("\U000f0000 \U000f0002")
+    marks = Markers("\U000f0000 \U000f0002")
     assert (marks.left, marks.right) == ("\U000f0001", "\U000f0003")
     marked = marks.around(7, " \n two words\t")
     assert marked.startswith(" \n ")
@@ -226,7 +226,7 @@ def test_marks_are_characters_that_the_text_does_not_have():
 
 
 def test_a_mark_without_its_counterpart_is_broken():
-    marks = Marks()
+    marks = Markers()
     one, two = marks.around(1, "one"), marks.around(2, "two")
     cut = one[: one.index("e")] + two
     assert marks.locate(cut) == ("ontwo", {2: [(2, 5)]}, frozenset({1}))

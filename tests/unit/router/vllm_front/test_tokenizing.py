@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.dispatch.context import RequestContext
+from router.dispatch.request import Request
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.prompt.token_cache import KnownTokens
 from tests.unit.router.conftest import MODEL_NAME
@@ -51,7 +51,7 @@ async def test_the_next_turn_makes_only_its_own_tokens(client, pools, document, 
 
 def test_a_key_that_shares_no_prefix_finds_no_tokens_of_others():
     def salt(**fields):
-        return RequestContext(PrefillOptions(), SpeculationOptions().decode, **fields).salt("s")
+        return Request(PrefillOptions(), SpeculationOptions().decode, **fields).salt("s")
 
     assert len({salt(), salt(key="a", isolated=True), salt(key="b", isolated=True), salt(key="c")}) == 4
 

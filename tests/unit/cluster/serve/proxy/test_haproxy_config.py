@@ -34,7 +34,7 @@ listen stats
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping the routes."
 """
-CLOSING = "    http-after-response set-header connection close if { res.hdr(x-skim-leaving) -m found }"
+CLOSING = "    http-after-response set-header connection close if { res.hdr(x-skim-draining) -m found }"
 PORTS = dict(zip(PRIVATE_PORTS, ("8404", "9101"), strict=True))
 
 

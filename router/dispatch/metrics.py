@@ -1,0 +1,36 @@
+"""The router's metrics of each prompt: mode and reason, kept tokens, time to first token, migrations."""
+
+from actors.observability.metrics import Meter
+from router.dispatch.state import PromptState
+from router.options.headers import TIMING_PARTS, TOTAL
+from router.pools.migration import Migration
+
+
+def record_decision(meter: Meter, prompt: PromptState) -> None:
+    """Record a prompt when its mode is decided. A beam search records each of its steps."""
+    meter.record("skim_router_requests_total", 1, mode=prompt.mode, reason=prompt.reason)
+    meter.record("skim_router_prompt_tokens_total", prompt.prompt_tokens, mode=prompt.mode)
+    meter.record("skim_router_kept_tokens_total", prompt.kept_tokens, mode=prompt.mode)
+    if prompt.mode == "speculative":
+        meter.record("skim_router_keep_rate", prompt.keep_rate)
+        meter.record("skim_router_coverage", prompt.coverage)
+
+
+def record_forecast(meter: Meter, prompt: PromptState, ms: float) -> None:
+    """Record how right the forecast was that chose the mode. ms: from the choice until the first token."""
+    if prompt.estimate is not None:
+        ratio = prompt.estimate.of(prompt.mode) / max(ms, 1e-3)
+        meter.record("skim_router_forecast_ratio", ratio, mode=prompt.mode)
+
+
+def record_first_token(meter: Meter, prompt: PromptState, total_ms: float) -> None:
+    """Record the times of a prompt. total_ms: from the request's arrival until the target's first output."""
+    for part, ms in {**prompt.timings, TOTAL: total_ms}.items():
+        if part in TIMING_PARTS or part == TOTAL:
+            meter.record("skim_router_ttft_seconds", ms / 1e3, mode=prompt.mode, part=part)
+
+
+def record_migration(meter: Meter, migration: Migration) -> None:
+    """Record that a request goes to another target replica."""
+    meter.record("skim_router_migrations_total", 1, cause=migration.cause)
+    meter.record("skim_router_replayed_tokens_total", migration.answered)

@@ -1,0 +1,72 @@
+"""What a client asks: `Request` for one HTTP call, `Prompt` for each of its rendered prompts. Nothing here changes."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_transfer.options import DecodeOptions
+from router.admission.api_keys import FIRST_PRIORITY
+from router.admission.rate_limits import KeyUse
+from router.options.request import PrefillOptions
+from router.prompt.contents import ChatContents
+from router.prompt.keep_fields import KeepFields
+from router.prompt.protected_spans import Offsets
+from skim_common.deadline import NO_DEADLINE, Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP call. options, decode: resolved from the deployment's and the client's.
+
+    decode_is_explicit: the client has options of its own for drafts. key: the name of the call's API key, never the
+    key; empty if the endpoint asks for none. use: what that key uses. share: its weight. min_priority: the lowest
+    `priority` that it may send. isolated: it shares no cached prefix with other keys. arrived: seconds of
+    `time.perf_counter`. keep_fields: the client's wishes for content parts, whose texts are marked in the body.
+    render_only: the client gets the rendered prompt and no answer. later_requests: as in `router.options.headers`.
+    deadline: when the answer must be complete.
+    """
+
+    options: PrefillOptions
+    decode: DecodeOptions
+    decode_is_explicit: bool = False
+    key: str = ""
+    use: KeyUse | None = None
+    share: float = 1.0
+    min_priority: int = FIRST_PRIORITY
+    isolated: bool = False
+    arrived: float = field(default_factory=time.perf_counter)
+    echo: bool = False
+    beam_search: bool = False
+    keep_fields: KeepFields | None = None
+    render_only: bool = False
+    later_requests: int | None = None
+    deadline: Deadline = NO_DEADLINE
+
+    def salt(self, sent: str | None) -> str | None:
+        """The cache salt for the engines. sent: the client's own. Under API keys no client can send another key's salt:
+        the part before the colon is an isolated key's name, or empty."""
+        if self.isolated:
+            return f"{self.key}:{sent or ''}"
+        return f":{sent}" if self.key and sent else sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A rendered prompt with its sampling parameters.
+
+    sampling: as in GenerateRequest. chat, text, offsets: the contents of a chat, the text that its template rendered,
+    and each token's character range in that text; chat is None for raw prompts.
+    """
+
+    token_ids: list[int]
+    sampling: Mapping[str, Any]
+    max_tokens: int
+    prompt_logprobs: bool = False
+    multimodal: bool = False
+    chat: ChatContents | None = None
+    text: str | None = None
+    offsets: Offsets | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
