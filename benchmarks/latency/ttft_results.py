@@ -43,18 +43,22 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Left: seconds by prompt length for dense, Skim and limit at the lowest keep rate. Right: dense / Skim by rate."""
+    """Left: seconds by prompt length for dense, Skim and limit at the default keep rate, or at the lowest one if the
+    default was not measured. Right: dense / Skim by rate.
+    """
     rows = [row for row in result["rows"] if row["keep_rate"] is not None]
     rates = sorted({row["keep_rate"] for row in rows})
-    lowest = [row for row in rows if row["keep_rate"] == rates[0]]
+    default = result["defaults"]["keep_rate"]
+    shown = default if default in rates else rates[0]
+    at_shown = [row for row in rows if row["keep_rate"] == shown]
     with plots.figure(path, result, panels=2) as [times, ratios]:
-        lengths = [row["prompt_tokens"] for row in lowest]
+        lengths = [row["prompt_tokens"] for row in at_shown]
         for name, label in (
             ("dense_ms", "dense vLLM"),
-            ("skim_ms", f"Skim, keep {rates[0]}"),
+            ("skim_ms", f"Skim, keep {shown}"),
             ("limit_ms", "limit: the two forwards alone"),
         ):
-            times.plot(lengths, [row[name] / 1e3 for row in lowest], label=label)
+            times.plot(lengths, [row[name] / 1e3 for row in at_shown], label=label)
         times.set(ylabel="seconds to first token", ylim=(0, None))
         for rate in rates:
             at_rate = [row for row in rows if row["keep_rate"] == rate]

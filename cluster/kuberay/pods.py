@@ -19,7 +19,7 @@ AGENT_PORT, METRICS_PORT = 52365, 8080
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "as-metrics": 44217, "dash-metrics": 44227}
 PROBE_EVERY_S = 10
 DRAIN_COMMAND_S = 20
-"""So long `ray drain-node` may take; it starts Python and joins the cluster."""
+"""Maximum time of `ray drain-node`, which starts Python and joins the cluster."""
 
 # The router checks the endpoint's key, the batch job sends it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}

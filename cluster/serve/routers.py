@@ -23,10 +23,10 @@ def app_handle(name: str) -> DeploymentHandle:
 logger = logging.getLogger(__name__)
 
 LONGEST_S = 15.0
-"""So long routers serve on, for clients that go on to come and for answers that run."""
+"""Maximum time that routers keep serving while their connections drain."""
 
 QUIET_S = 1.0
-"""So long no request may have come."""
+"""Time without a request after which the connections count as drained."""
 
 
 def drain_connections(name: str) -> None:

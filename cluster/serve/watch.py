@@ -14,7 +14,7 @@ LIMIT_S = 10.0
 """How often the parts are looked at, and how long Serve may take to answer."""
 
 RAY_GONE_AFTER_S = 30.0
-"""So long a Ray cluster that was not started here may be out of reach: its head may be starting again."""
+"""Maximum time for which a Ray that was not started here may be out of reach: its head may be starting again."""
 
 
 class RayGoneError(SkimError):

@@ -56,6 +56,17 @@ def _at_equal_time(comparison: Comparison, selectors: list[str]) -> list[str]:
     return [*rows, ""]
 
 
+def against_dense(result: dict[str, Any], selector: str, rate: float) -> str:
+    """The mean over the families, with the interval of the difference. rate: 0 if the selector chooses it."""
+    figure = Comparison(result).figure(ALL, (selector, rate))
+    _, low, high = figure.difference
+    return (
+        f"score {100 * figure.score:.0f}, dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to"
+        f" {100 * high:+.0f}); {figure.kept:.2f} of the prompt kept; first token after {figure.time:.2f} of dense's"
+        " time"
+    )
+
+
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: one row per family and keep rate, and for the selectors that choose the rate one row each."""
     comparison, selectors = Comparison(result), list(result["selectors"])

@@ -14,7 +14,7 @@ from skim_common.errors import SkimError
 
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
-    listed, readme = skim("bench", "--help").out, Path("README.md").read_text()
+    listed, readme = skim("bench", "--help").out, Path("benchmarks/README.md").read_text()
     assert all(name in listed and f"skim bench {name} " in readme for name in NAMES)
     for name in NAMES:
         shown = skim("bench", name, "--help").out

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.latency.ttft import Timing, TtftSettings, Turn, rows_of, turns
 from benchmarks.latency.ttft_results import describe, plot, table
 from benchmarks.report import plots
-from benchmarks.report.__main__ import report
+from benchmarks.report.__main__ import details
 
 SMALL = TtftSettings(lengths=(1024, 4096), keep_rates=(0.1, 1.0), short_lengths=(256,), rounds=2)
 
@@ -91,7 +91,7 @@ def test_table_and_page(tmp_path) -> None:
     assert rows[1][-3:] == ["1.25 (1.25 to 1.25)", "4.00 (4.00 to 4.00)", "5.00"]
     assert "9.8 at 4,096" in describe(found)
     (tmp_path / "ttft.json").write_text(json.dumps(found))
-    assert "| 4,096 | 0.1 | 100 | 2,000 | 500 | 400 |" in report(tmp_path)
+    assert "| 4,096 | 0.1 | 100 | 2,000 | 500 | 400 |" in details(tmp_path)
 
 
 def test_plot(tmp_path) -> None:

@@ -11,7 +11,7 @@ from benchmarks.latency import turns as benchmark
 from benchmarks.latency.turns import MODES, TurnsSettings, prefill_options, turns
 from benchmarks.latency.turns_results import Answered, describe, plot, rows_of, table, totals_of
 from benchmarks.report import plots
-from benchmarks.report.__main__ import report
+from benchmarks.report.__main__ import details
 from tests.unit.benchmarks.openai_server import openai_server
 
 SETTINGS = TurnsSettings("/models/target", "/models/speculator", document_tokens=1200, turns=3, rounds=2)
@@ -110,7 +110,7 @@ def test_table_page_and_plot(result, tmp_path):
     unjudged = {**result, "rows": rows_of([replace(a, right=None) for a in measured()])}
     assert "right" not in table(unjudged)[0]
     (tmp_path / "turns.json").write_text(json.dumps(result))
-    assert "## Turns of a conversation" in report(tmp_path)
+    assert "### Turns of a conversation" in details(tmp_path)
     plot(result, tmp_path / "turns.png")
     assert plots.source_of(tmp_path / "turns.png") == plots.digest(result)
 

@@ -15,7 +15,7 @@ from benchmarks.replay.replay import ReplaySettings, _rounds, kv_bytes, run
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import CONVERSATION, read_trace, shared_tokens, within
 from benchmarks.report import plots
-from benchmarks.report.__main__ import report
+from benchmarks.report.__main__ import details
 from benchmarks.report.progress import silent
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.openai_server import openai_server
@@ -134,7 +134,7 @@ def test_table_page_and_plot(simulated, tmp_path):
     assert [row[0] for row in rows[:3]] == ["all, mean", "all, median", "all, 99th percentile"]
     assert "A simulation in virtual time" in describe(simulated)
     (tmp_path / "replay-mock.json").write_text(json.dumps(simulated))
-    assert "## Replay of a trace" in report(tmp_path)
+    assert "### Replay of a trace" in details(tmp_path)
     plot(simulated, tmp_path / "replay.png")
     assert plots.source_of(tmp_path / "replay.png") == plots.digest(simulated)
 

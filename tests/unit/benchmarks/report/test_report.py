@@ -8,7 +8,14 @@ import pytest
 
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
-from benchmarks.report.__main__ import PAGE, PLOTS, README, README_MARKS, ROOT, SECTIONS, draw, figures, readme, report
+from benchmarks.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
+from benchmarks.report_claims import AGAINST, DEFAULT_KEEP, SHOWN
+from benchmarks.report_summary import anchor, summary
+from evals.results.comparison import ALL, Comparison
+from evals.selection.selectors import GUARDED
+from router.options.request import PrefillOptions
+
+README = ROOT / "README.md"
 
 CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
 CHANNEL = {
@@ -42,43 +49,64 @@ def test_every_result_is_on_the_page_once() -> None:
     assert sorted(shown) == sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-def test_the_readme_shows_plots_of_the_page() -> None:
-    text = README.read_text()
-    assert text == readme(text), "run make results"
-    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
-    assert len(shown) == 2
+def test_the_readme_shows_one_plot_of_the_page() -> None:
     of_page = {f"docs/{PLOTS}/{file.stem}.png" for _, file in figures()}
-    assert set(shown) <= of_page
+    (shown,) = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.read_text())
+    assert shown in of_page
 
 
-def test_the_figure_of_the_readme_is_that_of_the_results() -> None:
-    result = json.loads((ROOT / "benchmarks" / "results" / "ttft.json").read_text())
+def committed(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_the_speed_in_the_readme_is_that_of_the_results() -> None:
+    result = committed("ttft")
     columns, rows = ttft_results.table(result)
-    (row,) = (dict(zip(columns, row, strict=True)) for row in rows if row[:2] == ["8,192", "0.1"])
+    (row,) = (dict(zip(columns, row, strict=True)) for row in rows if row[:2] == ["8,192", f"{DEFAULT_KEEP}"])
     ratio, lowest, highest = re.fullmatch(r"(\S+) \((\S+) to (\S+)\)", row["dense / Skim"]).groups()
     skim, dense = (f"{int(row[column].replace(',', '')) / 1000:.1f} s" for column in ("Skim ms", "dense ms"))
     text = " ".join(README.read_text().split())
     rounds = result["settings"]["rounds"]
     figure = f"{ratio} times as fast as from a stock vLLM server (median of the ratios of {rounds} rounds, "
+    assert f"Without an option (keep rate {DEFAULT_KEEP}) and with a prompt of 8,192 tokens" in text
     assert figure + f"range {lowest} to {highest}; median times {skim} and {dense})" in text
 
 
-def test_the_readme_shows_the_first_two_of_its_choice_that_are_there(tmp_path: Path) -> None:
-    text = "above\n" + "stale".join(README_MARKS) + "below\n"
-    for stem in ("decode", "eval-needles-4096"):
-        (tmp_path / f"{stem}.json").write_text("{}")
-    without = re.findall(r"plots/([^.]+)", readme(text, tmp_path))
-    (tmp_path / "ttft.json").write_text("{}")
-    made = readme(text, tmp_path)
-    assert without == ["eval-needles-4096", "decode"]
-    assert re.findall(r"plots/([^.]+)", made) == ["ttft", "eval-needles-4096"]
-    assert made.startswith("above\n")
-    assert made.endswith("below\n")
-    assert "stale" not in made
+@pytest.mark.parametrize(("row", "case"), [("| 0.2, the default", ("speculator", 0.2)), ("auto}`", (GUARDED, 0.0))])
+def test_the_quality_in_the_readme_is_that_of_the_results(row: str, case: tuple[str, float]) -> None:
+    figure = Comparison(committed("families-qwen")).figure(ALL, case)
+    (line,) = (line for line in README.read_text().splitlines() if row in line)
+    assert line.endswith(f"| {100 * figure.score:.0f} | {figure.kept:.2f} | {figure.time:.2f} |")
+    assert f"score (dense: {100 * figure.dense:.0f})" in README.read_text()
+
+
+def test_the_default_keep_rate_of_the_docs_is_that_of_a_request() -> None:
+    assert PrefillOptions().keep_rate == DEFAULT_KEEP
+
+
+def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
+    page = report()
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings[:4] == ["What is shown", "What speaks against it", "What is not shown", "Latency"]
+    first = page.split("\n## Latency\n")[0]
+    links = re.findall(r"\]\(#([^)]+)\)", first)
+    assert len(links) == len(SHOWN) + len(AGAINST)
+    assert set(links) <= {anchor(section.title) for section in SECTIONS}
+
+
+def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
+    for claim in (*SHOWN, *AGAINST):
+        (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
+    changed = committed("overload") | {"ratio": {"admission": 0.5, "none": 0.25}}
+    (tmp_path / "overload.json").write_text(json.dumps(changed))
+    assert "| 0.50 with admission, 0.25 without |" in summary(tmp_path)
+    (tmp_path / "overload.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        summary(tmp_path)
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
-    page = report(results)
+    page = details(results)
     assert "| 32 | 32 | 1.23 | 2.00 | 1.50 | 7.00 |" in page
     assert "`skim bench channel`; 2 cores, x86_64, no GPU." in page
     assert "![The draft channel](plots/channel.png)" in page
@@ -86,20 +114,20 @@ def test_a_number_comes_from_its_file(results: Path) -> None:
 
 
 def test_what_was_not_run_on_a_gpu_is_said(results: Path) -> None:
-    assert "## On a GPU\n\nNot run yet" in report(results)
+    assert "## On a GPU\n\nNot run yet" in details(results)
     row = {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
     row |= {"peak_bytes": 2**24, "difference": 1e-7}
     settings = {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5}
     scoring = {**CHANNEL, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
     (results / "gpu-scoring.json").write_text(json.dumps(scoring))
-    page = report(results)
+    page = details(results)
     assert "Not run yet" not in page
     assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
 
 
 def test_sections_keep_their_order(results: Path) -> None:
     (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
-    page = report(results)
+    page = details(results)
     assert page.index("## Decoding") < page.index("## The draft channel")
     assert len({section.key for section in SECTIONS}) == len(SECTIONS)
 
@@ -127,7 +155,7 @@ def decode_modes(ms_per_token: float) -> dict:
 def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_path: Path) -> None:
     several = {"by_prompt_tokens": {"2048": decode_modes(55.0), "8192": decode_modes(111.0)}}
     (results / "decode.json").write_text(json.dumps(decode_result(prompt_tokens=[2048, 8192]) | several))
-    page = report(results)
+    page = details(results)
     assert "1 prompts of 2048 or 8192 tokens per round" in page
     assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
     assert "KV kB" not in page  # this column is empty in all rows
@@ -139,8 +167,8 @@ def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_
 def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
     padded = {"target_is_padded": True, "target_layers": 48, "target_parameters": 55_600_000}
     (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
-    assert "padded to 48 layers (56 million parameters)" in report(results)
-    assert "| 9.00 |" in report(results)
+    assert "padded to 48 layers (56 million parameters)" in details(results)
+    assert "| 9.00 |" in details(results)
 
 
 def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, tmp_path: Path) -> None:
@@ -152,7 +180,7 @@ def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, t
     ]
     result = {**decode_result(answer_tokens=64, dtype="bfloat16", documents="code"), "rows": rows}
     (results / "acceptance.json").write_text(json.dumps(result))
-    page = report(results)
+    page = details(results)
     assert "| session over the whole prompt | 1,024 | 1.60 | .25 1.00 | 7 |" in page
     assert page.count("| vLLM's draft_model, kept prompt |") == 2
     assert "Engines in bfloat16. The prompts are Python code" in page

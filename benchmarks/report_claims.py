@@ -1,0 +1,306 @@
+"""The rows of the first page of docs/results.md: each a claim, and how its figure follows from a result file.
+
+Here also: rows that speak against Skim. Not here: the page's prose, which is in `benchmarks/report_summary.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from benchmarks.report.soak import FAILED
+from benchmarks.report.statistics import in_words
+
+Result = Mapping[str, Any]
+
+DEFAULT_KEEP = 0.2
+"""`keep_rate` of a request without options."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row. source: the result file, without `.json`. figure: words that follow from it. on: models and load.
+    section: the title of the section with the details.
+    """
+
+    what: str
+    source: str
+    figure: Callable[[Result], str]
+    on: str
+    section: str
+
+
+def _ttft(result: Result, tokens: int) -> Result:
+    (row,) = (row for row in result["rows"] if (row["prompt_tokens"], row["keep_rate"]) == (tokens, DEFAULT_KEEP))
+    return row
+
+
+def _first_token(result: Result) -> str:
+    ratios = {tokens: in_words(_ttft(result, tokens)["dense_over_skim"]) for tokens in (8192, 2048)}
+    return f"{ratios[8192]} times as fast; with 2,048 tokens {ratios[2048]}"
+
+
+def _over_limit(result: Result) -> str:
+    return f"{in_words(_ttft(result, 8192)['skim_over_limit'])} times as long"
+
+
+def _short(result: Result) -> str:
+    rows = [row for row in result["rows"] if row["keep_rate"] is None]
+    return "; ".join(f"{row['prompt_tokens']} tokens: {in_words(row['dense_over_skim'])}" for row in rows)
+
+
+def _total(result: Result, mode: str) -> Result:
+    (total,) = (total for total in result["totals"] if total["mode"] == mode)
+    return total
+
+
+def _turns(result: Result) -> str:
+    return in_words(_total(result, "auto")["over_dense"])
+
+
+def _turns_right(result: Result) -> str:
+    skim, dense = _total(result, "auto"), _total(result, "dense")
+    return f"{skim['right']} of {skim['judged']} right, dense {dense['right']}; times to first token {_turns(result)}"
+
+
+def _ratio(result: Result) -> str:
+    return in_words(result["ratio"])
+
+
+def _goodput(result: Result) -> str:
+    skim, dense = (result["knees"][name]["rate"] for name in ("skim", "dense"))
+    return f"{result['ratio']:.1f} times: {skim:.2f} and {dense:.2f} requests/s"
+
+
+def _families(selector: str, rate: float) -> Callable[[Result], str]:
+    # By name: evals is above benchmarks.
+    return lambda result: str(import_module("evals.results.families").against_dense(result, selector, rate))
+
+
+def _needles(result: Result) -> str:
+    at_default = [cell for cell in result["cells"] if cell["keep_rate"] in (DEFAULT_KEEP, 1.0)]
+    means = {name: _mean(at_default, name) for name in ("speculator", "dense", "random", "wrong origin")}
+    return ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+
+
+def _mean(cells: Iterable[Result], selector: str) -> float:
+    scores = [cell["score"] for cell in cells if cell["selector"] == selector]
+    return sum(scores) / len(scores)
+
+
+def _speed(mode: str) -> Callable[[Result], str]:
+    return lambda result: f"{in_words(result['modes'][mode]['ratio_to_plain'])} times"
+
+
+def _rows_per_s(result: Result) -> str:
+    return f"{_total(result, 'auto')['over_baseline']['median']:.2f} times (one round)"
+
+
+def _overload(result: Result) -> str:
+    return f"{result['ratio']['admission']:.2f} with admission, {result['ratio']['none']:.2f} without"
+
+
+def _hostile(result: Result) -> str:
+    highest = max(max(row["ratio"]) for row in result["rows"] if row["kind"] != "none")
+    return f"at most {highest:.2f} times as long in any round"
+
+
+def _overhead(result: Result) -> str:
+    parts = []
+    for row in result["rows"]:
+        if (row["mode"], row["stream"], row["concurrency"]) == ("speculative", True, 1):
+            added = row["added"]["skim"]["first_ms"]
+            parts.append(f"{added['median']:.1f} ms ({added['low']:.1f} to {added['high']:.1f}) with {row['engine']}")
+    return f"{' engines, '.join(parts)} engines"
+
+
+def _soak(result: Result) -> str:
+    served = [found["answers"] for found in result["rounds"] if found["could_answer"]]
+    failed, asked = _count(served, *FAILED), sum(sum(answers.values()) for answers in served)
+    return f"{_answers(result)}; {failed} of {asked:,} requests failed while something was left that could answer"
+
+
+def _answers(result: Result) -> str:
+    seen = [found["answers"] for found in result["rounds"]]
+    right, wrong, hung = (_count(seen, kind) for kind in ("answered", "wrong", "hung"))
+    return f"{right:,} right answers, {wrong} wrong, {hung} without an end"
+
+
+def _count(answers: Iterable[Mapping[str, int]], *kinds: str) -> int:
+    return sum(each.get(kind, 0) for each in answers for kind in kinds)
+
+
+def _scale(result: Result) -> str:
+    calm = "no pool oscillates" if result["calm"] else "a pool oscillates"
+    return f"after {result['objective_met_again_after_s']:.0f} s; {calm}"
+
+
+def _evidence(result: Result) -> str:
+    shares = {row["way"]: row["kept"] / row["of"] for row in result["rows"] if row["keep_rate"] == 0.1}
+    return f"{shares['look-ahead']:.3f}, BM25 {shares['lexical']:.3f}"
+
+
+RANDOM = "random weights (12 layers x 768, 2 x 256)"
+RANDOM_6 = "random weights (6 layers x 768, 2 x 256)"
+QWEN = "Qwen2.5-Coder 0.5B for 1.5B"
+QUALITY = "Answer quality on real text, over time to first token"
+
+SHOWN = (
+    Claim(
+        f"time to first token at keep rate {DEFAULT_KEEP}, compared with a stock vLLM server",
+        "ttft",
+        _first_token,
+        f"prompt of 8,192 tokens; {RANDOM}",
+        "Time to first token",
+    ),
+    Claim(
+        "the same, compared with both models' forward passes alone",
+        "ttft",
+        _over_limit,
+        f"prompt of 8,192 tokens; {RANDOM}",
+        "Time to first token",
+    ),
+    Claim(
+        "sum of the times to first token of a conversation / stock server with its prefix cache",
+        "turns",
+        _turns,
+        f"8 turns about 8,192 tokens, keep rate 0.1; {RANDOM}",
+        "Turns of a conversation",
+    ),
+    Claim(
+        "mean time to first token of a trace of real traffic / stock server in the same KV memory",
+        "replay",
+        _ratio,
+        f"49 requests; {RANDOM_6}",
+        "Replay of a trace",
+    ),
+    Claim(
+        "the same at the costs of a 70B and an 8B model",
+        "replay-mock",
+        _ratio,
+        "a **simulation** in virtual time",
+        "Replay of a trace",
+    ),
+    Claim(
+        "requests per second that meet a time to first token, Skim / stock server",
+        "goodput",
+        _goodput,
+        f"4,096 tokens, keep rate 0.1; {RANDOM_6}",
+        "Goodput: requests per second that meet a time to first token",
+    ),
+    Claim(
+        "rows per second of a batch / vllm run-batch, documents that do not all fit into the KV cache",
+        "batch-documents",
+        _rows_per_s,
+        f"16 rows, keep rate 0.4; {QWEN}",
+        "A batch of requests, compared with vllm run-batch",
+    ),
+    Claim(
+        "answer quality with `keep_rate: auto`",
+        "families-qwen",
+        _families("auto + guard", 0.0),
+        f"192 prompts of the 7 families of tasks that dense can do, 1,100 and 1,500 tokens; {QWEN}",
+        QUALITY,
+    ),
+    Claim(
+        f"mean score at keep rate {DEFAULT_KEEP}, with controls",
+        "eval-needles-4096",
+        _needles,
+        "120 prompts of 3 retrieval tasks, 4,096 tokens; demo pair",
+        "Answer quality by keep rate",
+    ),
+    Claim(
+        "decoding with remote drafts / without drafts",
+        "decode",
+        _speed("remote_adaptive"),
+        "answers that the look-ahead tokens cover; demo pair",
+        "Decoding: plain, remote drafts, vLLM's draft_model",
+    ),
+    Claim(
+        "latency that router, Ray and network add to a chat request's first token",
+        "overhead",
+        _overhead,
+        "prompts of 2,048 tokens, one at a time; demo pair",
+        "Latency added by the router, Ray and the network",
+    ),
+    Claim(
+        "goodput at three times the sustainable load / best goodput",
+        "overload",
+        _overload,
+        "a **simulation** in virtual time",
+        "Overload in virtual time: goodput with admission and without",
+    ),
+    Claim(
+        "time to first token beside hostile clients",
+        "hostile",
+        _hostile,
+        "HTTP, mock engines",
+        "Time to first token beside hostile clients",
+    ),
+    Claim(
+        "the time to first token meets its objective again after the load has risen fivefold",
+        "scale",
+        _scale,
+        "mock engines, policy `work`",
+        "Autoscaling under a step of the load",
+    ),
+    Claim(
+        "answers while parts of the deployment die",
+        "soak",
+        _soak,
+        "30 minutes at 80 % load, mock engines",
+        "A long run while parts die",
+    ),
+    Claim(
+        "answers while the draft channel is cut or the KV cache is full",
+        "engine-soak",
+        _answers,
+        "3 minutes at 80 % load, demo pair on vLLM",
+        "Real engines while the draft channel is cut, or the KV cache full",
+    ),
+)
+
+AGAINST = (
+    Claim(
+        f"answer quality at keep rate {DEFAULT_KEEP}, the default (without the guard)",
+        "families-qwen",
+        _families("speculator", DEFAULT_KEEP),
+        f"the same 192 prompts; {QWEN}",
+        QUALITY,
+    ),
+    Claim(
+        "a conversation with a real pair / stock server with its prefix cache",
+        "turns-qwen",
+        _turns_right,
+        f"4 turns about 2,400 tokens, keep rate 0.2, scored by the question; {QWEN}",
+        "Turns of a conversation",
+    ),
+    Claim(
+        "speed of short prompts, which run dense / stock server",
+        "ttft",
+        _short,
+        RANDOM,
+        "Time to first token",
+    ),
+    Claim(
+        "decoding with remote drafts on a real pair / without drafts",
+        "decode-qwen",
+        _speed("remote_adaptive"),
+        f"Python code of 1,024 tokens; {QWEN}",
+        "Decoding: plain, remote drafts, vLLM's draft_model",
+    ),
+    Claim(
+        "rows per second of a batch / vllm run-batch, documents that fit into the KV cache",
+        "batch",
+        _rows_per_s,
+        f"12 rows, all of which Skim ran dense; {QWEN}",
+        "A batch of requests, compared with vllm run-batch",
+    ),
+    Claim(
+        "share of the prompts whose evidence is all kept, for questions that share words with it",
+        "evidence",
+        _evidence,
+        "200 prompts of 2,048 tokens, keep rate 0.1; SmolLM2-135M as speculator",
+        "Evidence kept by a selection",
+    ),
+)
