@@ -4,19 +4,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray.util.placement_group import PlacementGroup
 
-from actors.lifecycle.engine_watch import Engine, EngineWatch
+from actors.lifecycle.engine_watch import EngineWatch
 from actors.lifecycle.startup import retried_start, uncollected
 from actors.observability.factory import create_tracer
 from actors.observability.logs import kept_log_file, log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.work_meter import WorkMeter
+from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
-from skim_common.models.info import ModelInfo
 
 
 class PoolSettings(BaseModel):
@@ -38,19 +38,10 @@ class PoolSettings(BaseModel):
     traces: Mapping[str, Any] | None = None
 
 
-class PoolEngine(Engine, Protocol):
-    """What the base class needs of an engine of either service."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def close(self) -> None: ...
-
-
 class PoolActor(ABC):
     """The base of both actors. Their `__init__` is a coroutine, which Serve awaits."""
 
-    _engine: PoolEngine
+    _engine: Engine
 
     def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
         """Read the settings, and begin to log and to trace."""

@@ -1,16 +1,33 @@
-"""The small interface that every speculator engine implements: vLLM, transformers (the oracle) and a mock."""
+"""The small interface that every speculator engine implements: vLLM, the lexical selector and a mock."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
 
+from kv_transfer.engine import Engine
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
-from skim_common.models.info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """A prompt to score.
+
+    token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
+    KV for `draft`, as session `request_id`. question: as in SelectRequest; its tokens' queries score the prompt if
+    `options.score_queries` says so (`scoring.score_queries`).
+    """
+
+    request_id: str
+    token_ids: Int32Array
+    options: SelectionOptions
+    cache_salt: str | None = None
+    keep_session: bool = False
+    question: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +68,7 @@ class Drafted:
     alternative_probs: Float32Array = field(default_factory=_no_probs)
 
 
-class SpeculatorEngine(Protocol):
+class SpeculatorEngine(Engine, Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
@@ -60,27 +77,14 @@ class SpeculatorEngine(Protocol):
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
-    info: ModelInfo
     supports_branches: bool
     supports_drafts: bool = True
     cache_tokens: int = 0
     eos_token_ids: frozenset[int] = frozenset()
 
-    async def score(
-        self,
-        request_id: str,
-        token_ids: Int32Array,
-        options: SelectionOptions,
-        *,
-        cache_salt: str | None = None,
-        keep_session: bool = False,
-        question: tuple[int, int] | None = None,
-    ) -> Scores:
-        """Prefill `token_ids` [M], decode `options.tokens_ahead` tokens greedily, score the M prompt tokens.
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Prefill the prompt, decode `options.tokens_ahead` tokens greedily, score the M prompt tokens.
 
-        cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's KV for `draft`, as
-        session `request_id`. question: as in SelectRequest; its tokens' queries score the prompt if
-        `options.score_queries` says so (`scoring.score_queries`).
         Raises InvalidRequestError if M + tokens_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
         engine is dead.
         """
@@ -89,7 +93,7 @@ class SpeculatorEngine(Protocol):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """Open a session over a kept prompt, prefilled at its original positions.
 
-        Used for `draft_context: kept`, and to restore a lost session. cache_salt: as in `score`.
+        Used for `draft_context: kept`, and to restore a lost session. cache_salt: as in ScoreRequest.
         """
         ...
 
@@ -109,25 +113,6 @@ class SpeculatorEngine(Protocol):
 
     async def close_session(self, session: str) -> None:
         """Free the session's KV; does nothing if there is no such session."""
-        ...
-
-    async def stats(self) -> dict[str, Any]:
-        """Counts since the start, by the names of the speculator's metrics; {} for an engine that keeps none."""
-        return {}
-
-    async def check_health(self) -> None:
-        """Raise EngineUnavailableError if the engine cannot serve."""
-        ...
-
-    async def sign_of_life(self) -> None:
-        """Return once each process of the engine has answered: between two of its steps, so it may take long.
-
-        An engine within this process has nothing to say: it is as alive as its caller.
-        """
-        return
-
-    def close(self) -> None:
-        """Stop the engine's processes and free its memory; idempotent."""
         ...
 
 

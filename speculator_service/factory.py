@@ -12,7 +12,7 @@ from speculator_service.engine import SpeculatorEngine
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, transformers, lexical or mock. options: keyword arguments of that engine.
+    """Start an engine. kind: vllm, lexical or mock. options: keyword arguments of that engine.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
@@ -21,11 +21,6 @@ def create_engine(
         from speculator_service.vllm_backend.engine import VllmSpeculator
 
         return VllmSpeculator(model, tensor_parallel=tensor_parallel, **options)
-    if kind == "transformers":
-        from speculator_service.transformers_backend.engine import TransformersSpeculator
-
-        check_option_names(TransformersSpeculator, options, "transformers speculator")
-        return TransformersSpeculator(model, **options)
     if kind == "mock":
         from speculator_service.mock_engine import MockSpeculator
 
@@ -37,4 +32,4 @@ def create_engine(
         if options:
             raise SkimError(f"the lexical selector has no engine option {next(iter(options))!r}: remove it")
         return LexicalSpeculator(inspect_model(model, engine="lexical"))
-    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, transformers, lexical or mock")
+    raise SkimError(f"unknown speculator engine {kind!r}: choose vllm, lexical or mock")

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, KeptPrompt, SelectRequest
-from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import ModelInfo
-from speculator_service.engine import Drafted, Scores, SpeculatorEngine
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.scoring.lexical import lexical_importance
 
 
@@ -35,16 +34,7 @@ class LexicalSpeculator(SpeculatorEngine):
         self.info = info
         self._closed = False
 
-    async def score(
-        self,
-        request_id: str,
-        token_ids: Int32Array,
-        options: SelectionOptions,
-        *,
-        cache_salt: str | None = None,
-        keep_session: bool = False,
-        question: tuple[int, int] | None = None,
-    ) -> Scores:
+    async def score(self, request: ScoreRequest) -> Scores:
         """Raises InvalidRequestError: there is no attention to score with. `score_lexically` needs no engine."""
         raise InvalidRequestError(
             "this deployment has no speculator model: speculative_prefill.selector must be lexical"

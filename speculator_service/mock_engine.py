@@ -7,10 +7,9 @@ import torch
 
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.mock_compute import MockCompute
-from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.info import inspect_model
-from speculator_service.engine import BranchingEngine, Drafted, Scores
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
 from speculator_service.limits import check_length
 from speculator_service.scoring.score_queries import ScoreQueries
 
@@ -57,21 +56,13 @@ class MockSpeculator(BranchingEngine):
         self._random = np.random.default_rng(seed)
         self.sessions: dict[str, tuple[int, int]] = {}
 
-    async def score(
-        self,
-        request_id: str,
-        token_ids: Int32Array,
-        options: SelectionOptions,
-        *,
-        cache_salt: str | None = None,
-        keep_session: bool = False,
-        question: tuple[int, int] | None = None,
-    ) -> Scores:
+    async def score(self, request: ScoreRequest) -> Scores:
         """As `SpeculatorEngine.score`: importance depends on token ids only, look-ahead tokens on the last id.
 
         The tokens of the question are computed although they are cached, if their queries are needed.
         """
         await self.check_health()
+        token_ids, options, cache_salt = request.token_ids, request.options, request.cache_salt
         check_length(int(token_ids.size), options.tokens_ahead, self.info)
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
@@ -79,7 +70,7 @@ class MockSpeculator(BranchingEngine):
         self.running += 1
         try:
             look_ahead_ms = self._ms_per_look_ahead * options.tokens_ahead
-            rows = ScoreQueries.of(options, int(token_ids.size), question).rows
+            rows = ScoreQueries.of(options, int(token_ids.size), request.question).rows
             done = await self.compute.prefill(
                 token_ids, _in_order(token_ids), cache_salt, look_ahead_ms, rows[0] if rows else None
             )
@@ -93,8 +84,8 @@ class MockSpeculator(BranchingEngine):
             tokens.append(self.likeliest(tokens[-1]))
         read = np.append(token_ids, np.array(tokens[1:-1], np.int32))  # the last token's KV is not computed
         self.compute.cache.store(read, _in_order(read), cache_salt)
-        if keep_session:
-            self.sessions[request_id] = (int(token_ids.size), int(token_ids[-1]))
+        if request.keep_session:
+            self.sessions[request.request_id] = (int(token_ids.size), int(token_ids[-1]))
         timings = {"queue": done.queue_ms, "speculate": done.ms}
         return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings, done.cached_tokens)
 

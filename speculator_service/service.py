@@ -15,7 +15,7 @@ from kv_transfer.spans import mask_of, regions_of
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service.acceptance import Acceptances
-from speculator_service.engine import Scores, SpeculatorEngine
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
 from speculator_service.limits import check_request
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
@@ -106,12 +106,14 @@ class SpeculatorService:
             scores = score_lexically(request)
         else:
             scores = await self.engine.score(
-                request.request_id,
-                request.token_ids,
-                request.options,
-                cache_salt=request.cache_salt,
-                keep_session=context == "full",
-                question=request.question,
+                ScoreRequest(
+                    request.request_id,
+                    request.token_ids,
+                    request.options,
+                    cache_salt=request.cache_salt,
+                    keep_session=context == "full",
+                    question=request.question,
+                )
             )
         if scores.importance.shape != request.token_ids.shape:
             shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"

@@ -1,6 +1,6 @@
 """The n growing answers of a request: stop rules, detokenization, and the part that was already sent.
 
-Used by engines without a detokenizer and stop rules. vLLM has both.
+For the mock engine. vLLM has a detokenizer and stop rules of its own.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,9 @@ class Answers:
         sampling: Sampling,
         max_tokens: int,
         tokenizer: Any,
-        eos_ids: set[int],
         answered: Sequence[int] = (),
     ) -> None:
-        self._answers = [_Answer(i, sampling, max_tokens, tokenizer, eos_ids) for i in range(sampling.n)]
+        self._answers = [_Answer(i, sampling, max_tokens, tokenizer) for i in range(sampling.n)]
         for answer in self._answers:
             answer.resume(answered)
         self._output_kind, self._interval = sampling.output_kind, sampling.stream_interval or 1
@@ -71,13 +70,10 @@ class Answers:
 
 
 class _Answer:
-    def __init__(
-        self, index: int, sampling: Sampling, max_tokens: int, tokenizer: Any, eos_token_ids: set[int]
-    ) -> None:
+    def __init__(self, index: int, sampling: Sampling, max_tokens: int, tokenizer: Any) -> None:
         self.index, self._sampling, self._max_tokens = index, sampling, max_tokens
         self._backend = tokenizer.backend_tokenizer
         self._decode = DecodeStream(skip_special_tokens=sampling.skip_special_tokens)
-        self._eos = set() if sampling.ignore_eos else eos_token_ids
         self._stop_ids = set(sampling.stop_token_ids or ())
         # This many characters are not sent yet, because a stop string may begin in them.
         self._held_back = max((len(s) - 1 for s in sampling.stop_strings), default=0)
@@ -106,9 +102,6 @@ class _Answer:
         self.token_ids.append(token.id)
         self._cumulative += token.logprob
         self._logprobs.append(token.candidates)
-        if token.id in self._eos:
-            self.finish_reason = "stop"
-            return
         if token.id in self._stop_ids:
             self.finish_reason, self._stop_reason = "stop", token.id
             return

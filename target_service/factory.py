@@ -11,7 +11,7 @@ from target_service.engine import TargetEngine
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> TargetEngine:
-    """Start an engine. kind: vllm, transformers or mock. options: keyword arguments of that engine.
+    """Start an engine. kind: vllm or mock. options: keyword arguments of that engine.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
@@ -20,14 +20,9 @@ def create_engine(
         from target_service.vllm_backend.engine import VllmTarget
 
         return VllmTarget(model, tensor_parallel=tensor_parallel, **options)
-    if kind == "transformers":
-        from target_service.transformers_backend.engine import TransformersTarget
-
-        check_option_names(TransformersTarget, options, "transformers target")
-        return TransformersTarget(model, **options)
     if kind == "mock":
         from target_service.mock_engine import MockTarget
 
         check_option_names(MockTarget, options, "mock target")
         return MockTarget(model, **options)
-    raise SkimError(f"unknown target engine {kind!r}: choose vllm, transformers or mock")
+    raise SkimError(f"unknown target engine {kind!r}: choose vllm or mock")

@@ -63,7 +63,7 @@ class MockTarget(TargetEngine):
         """As TargetEngine.generate. Stops at max_tokens, or if a stop string or stop token occurs by chance."""
         max_tokens = check_request(request, self.info)
         check_leg(request, self._kv_role)
-        sampling = read_sampling(request.sampling, refuse_others=False, engine="mock")
+        sampling = read_sampling(request.sampling)
         if request.sampling.get("logprob_token_ids"):
             raise InvalidRequestError("the mock engine has no sampling parameter 'logprob_token_ids'")
         self.started += 1
@@ -92,7 +92,7 @@ class MockTarget(TargetEngine):
         else:
             done = await self.compute.prefill(prompt.token_ids, prompt.positions, request.cache_salt)
         asked, answer = request.prompt_and_answer()
-        answers = Answers(sampling, max_tokens, self._tokenizer, set(), answer.tolist())
+        answers = Answers(sampling, max_tokens, self._tokenizer, answer.tolist())
         timings = {"queue": done.queue_ms, "prefill": done.ms}
         answers.on_first_output = {"timings": timings, "cached_tokens": done.cached_tokens}
         if sampling.prompt_logprobs is not None:

@@ -1,4 +1,4 @@
-"""The sampling fields that engines other than vLLM support, with vLLM's names (vllm.sampling_params)."""
+"""The sampling fields that the mock engine supports, with vLLM's names (vllm.sampling_params)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,19 +9,6 @@ from skim_common.errors import InvalidRequestError
 
 CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
 """Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""
-
-# Fields that vLLM's front sets by itself. They have no effect on the results of these engines.
-_WITHOUT_EFFECT = {
-    "_all_stop_token_ids",
-    "_eos_token_id",
-    "detokenize",
-    "extra_args",
-    "flat_logprobs",
-    "output_text_buffer_length",
-    "skip_clone",
-    "skip_reading_prefix_cache",
-    "spaces_between_special_tokens",
-}
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -34,7 +21,6 @@ class Sampling(msgspec.Struct, frozen=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = 16
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -46,16 +32,12 @@ class Sampling(msgspec.Struct, frozen=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-def read_sampling(fields: Mapping[str, Any], *, refuse_others: bool, engine: str) -> Sampling:
-    """Read `GenerateRequest.sampling`. refuse_others: raise if a field is set that Sampling does not have.
+def read_sampling(fields: Mapping[str, Any]) -> Sampling:
+    """Read `GenerateRequest.sampling`; fields that Sampling does not have are left out.
 
     Raises InvalidRequestError that names the field.
     """
     known = set(Sampling.__struct_fields__)
-    if refuse_others:
-        for name in sorted(fields.keys() - known - _WITHOUT_EFFECT):
-            if fields[name] not in (None, False, [], {}):
-                raise InvalidRequestError(f"the {engine} engine has no sampling parameter {name!r}")
     try:
         return msgspec.convert({k: v for k, v in fields.items() if k in known}, Sampling)
     except msgspec.ValidationError as e:

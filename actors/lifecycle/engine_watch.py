@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 import psutil
 import ray
@@ -15,6 +14,7 @@ from ray.util.placement_group import PlacementGroup
 from actors.lifecycle.engine_processes import ask_for_stacks, kill_below, states
 from actors.lifecycle.heartbeat import Heartbeat
 from actors.multi_node import nodes_of
+from kv_transfer.engine import Engine
 from skim_common.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,6 @@ NODES_PERIOD_S = 1.0
 
 
 KILL_TIMEOUT_S = 5.0
-
-
-class Engine(Protocol):
-    """What the watch asks of an engine."""
-
-    async def check_health(self) -> None:
-        """Raise EngineUnavailableError if the engine cannot serve."""
-        ...
-
-    async def sign_of_life(self) -> None:
-        """Return once all processes of the engine have answered."""
-        ...
 
 
 class EngineWatch:

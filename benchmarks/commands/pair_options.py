@@ -16,7 +16,7 @@ TargetOrRandom = Annotated[
 SpeculatorOrRandom = Annotated[
     Path | None, typer.Option(metavar="MODEL", help=f"Speculator: a folder, or owner/name@revision. {_RANDOM}")
 ]
-Engine = Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models.")]
+Engine = Annotated[str, typer.Option(metavar="vllm|mock", help="Engine of both models.")]
 TargetOptions = Annotated[str, typer.Option(metavar="JSON", help="Engine options of the target.")]
 SpeculatorOptions = Annotated[str, typer.Option(metavar="JSON", help="Engine options of the speculator.")]
 AnswerTokens = Annotated[int, typer.Option(min=2, help="Largest number of tokens per answer.")]

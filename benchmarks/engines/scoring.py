@@ -21,6 +21,7 @@ from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 
 LENGTHS = tuple(1024 * 2**i for i in range(8))
 PREFILL_LENGTHS = (4096, 16384)
@@ -112,7 +113,7 @@ async def _request(engine: Any, length: int, look_ahead: int, seed: tuple[int, .
     ids = random_prompt(length, *seed)
     [before] = await engine.worker_stats()
     began = time.perf_counter()
-    await engine.score(f"{length}-{seed}", ids, SelectionOptions(look_ahead=look_ahead))
+    await engine.score(ScoreRequest(f"{length}-{seed}", ids, SelectionOptions(look_ahead=look_ahead)))
     elapsed = 1e3 * (time.perf_counter() - began)
     [after] = await engine.worker_stats()
     scoring = after["scoring_ms"] - before["scoring_ms"]

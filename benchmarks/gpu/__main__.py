@@ -21,7 +21,7 @@ from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import device_named, running_pair
 from benchmarks.gpu.presets import preset
 from benchmarks.gpu.proof.checks import Settings
-from benchmarks.gpu.proof.plan import STEPS
+from benchmarks.gpu.proof.plan import ORACLES, ROOT, STEPS
 from benchmarks.gpu.proof.runner import Proof
 from benchmarks.report.machine import machine
 from skim_common.errors import SkimError
@@ -178,6 +178,8 @@ def proof(
     device, chosen = device_named(device), values(only, str, "--only")
     if device == "cpu" and not toy:
         raise SkimError("the proof at real sizes needs a GPU: add --toy to try it on CPU")
+    if not all((ROOT / oracle).exists() for oracle in ORACLES):
+        raise SkimError("the proof compares engines with tests/reference: run it in a checkout of the repository")
     if unknown := set(chosen) - {step.name for step in STEPS}:
         raise SkimError(f"there is no step {min(unknown)!r}: --list names them")
     made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True))

@@ -25,6 +25,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import SkimError
 from speculator_service.drafting.drafter import DraftService
+from speculator_service.engine import ScoreRequest
 
 _NOTHING = np.empty(0, np.int32)
 
@@ -202,7 +203,7 @@ class VllmPair:
     async def _open(self, session: str, ids: Int32Array) -> None:
         """Have the speculator read the prompt and keep it as a session, as a selection does."""
         options = SelectionOptions(look_ahead=0, layers="last1")
-        await self._pair.speculator.score(session, ids, options, cache_salt=session, keep_session=True)
+        await self._pair.speculator.score(ScoreRequest(session, ids, options, cache_salt=session, keep_session=True))
         self._pair.drafts.adopt(session, _NOTHING, "off")
 
     async def _scoring_ms(self) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.machine import in_words
-from benchmarks.report_summary import summary
+from benchmarks.report.summary import summary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -60,7 +60,7 @@ QUIET = {
 Model = Annotated[
     Path | None, typer.Option(metavar="MODEL", help="Model: a folder (Hugging Face layout), or owner/name@revision.")
 ]
-EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|transformers|mock", help="Engine of the model.")]
+EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|mock", help="Engine of the model.")]
 EngineOptions = typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
 
@@ -106,7 +106,7 @@ def serve(
     ] = None,
     target: Model = None,
     speculator: Model = None,
-    engine: Annotated[str | None, typer.Option(help="Engine of both pools: vllm, transformers or mock.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine of both pools: vllm or mock.")] = None,
     keep_rate: Annotated[float | None, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,

@@ -34,7 +34,7 @@ def explain(
     options: Annotated[
         str, typer.Option(metavar="JSON", help="Further options of speculative_prefill, such as '{\"coverage\": 0.9}'.")
     ] = "{}",
-    engine: Annotated[str, typer.Option(metavar="vllm|transformers|mock", help="Engine of the speculator.")] = "vllm",
+    engine: Annotated[str, typer.Option(metavar="vllm|mock", help="Engine of the speculator.")] = "vllm",
     speculator_options: Annotated[
         str, typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
     ] = "{}",

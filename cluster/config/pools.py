@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from skim_common.models.source import located
 
@@ -84,7 +84,7 @@ class PoolConfig(BaseModel):
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
     )
-    engine: Literal["vllm", "transformers", "lexical", "mock"] = Field(
+    engine: Literal["vllm", "lexical", "mock"] = Field(
         "vllm", description="lexical: no model; a speculator pool that serves selector: lexical only"
     )
     replicas: int = Field(
@@ -141,6 +141,13 @@ class PoolConfig(BaseModel):
             return settings
         return {**settings, "replicas": max(1, scaling["min_replicas"])}
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _vllm_serves(cls, engine: Any) -> Any:
+        if engine == "transformers":
+            raise ValueError("cannot be transformers: vLLM is the engine that serves; leave this setting out")
+        return engine
+
     @model_validator(mode="after")
     def _a_gpu_for_each_rank(self) -> Self:
         if self.ranks > 1 and 0 < (self.gpus_per_replica or 0) < self.ranks:
@@ -153,8 +160,6 @@ class PoolConfig(BaseModel):
     def _nodes_share_the_ranks(self) -> Self:
         if "pipeline_parallel_size" in self.engine_options:
             raise ValueError("engine_options.pipeline_parallel_size is set by pipeline_parallel: set that instead")
-        if self.engine == "transformers" and (self.pipeline_parallel > 1 or self.nodes_per_replica > 1):
-            raise ValueError("the transformers engine has no pipeline_parallel and no nodes_per_replica: use vllm")
         if self.nodes_per_replica == 1:
             return self
         if self.ranks % self.nodes_per_replica:
@@ -228,8 +233,6 @@ class TargetConfig(PoolConfig):
             if self.prefill:
                 raise ValueError("prefill is a pool of a split target: set topology to split, or remove prefill")
             return self
-        if self.engine == "transformers":
-            raise ValueError("the transformers engine cannot be split: use vllm")
         prefill = self.prefill or PrefillConfig()
         if any(pool.nodes_per_replica > 1 or pool.pipeline_parallel > 1 for pool in (self, prefill)):
             raise ValueError(

@@ -39,7 +39,7 @@ AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
 class EngineSettings:
     """How one engine starts.
 
-    model: folder or hub name. engine: vllm, transformers or mock. options: keyword arguments of that engine.
+    model: folder or hub name. engine: vllm or mock. options: keyword arguments of that engine.
     environment: variables of its processes. create: a function to call in place of the service's `create_engine`, with
     the same arguments.
     """

@@ -104,7 +104,7 @@ class Pair:
         """Start the engines of two models, or of one.
 
         target, speculator: two models, each a folder or a hub name (owner/name or owner/name@revision).
-        engine: vllm, transformers or mock. target_options, speculator_options: options of that engine, such as
+        engine: vllm or mock. target_options, speculator_options: options of that engine, such as
         {"dtype": "float32"}. tensor_parallel: of the target. prefill: defaults of `select` and `ask`. decode: how
         decoding is speculated. By default it is not; only vLLM's target can. reads_for: for a pair without a target,
         the target that its selections are made for; it gives the tokenizer and does not start.

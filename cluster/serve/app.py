@@ -89,7 +89,7 @@ def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = config.channel.model_dump(include={"port", "max_branches"})
-    channel = {**_channel(config.channel), **own} if _drafts_remotely(config) else None
+    channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = config.observability.traces.model_dump() if config.observability.traces else None
@@ -222,14 +222,9 @@ def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any)
 def _decoding(config: DeploymentConfig) -> dict[str, Any]:
     """The target's engine options for speculative decoding. A mock gets the draft channel only, to end sessions."""
     decoding: dict[str, Any] = {"decode": config.decode.model_dump()} if config.target.engine == "vllm" else {}
-    if _drafts_remotely(config):
+    if config.decode.method == "remote":
         decoding["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
     return decoding
-
-
-def _drafts_remotely(config: DeploymentConfig) -> bool:
-    """Whether the speculator keeps drafting sessions. The transformers engine would neither use nor end one."""
-    return config.decode.method == "remote" and config.target.engine != "transformers"
 
 
 def _channel(channel: ChannelConfig) -> dict[str, Any]:

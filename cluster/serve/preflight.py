@@ -39,7 +39,7 @@ def check_models(config: DeploymentConfig) -> str | None:
     }
     speculator = config.speculator
     if speculator.engine != "lexical":
-        check_speculator(speculator.model, engine=speculator.engine, max_model_len=infos["speculator"].max_model_len)
+        check_speculator(speculator.model, max_model_len=infos["speculator"].max_model_len)
     if same_tokens(infos["speculator"], infos["target"]):
         return None
     translation_for(config.speculator.model, config.target.model)
@@ -135,7 +135,5 @@ def _replica_bytes(pool: PoolConfig) -> int:
     if pool.engine in WITHOUT_WEIGHTS:
         return 0
     weights = sum(file.stat().st_size for file in Path(local_folder(pool.model, weights=True)).glob("*.safetensors"))
-    if pool.engine == "transformers":
-        return 2 * weights + ENGINE_BASE_BYTES
     kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB
     return 2 * weights + int(kv_cache) + ENGINE_BASE_BYTES * pool.ranks

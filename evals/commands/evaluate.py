@@ -46,7 +46,7 @@ def evaluate(
     ] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 64,
     engine: Annotated[
-        str, typer.Option(metavar="vllm|transformers|mock", help="Engine of both models. Not with --endpoint.")
+        str, typer.Option(metavar="vllm|mock", help="Engine of both models. Not with --endpoint.")
     ] = "vllm",
     concurrency: Annotated[int, typer.Option(min=1, help="Number of prompts that run at the same time.")] = 4,
     target_options: Annotated[

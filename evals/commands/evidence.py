@@ -22,9 +22,7 @@ def evidence(
     prompt_tokens: Annotated[int, typer.Option(min=64, help="Prompt length in tokens.")] = 2048,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per task.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    engine: Annotated[
-        str, typer.Option(metavar="vllm|transformers|mock", help="Engine of the speculator.")
-    ] = "transformers",
+    engine: Annotated[str, typer.Option(metavar="vllm|mock", help="Engine of the speculator.")] = "vllm",
     speculator_options: SpeculatorOptions = "{}",
     journal: Annotated[
         Path | None,

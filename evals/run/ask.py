@@ -99,7 +99,7 @@ class InProcess:
         speculator_options: Mapping[str, Any],
         create_target: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the engines. engine: vllm, transformers or mock. create_target: as `EngineSettings.create`.
+        """Start the engines. engine: vllm or mock. create_target: as `EngineSettings.create`.
 
         Raises ModelError for models that do not fit, SkimError for an engine that does not start.
         """

@@ -15,7 +15,7 @@ def start_pair(
     speculator_options: Mapping[str, Any],
     create_target: Callable[..., Any] | None = None,
 ) -> AsyncPair:
-    """Start both. engine: vllm, transformers or mock. create_target: as `EngineSettings.create`.
+    """Start both. engine: vllm or mock. create_target: as `EngineSettings.create`.
 
     Raises ModelError for models that do not fit, SkimError for an engine that does not start.
     """

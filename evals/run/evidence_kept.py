@@ -40,7 +40,7 @@ class EvidenceSettings:
     prompt_tokens: int = 2048
     prompts: int = 200
     seed: int = 0
-    engine: str = "transformers"
+    engine: str = "vllm"
     options: Mapping[str, Any] = field(default_factory=dict)
     journal: Path | None = None
 

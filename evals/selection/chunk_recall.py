@@ -13,7 +13,7 @@ from evals.tasks.registry import Sample
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import mask_of
-from speculator_service.engine import SpeculatorEngine
+from speculator_service.engine import ScoreRequest, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
 from speculator_service.scoring.selection import select
 
@@ -75,7 +75,7 @@ async def importance_of(
     """The prompt's scores, float32 [M]. name: the request's id."""
     if options.selector == "lexical":
         return score_lexically(SelectRequest(name, prompt.token_ids, options, question=prompt.question)).importance
-    return (await engine.score(name, prompt.token_ids, options, question=prompt.question)).importance
+    return (await engine.score(ScoreRequest(name, prompt.token_ids, options, question=prompt.question))).importance
 
 
 def kept_share(

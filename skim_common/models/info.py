@@ -136,12 +136,11 @@ def speculator_window(path: str) -> int | None:
     return window_of_all_layers(_text_config(path))
 
 
-def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | None = None) -> None:
+def check_speculator(path: str, *, max_model_len: int | None = None) -> None:
     """Raise ModelError if the model's attention cannot be scored.
 
-    A layer can be scored if it attends to the whole prompt. vLLM's speculator scores these layers of a model that has
-    others too; the transformers engine needs them everywhere. max_model_len: limit for prompt plus answer; the default
-    is the model's number of positions.
+    A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
+    prompt plus answer; the default is the model's number of positions.
     """
     text = _text_config(path)
     if getattr(text, "index_topk", None):
@@ -156,18 +155,6 @@ def check_speculator(path: str, *, engine: str = "vllm", max_model_len: int | No
     layer_types = set() if window else set(getattr(text, "layer_types", None) or ())
     if layer_types and not layer_types & {"full_attention", "hybrid"}:
         _refuse_speculator(path, f"only layers of type {', '.join(sorted(layer_types))}")
-    if engine == "transformers":
-        _check_transformers_speculator(path, text, layer_types)
-
-
-def _check_transformers_speculator(path: str, text: Any, layer_types: set[str]) -> None:
-    """Refuse what SDPA attention leaves out or what `TransformersSpeculator` does not read, although vLLM can."""
-    kinds = [f"layers of type {kind}" for kind in sorted(layer_types - {"full_attention"})]
-    # transformers caches the latent vectors, too.
-    kinds += ["latent attention (MLA)"] if getattr(text, "kv_lora_rank", None) else []
-    kinds += ["soft-capped attention"] if getattr(text, "attn_logit_softcapping", None) else []
-    if kinds:
-        _refuse_speculator(path, f"{', '.join(kinds)}, for the engine transformers; choose the engine vllm")
 
 
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, KeptPrompt
-from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import segments_of
 from skim_common.errors import InvalidRequestError, SessionLostError
 from skim_common.models.info import ModelInfo, inspect_model, same_tokens
 from skim_common.models.source import is_within_reach
-from speculator_service.engine import Drafted, Scores, SpeculatorEngine
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.translation.answer import AnswerTranslation
 from speculator_service.translation.token_text import TokenText
 from speculator_service.translation.translator import Translator
@@ -84,38 +83,24 @@ class TranslatingSpeculator(SpeculatorEngine):
         )
         self._answers: dict[str, AnswerTranslation] = {}
 
-    async def score(
-        self,
-        request_id: str,
-        token_ids: Int32Array,
-        options: SelectionOptions,
-        *,
-        cache_salt: str | None = None,
-        keep_session: bool = False,
-        question: tuple[int, int] | None = None,
-    ) -> Scores:
+    async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. The time of the translation is part of `speculate`."""
         began = perf_counter()
         # The tokenizer releases the GIL: the event loop answers other calls meanwhile.
-        reading = await asyncio.to_thread(self._translator.read, token_ids)
-        self._check_length(int(reading.ids.size), options.tokens_ahead)
+        reading = await asyncio.to_thread(self._translator.read, request.token_ids)
+        ahead = request.options.tokens_ahead
+        self._check_length(int(reading.ids.size), ahead)
         translated = perf_counter() - began
-        scores = await self._engine.score(
-            request_id,
-            reading.ids,
-            options,
-            cache_salt=cache_salt,
-            keep_session=keep_session,
-            question=None if question is None else reading.own_tokens(question),
-        )
+        question = None if request.question is None else reading.own_tokens(request.question)
+        scores = await self._engine.score(replace(request, token_ids=reading.ids, question=question))
         began = perf_counter()
-        if keep_session:
-            self._answers[request_id] = AnswerTranslation(self._translator, reading.end)
+        if request.keep_session:
+            self._answers[request.request_id] = AnswerTranslation(self._translator, reading.end)
         importance = torch.from_numpy(reading.importance(scores.importance.numpy()))
         drafts = self._translator.drafts(reading.end, b"", np.array(scores.look_ahead_tokens, np.int32))
         translated += perf_counter() - began
         timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
-        return Scores(importance, drafts[: options.tokens_ahead].tolist(), timings, scores.cached_tokens)
+        return Scores(importance, drafts[:ahead].tolist(), timings, scores.cached_tokens)
 
     def _check_length(self, tokens: int, look_ahead: int) -> None:
         limit = min(self._engine.info.max_model_len, self._engine.info.max_position)

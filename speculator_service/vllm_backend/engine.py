@@ -27,7 +27,7 @@ from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import BranchingEngine, Drafted, Scores
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
@@ -77,29 +77,23 @@ class VllmSpeculator(BranchingEngine):
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False
 
-    async def score(
-        self,
-        request_id: str,
-        token_ids: Int32Array,
-        options: SelectionOptions,
-        *,
-        cache_salt: str | None = None,
-        keep_session: bool = False,
-        question: tuple[int, int] | None = None,
-    ) -> Scores:
+    async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
+        token_ids, options, cache_salt = request.token_ids, request.options, request.cache_salt
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        needed = ScoreQueries.of(options, int(token_ids.size), question)
+        needed = ScoreQueries.of(options, int(token_ids.size), request.question)
+        sampling = self._score_sampling(options, needed)
         began = time.perf_counter()
-        output = await self._generate(request_id, token_ids, self._score_sampling(options, needed), cache_salt)
+        output = await self._generate(request.request_id, token_ids, sampling, cache_salt)
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
-            raise SkimError(f"the speculator engine gave no scores for request {request_id}")
+            raise SkimError(f"the speculator engine gave no scores for request {request.request_id}")
         total = 1e3 * (time.perf_counter() - began)
         speculate = min(payload["speculate_ms"], total)
         importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
-        if keep_session:
-            self._sessions.add(request_id, EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt))
+        if request.keep_session:
+            session = EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt)
+            self._sessions.add(request.request_id, session)
         timings = {"queue": total - speculate, "speculate": speculate}
         return Scores(importance, payload["tokens"], timings, output.num_cached_tokens or 0)
 

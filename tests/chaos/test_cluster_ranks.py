@@ -26,7 +26,6 @@ from kv_transfer.options import DecodeOptions
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import ModelError
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.transformers_backend.engine import TransformersSpeculator
 from tests.e2e.conftest import ROOT
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,
@@ -37,6 +36,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.model_drafter import ModelDrafter
 
 pytestmark = pytest.mark.nightly
 
@@ -118,7 +118,7 @@ async def test_ranks_on_two_nodes_are_the_oracles(replica: Any, model: str) -> N
 @pytest.fixture(scope="module")
 async def address(model: str) -> AsyncIterator[str]:
     """The draft channel of a drafter that is the target itself. It restores each session from the kept tokens."""
-    service = DraftService(TransformersSpeculator(model, seed=0))
+    service = DraftService(ModelDrafter(model))
     server = DraftServer(service.handle, "127.0.0.1")
     yield f"127.0.0.1:{await server.start()}"
     await server.stop()

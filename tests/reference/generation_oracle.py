@@ -61,16 +61,27 @@ class GenerationOracle:
         lowest = torch.finfo(torch.float32).min
         return {kind: torch.zeros(s.shape).masked_fill(~s, lowest)[None, None] for kind, s in seen.items()}
 
-    def wrong_tokens(self, prompt: KeptPrompt, answer: Sequence[int]) -> int:
-        """The number of tokens of `answer` that greedy decoding would not choose."""
-        return int((self.logprobs(prompt, answer).argmax(-1) != torch.tensor(answer)).sum())
+    def wrong_tokens(self, prompt: KeptPrompt, answer: Sequence[int], tie: float = 0.0) -> int:
+        """The number of tokens of `answer` that greedy decoding would not choose.
+
+        tie: a log probability that is lower by at most this is right too. In bfloat16 either of two tokens may win.
+        """
+        rows = self.logprobs(prompt, answer)
+        chosen = rows.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        return int((rows.amax(-1) - chosen > tie).sum())
+
+    def differences(
+        self, prompt: KeptPrompt, answer: Sequence[int], logprobs: Sequence[Sequence[TokenLogprob]]
+    ) -> list[float]:
+        """|engine's log probability - ours| of all candidates that the engine returned."""
+        ours = self.logprobs(prompt, answer)
+        return [abs(c.logprob - ours[step, c.token_id].item()) for step, told in enumerate(logprobs) for c in told]
 
     def largest_difference(
         self, prompt: KeptPrompt, answer: Sequence[int], logprobs: Sequence[Sequence[TokenLogprob]]
     ) -> float:
-        """max |engine's log probability - ours| over all candidates that the engine returned."""
-        ours = self.logprobs(prompt, answer)
-        return max(abs(c.logprob - ours[step, c.token_id].item()) for step, told in enumerate(logprobs) for c in told)
+        """The largest of the `differences`."""
+        return max(self.differences(prompt, answer, logprobs))
 
 
 def joined(outputs: Sequence[GenerateOutput], index: int = 0) -> tuple[list[int], list[list[TokenLogprob]], str]:

@@ -35,11 +35,13 @@ def score(
     options: SelectionOptions,
     past: Cache | None = None,
     rows: Sequence[int] = (),
+    decoded: Sequence[int] | None = None,
 ) -> OracleScores:
     """Importance of each of the M prompt tokens and the tokens decoded ahead. past: an empty cache of another kind.
 
     rows: rising prompt positions whose queries score the prompt as the options' look-ahead does; each sees the tokens
     up to itself. With `score_queries` question they are the only ones, and nothing is decoded.
+    decoded: the tokens that an engine in bfloat16 decoded ahead, read in place of own ones.
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
     transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
     """
@@ -47,7 +49,8 @@ def score(
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
     prompt, rows_only = len(token_ids), options.score_queries == "question"
-    tokens, steps, read = [], [], 0
+    tokens: list[int] = []
+    steps, read = [], 0
 
     def read_one(token: int) -> int:
         """Read a token with its attention weights as one more step; returns the most likely next token."""
@@ -69,11 +72,12 @@ def score(
             past = model(before, past_key_values=past, use_cache=True).past_key_values
         token, read = read_one(token_ids[position]), position + 1
     while not rows_only and len(tokens) < options.look_ahead:
+        token = token if decoded is None else decoded[len(tokens)]
         tokens.append(token)
         if token in eos_ids:
             break
         token = read_one(token)
-    total = sum(_step_importance(step, options) for step in steps)
+    total = torch.stack([_step_importance(step, options) for step in steps]).sum(0)
     return OracleScores((total / len(steps)).float(), tokens)
 
 

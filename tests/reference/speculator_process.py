@@ -8,7 +8,7 @@ from types import TracebackType
 
 from kv_transfer.draft_channel.server import DraftServer
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.transformers_backend.engine import TransformersSpeculator
+from tests.reference.model_drafter import ModelDrafter
 
 HOST = "127.0.0.1"
 
@@ -50,7 +50,7 @@ class SpeculatorProcess:
 
 
 async def _main(model: str) -> None:
-    service = DraftService(TransformersSpeculator(model, seed=0))
+    service = DraftService(ModelDrafter(model))
     port = int(await asyncio.to_thread(sys.stdin.readline))
     print(await DraftServer(service.handle, HOST, port).start(), flush=True)
     await asyncio.Event().wait()

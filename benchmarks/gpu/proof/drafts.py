@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import engine_options, stopped, tell_what_runs
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
-from benchmarks.gpu.proof.oracle import Oracle
 from benchmarks.gpu.proof.target import TOKENS, answer
 from benchmarks.gpu.vllm_pair import Forced
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
+from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.sampling_oracle import chi_square_p, continuations
 
 DRAFTS = 4
 HOST = "127.0.0.1"
@@ -69,11 +69,11 @@ async def greedy(settings: Settings, checks: Checks) -> None:
     """Greedy answers with a drafter that knows them and with one that lies; then a biased answer."""
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), layers=2, head_size=64)
-        oracle, prompt = Oracle(path), kept_prompt(2000, 600, 1)
+        oracle, prompt = GenerationOracle(path), kept_prompt(2000, 600, 1)
         with stopped(_start(path, settings, DRAFTS)) as engine:
             await tell_what_runs(engine, settings, checks, "remote", runner=None, backend=None)
             plain = (await answer(engine, "plain", prompt)).tokens
-            matches = oracle.matches(prompt, plain)
+            matches = TOKENS - oracle.wrong_tokens(prompt, plain)
             checks.judge("plain", matches == TOKENS, matches, f"of {TOKENS} are the oracle's, all in float32")
             for name, acceptance in (("knowing drafter", 1.0), ("control: lying drafter", 0.0)):
                 with checks.part(name):
@@ -121,21 +121,21 @@ async def sampled(settings: Settings, checks: Checks) -> None:
     requests = 500 if settings.toy else 1400
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), layers=1, head_size=64, vocabulary=VOCABULARY, max_position=64)
-        oracle = Oracle(path)
+        oracle = GenerationOracle(path)
         own = np.stack([oracle.logprobs(SAMPLED, [a, 0])[1].exp().double().numpy() for a in range(VOCABULARY)])
         other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
         table = (own + other) / 2
-        expected = _continuations(oracle)
+        expected = continuations(oracle, SAMPLED, VOCABULARY, temperature=1.0, top_p=1.0)
         with stopped(_start(path, settings, 3)) as engine:
             await tell_what_runs(engine, settings, checks, "remote", runner=None, backend=None)
             before = await engine.decode_stats()
-            p = _chi_square_p(await _sample(engine, table, table, requests), expected)
+            p = chi_square_p(await _sample(engine, table, table, requests), expected)
             after = await engine.decode_stats()
             accepted = (after["accepted"] - before.get("accepted", 0)) / (after["drafts"] - before.get("drafts", 0))
             checks.judge("accepted", 0.2 < accepted < 0.9, accepted, "of the drafts, which must be some and not all")
             checks.judge("distribution", p > 1e-3, p, f"p value of {3 * requests} sampled tokens, over 0.001")
             # Too small where the drafter draws often: these drafts are accepted too often.
-            p = _chi_square_p(await _sample(engine, table, 1 / table, requests), expected)
+            p = chi_square_p(await _sample(engine, table, 1 / table, requests), expected)
             checks.judge("control: wrong q", p < 1e-4, p, "p value with a drafter that reports a wrong q, under 0.0001")
 
 
@@ -171,26 +171,3 @@ def _draw(row: DraftRow, known: list[int], table: np.ndarray, told: np.ndarray) 
         probs.append(reported)
     q_ids, q_probs = np.concatenate(ids).astype(np.int32), np.concatenate(probs).astype(np.float32)
     return Draft(row.session, len(known), np.array(tokens, np.int32), q_ids, q_probs)
-
-
-def _continuations(oracle: Oracle) -> torch.Tensor:
-    """float64 [vocabulary]^3: the probability of each continuation of three tokens."""
-    joint = torch.zeros((VOCABULARY,) * 3, dtype=torch.float64)
-    for a in range(VOCABULARY):
-        for b in range(VOCABULARY):
-            first, second, third = oracle.logprobs(SAMPLED, [a, b, 0]).double().exp()
-            joint[a, b] = first[a] * second[b] * third
-    return joint
-
-
-def _chi_square_p(counts: Counter[tuple[int, int, int]], expected: torch.Tensor) -> float:
-    """The p value of these counts. Cells in which fewer than 5 are expected are merged."""
-    seen = torch.zeros_like(expected)
-    for continuation, count in counts.items():
-        seen[continuation] = count
-    wanted = expected * seen.sum()
-    rare = wanted < 5
-    seen, wanted = (torch.cat((cells[~rare], cells[rare].sum()[None])) for cells in (seen, wanted))
-    statistic = ((seen - wanted) ** 2 / wanted).sum()
-    freedom = torch.tensor((wanted.numel() - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))

@@ -19,6 +19,7 @@ from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
 from kv_transfer.options import SelectionOptions
 from skim_common.environment import with_environment
+from speculator_service.engine import ScoreRequest
 
 DRAFTS = 4
 COSTS = {
@@ -94,7 +95,9 @@ async def _draft_ms(settings: Settings, checks: Checks, environment: dict[str, s
         with with_environment(environment), stopped(VllmSpeculator(path, **options)) as engine:
             await tell_what_runs(engine, settings, checks, str(environment or "default"), runner=None, backend=None)
             ids = first_token.prompt_ids(256 if settings.toy else 8192, 1)
-            await engine.score("layout", ids, SelectionOptions(look_ahead=0, layers="last1"), keep_session=True)
+            await engine.score(
+                ScoreRequest("layout", ids, SelectionOptions(look_ahead=0, layers="last1"), keep_session=True)
+            )
             answer = np.array([20], np.int32)
             for _ in range(20):
                 began = time.perf_counter()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 _HERE = "benchmarks/gpu/proof"
-_SHARED = tuple(f"{_HERE}/{name}.py" for name in ("checks", "engines", "models", "oracle"))
+ORACLES = tuple(f"tests/reference/{name}_oracle.py" for name in ("generation", "sampling", "scoring"))
+"""What the engines are compared with. The wheel has no tests, so the proof runs in a checkout."""
+_SHARED = (*ORACLES, *(f"{_HERE}/{name}.py" for name in ("checks", "engines", "models")))
 _SCORING = (f"{_HERE}/kernels.py", "benchmarks/gpu/scoring.py", "benchmarks/gpu/clock.py", "speculator_service/scoring")
 _SPECULATOR = (f"{_HERE}/speculator.py", *_SHARED, "kv_transfer", "speculator_service", "vllm_hooks")
 _TARGET = (f"{_HERE}/target.py", *_SHARED, "kv_transfer", "target_service", "vllm_hooks")

@@ -11,17 +11,19 @@ import numpy as np
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
-from benchmarks.gpu.proof.oracle import TIE, Oracle
 from benchmarks.gpu.proof.plan import ROOT
+from benchmarks.gpu.proof.target import TIE
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from speculator_service.scoring.selection import select
+from tests.reference import scoring_oracle
+from tests.reference.generation_oracle import GenerationOracle
 
 DEMO = str(ROOT / "demo_models" / "speculator")
 LENGTHS = (1, 31, 300, 1500)
 TOY_LENGTHS = (1, 300)
 OPTIONS = SelectionOptions()
-EOS = 5
 DRAFTS = 8
 V2 = "v1.worker.gpu.model_runner"
 
@@ -45,11 +47,11 @@ def _start(model: str, settings: Settings) -> Any:
 
 
 async def _speculator(model: str, settings: Settings, checks: Checks) -> None:
-    oracle = Oracle(model)
+    oracle = GenerationOracle(model)
     with stopped(_start(model, settings)) as engine:
         await tell_what_runs(engine, settings, checks, "speculator", runner=V2, backend="FLASH_ATTN")
         with checks.part("oracle"):
-            await _against_the_oracle(engine, oracle, TOY_LENGTHS if settings.toy else LENGTHS, checks)
+            await _against_the_oracle(engine, model, oracle, TOY_LENGTHS if settings.toy else LENGTHS, checks)
         with checks.part("kernels"):
             await _kernels_against_torch(engine, settings, checks)
         prompts = {"full": KeptPrompt.dense(random_ids(300, 11)), "kept": kept_prompt(1200, 300, 12)}
@@ -60,20 +62,24 @@ async def _speculator(model: str, settings: Settings, checks: Checks) -> None:
             await _full_graphs(engine, settings, checks)
 
 
-async def _against_the_oracle(engine: Any, oracle: Oracle, lengths: Sequence[int], checks: Checks) -> None:
+async def _against_the_oracle(
+    engine: Any, model: str, oracle: GenerationOracle, lengths: Sequence[int], checks: Checks
+) -> None:
     """Each prompt twice, cold and from the prefix cache: no NaN, the oracle's scores, look-ahead and kept set."""
+    reader = scoring_oracle.load(model)
     differences, overlaps, tokens, right = [], [], 0, 0
     before = (await engine.worker_stats())[0]["cached_tokens"]
     for length in lengths:
         ids = random_ids(length, 7)
         for again in ("cold", "cached"):
-            scores = await engine.score(f"{again}-{length}", ids, OPTIONS)
-            expected = oracle.importance(ids, [t for t in scores.look_ahead_tokens if t != EOS])
+            scores = await engine.score(ScoreRequest(f"{again}-{length}", ids, OPTIONS))
+            ahead = scores.look_ahead_tokens
+            expected = scoring_oracle.score(reader, ids.tolist(), OPTIONS, decoded=ahead).importance
             differences.append((scores.importance - expected).abs().max().item())
             ours, theirs = (set(select(i, OPTIONS)[0].tolist()) for i in (scores.importance, expected))
             overlaps.append(len(ours & theirs) / len(theirs))
-            tokens += len(scores.look_ahead_tokens)
-            right += oracle.matches(KeptPrompt.dense(ids), scores.look_ahead_tokens, TIE)
+            tokens += len(ahead)
+            right += len(ahead) - oracle.wrong_tokens(KeptPrompt.dense(ids), ahead, TIE)
     cached = (await engine.worker_stats())[0]["cached_tokens"] - before
     nans = sum(np.isnan(difference) for difference in differences)
     checks.judge("no NaN", nans == 0, nans, f"of {len(differences)} prompts have scores that are NaN")
@@ -94,9 +100,9 @@ async def _kernels_against_torch(engine: Any, settings: Settings, checks: Checks
     checks.judge("kernels are used", used, int(used), "torch has not taken over")
     ids = random_ids(1500, 7)
     # Both from the prefix cache, so that the keys and queries are the same.
-    fused = await engine.score("fused", ids, OPTIONS)
+    fused = await engine.score(ScoreRequest("fused", ids, OPTIONS))
     await call(engine, _score_with_torch)
-    plain = await engine.score("plain", ids, OPTIONS)
+    plain = await engine.score(ScoreRequest("plain", ids, OPTIONS))
     difference = (fused.importance - plain.importance).abs().max().item()
     checks.judge("kernels against torch", difference <= 1e-5, difference, "largest difference, at most 1e-5")
 
@@ -109,10 +115,10 @@ def _score_with_torch(worker: Any) -> None:
     worker._scoring.kernels = None
 
 
-async def _drafts(engine: Any, oracle: Oracle, name: str, prompt: KeptPrompt, checks: Checks) -> None:
+async def _drafts(engine: Any, oracle: GenerationOracle, name: str, prompt: KeptPrompt, checks: Checks) -> None:
     """Two greedy rounds and a sampled one over a session."""
     if prompt.is_dense:
-        await engine.score(name, prompt.token_ids, OPTIONS, keep_session=True)
+        await engine.score(ScoreRequest(name, prompt.token_ids, OPTIONS, keep_session=True))
     else:
         await engine.open_session(name, prompt)
     steps = [await _steps(engine)]
@@ -122,7 +128,7 @@ async def _drafts(engine: Any, oracle: Oracle, name: str, prompt: KeptPrompt, ch
     second = (await engine.draft(name, half, DRAFTS)).tokens
     steps.append(await _steps(engine))
     greedy = [*half.tolist(), *second.tolist()]
-    matches = oracle.matches(prompt, greedy, TIE)
+    matches = len(greedy) - oracle.wrong_tokens(prompt, greedy, TIE)
     says = f"of {len(greedy)} greedy drafts continue the prompt as the oracle, all but one at least"
     checks.judge(f"{name}: greedy drafts", matches >= len(greedy) - 1, matches, says)
     rounds = [after - before for before, after in itertools.pairwise(steps)]
@@ -148,10 +154,10 @@ async def _full_graphs(engine: Any, settings: Settings, checks: Checks) -> None:
         checks.skip("control: full graphs", "there are no CUDA graphs on CPU")
         return
     await call(engine, _choose_graphs_as_vllm)
-    scores = await engine.score("full graphs", random_ids(300, 2), OPTIONS)
+    scores = await engine.score(ScoreRequest("full graphs", random_ids(300, 2), OPTIONS))
     nans = scores.importance.isnan().float().mean().item()
     checks.judge("control: full graphs", nans == 1, nans, "of the scores are NaN, all must be")
-    prompt = await engine.score("prompt only", random_ids(300, 3), SelectionOptions(look_ahead=0))
+    prompt = await engine.score(ScoreRequest("prompt only", random_ids(300, 3), SelectionOptions(look_ahead=0)))
     finite = prompt.importance.isfinite().float().mean().item()
     checks.judge("control: prompt", finite == 1, finite, "of the scores without look-ahead are numbers, all must be")
 

@@ -3,23 +3,33 @@
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
-from benchmarks.gpu.proof.oracle import TIE, Answer, Oracle
-from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle, TokenLogprob
 from kv_transfer.options import DecodeOptions
+from tests.reference.generation_oracle import GenerationOracle, joined
 
 TOKENS = 64
+TIE = 0.05
+"""In bfloat16, either of two tokens may win whose log probabilities differ by less."""
 NEARLY = 60
-"""Tokens of an answer in bfloat16 that must be the oracle's, or as probable (`oracle.TIE`)."""
+"""Tokens of an answer in bfloat16 that must be the oracle's, or as probable (`TIE`)."""
 POSITIONS = 8192
 V2 = "v1.worker.gpu.model_runner"
 PLAIN = DecodeOptions(method="none")
+
+
+class Answer(NamedTuple):
+    """A whole answer, and the log probabilities that the engine gave for the candidates of each token."""
+
+    tokens: list[int]
+    logprobs: list[list[TokenLogprob]]
+    cached_tokens: int
 
 
 async def narrow(settings: Settings, checks: Checks) -> None:
@@ -36,7 +46,7 @@ async def last_position(settings: Settings, checks: Checks) -> None:
     """Drafts of vLLM's own draft model beyond the last position, with asynchronous scheduling on CUDA."""
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), layers=2, head_size=64, max_position=POSITIONS)
-        oracle = Oracle(path)
+        oracle = GenerationOracle(path)
         drafting = {"decode": {"method": "draft_model", "max_draft_tokens": 4}, "draft_model": path}
         with stopped(_start(path, settings, **drafting)) as engine:
             await tell_what_runs(engine, settings, checks, "draft model", runner=None, backend="FLASH_ATTN")
@@ -57,7 +67,13 @@ async def answer(
     greedy = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": 3, "ignore_eos": True, "detokenize": False}
     asked = KeptPrompt(prompt.token_ids, prompt.positions, prompt.context_length, session=session)
     request = GenerateRequest(name, asked, {**greedy, **sampling}, decode=decode)
-    return Answer([output async for output in engine.generate(request)])
+    outputs = [output async for output in engine.generate(request)]
+    return Answer(*joined(outputs)[:2], outputs[0].cached_tokens)
+
+
+def _matches(oracle: GenerationOracle, prompt: KeptPrompt, found: Answer, tie: float = TIE) -> int:
+    """The number of tokens that are the oracle's."""
+    return len(found.tokens) - oracle.wrong_tokens(prompt, found.tokens, tie)
 
 
 def _start(path: str, settings: Settings, **options: Any) -> Any:
@@ -69,7 +85,7 @@ def _start(path: str, settings: Settings, **options: Any) -> Any:
 async def _target(head_size: int, settings: Settings, checks: Checks) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), layers=2, head_size=head_size, max_position=POSITIONS)
-        oracle, prompt = Oracle(path), kept_prompt(2000, 600, 1)
+        oracle, prompt = GenerationOracle(path), kept_prompt(2000, 600, 1)
         graphs = eager = None
         with checks.part("bfloat16"), stopped(_start(path, settings)) as engine:
             await tell_what_runs(engine, settings, checks, "bfloat16", runner=V2, backend="FLASH_ATTN")
@@ -90,12 +106,15 @@ async def _target(head_size: int, settings: Settings, checks: Checks) -> None:
 
 
 async def _right(
-    engine: Any, oracle: Oracle, prompt: KeptPrompt, checks: Checks, name: str, *, exact: bool = False
+    engine: Any, oracle: GenerationOracle, prompt: KeptPrompt, checks: Checks, name: str, *, exact: bool = False
 ) -> Answer:
     """64 greedy tokens and their log probabilities against the oracle's. exact: in float32."""
     found = await answer(engine, f"{name}-right", prompt)
     least, tie = (TOKENS, 0.0) if exact else (NEARLY, TIE)
-    matches, differences = oracle.matches(prompt, found.tokens, tie), found.differences(oracle, prompt)
+    matches, differences = (
+        _matches(oracle, prompt, found, tie),
+        oracle.differences(prompt, found.tokens, found.logprobs),
+    )
     checks.judge(f"{name}: tokens", matches >= least, matches, f"of {TOKENS} are the oracle's, at least {least}")
     which, difference, limit = "mean", statistics.fmean(differences), 0.05
     if exact:
@@ -115,20 +134,20 @@ async def _cache(engine: Any, prompt: KeptPrompt, checks: Checks) -> None:
     checks.judge("cache, other positions", other.cached_tokens == 0, other.cached_tokens, says)
 
 
-async def _to_the_end(engine: Any, oracle: Oracle, checks: Checks, name: str, decode: DecodeOptions) -> None:
+async def _to_the_end(engine: Any, oracle: GenerationOracle, checks: Checks, name: str, decode: DecodeOptions) -> None:
     """A kept prompt whose answer ends at the model's last position."""
     prompt = kept_prompt(POSITIONS - TOKENS, 60, 3)
     found = await answer(engine, f"{name}-end", prompt, decode)
-    matches = oracle.matches(prompt, found.tokens, TIE)
+    matches = _matches(oracle, prompt, found)
     right = matches >= NEARLY and len(found.tokens) == TOKENS
     checks.judge(f"{name}: last position", right, matches, f"of {TOKENS} are the oracle's, at least {NEARLY}")
 
 
-async def _without_the_hook(engine: Any, oracle: Oracle, checks: Checks) -> None:
+async def _without_the_hook(engine: Any, oracle: GenerationOracle, checks: Checks) -> None:
     """Control: without restored positions most tokens must be wrong."""
     prompt = kept_prompt(2000, 600, 4)
     await call(engine, _withhold_positions)
-    matches = oracle.matches(prompt, (await answer(engine, "withheld", prompt)).tokens, TIE)
+    matches = _matches(oracle, prompt, await answer(engine, "withheld", prompt))
     says = f"of {TOKENS} are the oracle's without the hook, fewer than {TOKENS // 2}"
     checks.judge("control: hook off", matches < TOKENS // 2, matches, says)
 
@@ -139,9 +158,12 @@ def _withhold_positions(worker: Any) -> None:
     positions_v1.position_map = positions_v2.position_map = lambda extra_args: None
 
 
-def _agree(graphs: list[int], eager: list[int], oracle: Oracle, prompt: KeptPrompt, checks: Checks) -> None:
+def _agree(graphs: list[int], eager: list[int], oracle: GenerationOracle, prompt: KeptPrompt, checks: Checks) -> None:
     """The answers with and without CUDA graphs are equal up to two tokens that are almost equally probable."""
     same = int(np.cumprod(np.equal(graphs, eager)).sum())
-    gap = 0.0 if same == TOKENS else oracle.gap(prompt, graphs[: same + 1], eager[same])
+    gap = 0.0
+    if same < TOKENS:
+        row = oracle.logprobs(prompt, graphs[: same + 1])[-1]
+        gap = abs(float(row[graphs[same]] - row[eager[same]]))
     says = f"tokens are equal with and without CUDA graphs; then the two choices differ by {gap:.3f}, under {TIE:g}"
     checks.judge("graphs against eager", gap < TIE, same, says)

@@ -32,7 +32,8 @@ BROKEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> Iterator[SpeculatorEngine]:
-    engine = create_engine("transformers", str(smollm2), options={"dtype": "float32"})
+    options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1280, "num_gpu_blocks_override": 64}
+    engine = create_engine("vllm", str(smollm2), options=options)
     yield engine
     engine.close()
 

@@ -18,9 +18,8 @@ from kv_transfer.wire.codec import decode
 from router.options.errors import HttpError
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
-from speculator_service.transformers_backend.engine import TransformersSpeculator
+from speculator_service.engine import ScoreRequest
 from speculator_service.vllm_backend.engine import VllmSpeculator
-from target_service.transformers_backend.engine import TransformersTarget
 from target_service.vllm_backend.engine import VllmTarget
 from tests.unit.router.conftest import MODELS
 
@@ -82,11 +81,7 @@ async def answer(target):
 
 
 async def score(speculator):
-    await speculator.score("r", IDS, SelectionOptions())
-
-
-def closed_transformers(cls, folder):
-    return engine_of(cls, folder, _closed=True, eos_token_ids=frozenset())
+    await speculator.score(ScoreRequest("r", IDS, SelectionOptions()))
 
 
 CAUSES = [
@@ -102,11 +97,6 @@ FAILURES = {
     "speculator silent": (lambda: score(vllm_speculator(None)), "speculator"),
     "speculator closed": (lambda: score(vllm_speculator(None, closed=True)), "speculator"),
     "speculator dead": (lambda: score(vllm_speculator(None, errored=True)), "speculator"),
-    "transformers target closed": (lambda: closed_transformers(TransformersTarget, "target").check_health(), "target"),
-    "transformers speculator closed": (
-        lambda: closed_transformers(TransformersSpeculator, "speculator").check_health(),
-        "speculator",
-    ),
     "unexpected": (lambda: _raise(OSError(SECRET)), "target"),
 }
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = "actors|benchmarks|cluster|demo_models|docs|evals|examples|kv_transfer|router|skim|speculator_service|tests"
-PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS}|target_service|vllm_hooks)/[\w./-]*")
+FOLDERS = "actors|benchmarks|cluster|demo_models|docs|evals|examples|kv_transfer|router|skim|skim_common|tests"
+PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS}|speculator_service|target_service|vllm_hooks)/[\w./-]*")
 PYTHON_FILE = re.compile(r"[\w./-]+\.py\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DOCUMENTS = ("docs/glossary.md", "docs/architecture/*.md", "CONTRIBUTING.md")

@@ -26,10 +26,10 @@ class ScriptedEngine:
     def __init__(self, importance, look_ahead_tokens=()):
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
         self.calls = 0
-        self.asked = {}
+        self.asked = None
         self.opened = []
 
-    async def score(self, request_id, token_ids, options, **asked):
+    async def score(self, asked):
         self.calls += 1
         self.asked = asked
         return self.scores
@@ -61,7 +61,7 @@ async def test_selection_of_a_scored_prompt(make_request):
 async def test_the_engine_learns_where_the_question_is(make_request):
     engine = ScriptedEngine([0.5, 0.25, 0.5])
     await SpeculatorService(engine).select(replace(make_request([7, 8, 9]), question=(1, 3)))
-    assert engine.asked["question"] == (1, 3)
+    assert engine.asked.question == (1, 3)
     with pytest.raises(ValueError, match="question must be a range inside the 3 tokens"):
         replace(make_request([7, 8, 9]), question=(2, 4))
 
@@ -109,7 +109,7 @@ async def test_a_session_is_kept_if_the_request_asks_for_drafts(make_request, ad
     selection = await SpeculatorService(engine, address).select(request)
     session = selection.kept.session
     assert (session and (session.address, session.id)) == (kept_by and ("h:1", "r"))
-    assert engine.asked["keep_session"] == (kept_by == "score")
+    assert engine.asked.keep_session == (kept_by == "score")
     assert [(name, p.positions.tolist()) for name, p in engine.opened] == (
         [("r", [0, 2])] * (kept_by == "open_session")
     )
@@ -120,13 +120,13 @@ async def test_an_engine_that_does_not_draft_keeps_no_session(make_request):
     engine.supports_drafts = False
     selection = await SpeculatorService(engine, "h:1").select(replace(make_request([7, 8, 9]), decode=DecodeOptions()))
     assert selection.kept.session is None
-    assert not engine.asked["keep_session"]
+    assert not engine.asked.keep_session
 
 
 async def test_the_cache_salt_reaches_the_engine(make_request):
     engine = ScriptedEngine([0.1, 0.2])
     await SpeculatorService(engine).select(replace(make_request([7, 8]), cache_salt="tenant"))
-    assert engine.asked["cache_salt"] == "tenant"
+    assert engine.asked.cache_salt == "tenant"
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ async def test_a_record_knows_the_rules_of_its_request(make_request):
 class LateEngine(MockSpeculator):
     """The session is made, and the caller waits on: its cancellation comes between."""
 
-    async def score(self, *args, **options):
-        scores = await super().score(*args, **options)
+    async def score(self, request):
+        scores = await super().score(request)
         await asyncio.Event().wait()
         return scores
 
@@ -261,8 +261,8 @@ async def test_a_selection_with_invalid_scores_keeps_no_session(make_request, de
     engine = MockSpeculator(demo_speculator)
     score = engine.score
 
-    async def short(*args, **options):
-        scores = await score(*args, **options)
+    async def short(request):
+        scores = await score(request)
         return replace(scores, importance=scores.importance[1:])
 
     engine.score = short

@@ -21,9 +21,9 @@ class RecordingEngine(MockSpeculator):
         self.important = []
         self.forgets = False
 
-    async def score(self, request_id, token_ids, options, **asked):
-        scores = await super().score(request_id, token_ids, options, **asked)
-        importance = torch.full((token_ids.size,), 1e-3)
+    async def score(self, request):
+        scores = await super().score(request)
+        importance = torch.full((request.token_ids.size,), 1e-3)
         for rank, chunk in enumerate(self.important):
             importance[32 * chunk : 32 * chunk + 32] = 1 - rank / 100
         cached = 0 if self.forgets else scores.cached_tokens

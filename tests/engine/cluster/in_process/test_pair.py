@@ -1,7 +1,9 @@
 """`Pair` on vLLM with the demo models: right answers from a tenth of the prompt, with and without drafts."""
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,8 @@ from target_service.sampling import FINAL_ONLY
 
 pytestmark = pytest.mark.nightly
 
-MODELS = Path(__file__).parents[4] / "demo_models"
+ROOT = Path(__file__).parents[4]
+MODELS = ROOT / "demo_models"
 BLOCK = 32
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}
 DOCUMENTS = [make_document(2048, seed) for seed in (3, 4, 5)]
@@ -69,6 +72,27 @@ def test_a_selection_is_answered_from_a_file(pair: Pair, tmp_path: Path) -> None
     assert "session" not in json.loads((tmp_path / "kept.json").read_text())
     assert document.is_right(pair.generate(PairSelection.load(tmp_path / "kept.json"), max_tokens=8).text)
     assert document.is_right(pair.generate(selection, max_tokens=8).text)
+
+
+def test_the_documented_example_runs(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With this module's engines, which run the models that the example names."""
+
+    def opened(*, target: str, speculator: str) -> AbstractContextManager[Pair]:
+        assert (ROOT / target, ROOT / speculator) == (MODELS / "target", MODELS / "speculator")
+        return nullcontext(pair)
+
+    page = (ROOT / "docs" / "python.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.setattr("skim.Pair", opened)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "__main__"})
+    first, second = capsys.readouterr().out.strip().splitlines()
+    document = make_document(2048, seed=7)
+    assert document.is_right(first.split(" from ")[0])
+    assert re.search(r" from \d{3} of 2\d{3} tokens$", first)
+    assert document.is_right(second)
 
 
 @pytest.mark.parametrize("draft_context", ["full", "kept"])

@@ -14,7 +14,7 @@ import torch
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from speculator_service.engine import Scores
+from speculator_service.engine import ScoreRequest, Scores
 from speculator_service.scoring.selection import select
 from tests.reference import models, scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
@@ -34,7 +34,9 @@ class Rig:
         return GenerationOracle(self.engine.info.path)
 
     async def score(self, token_ids, options, request_id="r", question=None) -> Scores:
-        return await self.engine.score(request_id, np.array(token_ids, np.int32), options, question=question)
+        return await self.engine.score(
+            ScoreRequest(request_id, np.array(token_ids, np.int32), options, question=question)
+        )
 
     async def errors(self, cases) -> list[float]:
         """Score (token ids, options) or (token ids, options, question) cases together.
@@ -59,7 +61,7 @@ class Rig:
     async def keep(self, session, token_ids, options, **salt) -> KeptPrompt:
         """Score a prompt and keep its session."""
         prompt = KeptPrompt.dense(token_ids)
-        await self.engine.score(session, prompt.token_ids, options, keep_session=True, **salt)
+        await self.engine.score(ScoreRequest(session, prompt.token_ids, options, keep_session=True, **salt))
         return prompt
 
     def check_greedy(self, prompt, answer, drafted, count) -> None:

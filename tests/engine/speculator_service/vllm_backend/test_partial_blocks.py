@@ -7,6 +7,7 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from tests.engine.speculator_service.vllm_backend.simulated_engine import continuation
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import BLOCK, simulated_speculators
 from vllm_hooks import partial_blocks
@@ -24,7 +25,7 @@ async def test_a_part_of_a_whole_block_is_found(start):
 
     async def read(ids):
         before = engine._engine.tokens_read
-        await engine.score("s", ids, SelectionOptions(look_ahead=40))
+        await engine.score(ScoreRequest("s", ids, SelectionOptions(look_ahead=40)))
         return engine._engine.tokens_read - before - 40  # the look-ahead tokens fill the block of the prompt's end
 
     other = np.concatenate([prompt[:90], prompt[:30]])
@@ -86,7 +87,9 @@ async def test_a_prompt_that_takes_the_whole_cache_is_read_again(start):
     engine = start(blocks=33)  # 32 and vLLM's own null block
     prompt = np.random.default_rng(0).integers(16, 1016, 1020).astype(np.int32)
     for _ in range(2):
-        await asyncio.wait_for(engine.score("s", prompt, SelectionOptions(look_ahead=2), keep_session=True), 60)
+        await asyncio.wait_for(
+            engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=2), keep_session=True)), 60
+        )
     assert engine._engine.copied == 0
     engine.close()
 
@@ -113,7 +116,7 @@ async def test_partial_blocks_can_be_switched_off(start, chosen):
     """Without them a round computes the last block again; it is counted neither as rebuilt nor as wrong."""
     engine = start(additional_config={partial_blocks.PARTIAL_BLOCKS: chosen})
     prompt, answer = np.arange(16, 116, dtype=np.int32), np.empty(0, np.int32)
-    await engine.score("s", prompt, SelectionOptions(), keep_session=True)
+    await engine.score(ScoreRequest("s", prompt, SelectionOptions(), keep_session=True))
     read = engine._engine.tokens_read
     for _ in range(3):
         answer = np.concatenate([answer, (await engine.draft("s", answer, 4)).tokens])

@@ -9,6 +9,7 @@ from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from speculator_service.vllm_backend.scheduler import multi_step
 from tests.engine.speculator_service.vllm_backend.simulated_engine import continuation
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import (
@@ -68,7 +69,7 @@ class Life:
         question = self.rng.random() < 0.3
         options = SelectionOptions(look_ahead=4, score_queries="both" if question else "look_ahead")
         rows = (ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)) if question else None
-        await self.engine.score(name, ids, options, cache_salt=salt, keep_session=True, question=rows)
+        await self.engine.score(ScoreRequest(name, ids, options, cache_salt=salt, keep_session=True, question=rows))
         return (salt, None), ids
 
     async def round(self, name, keys, prompt, answer):
@@ -134,7 +135,9 @@ async def test_a_round_is_one_step(start, monkeypatch):
         assert [d.tokens.tolist() for d in drafts] == [continuation([*prompt, *a], 6) for a in answers]
         return simulated.steps - before
 
-    await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
+    await engine.score(
+        ScoreRequest("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
+    )
     assert simulated.steps == 1
     simulated.scheduler.clock = lambda: 0.0
     assert await steps() == 1
@@ -151,7 +154,7 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
     """Also if its last block is not full. Negative control: without partial blocks it reads that block again."""
     engine = start()
     simulated, prompt = engine._engine, np.arange(16, 116, dtype=np.int32)
-    await engine.score("s", prompt, SelectionOptions(), keep_session=True)
+    await engine.score(ScoreRequest("s", prompt, SelectionOptions(), keep_session=True))
 
     async def read(answer):
         before = simulated.tokens_read
@@ -177,9 +180,9 @@ async def test_a_block_is_copied_only_after_it_was_computed(start):
     def begun(name):
         """A prompt that shares one block and a part of the next one."""
         ids = np.concatenate([whole[: BLOCK + 8], rng.integers(16, 1016, 20).astype(np.int32)])
-        return engine.score(name, ids, SelectionOptions())
+        return engine.score(ScoreRequest(name, ids, SelectionOptions()))
 
-    await engine.score("before", whole, SelectionOptions())
+    await engine.score(ScoreRequest("before", whole, SelectionOptions()))
     pool = simulated.scheduler.kv_cache_manager.block_pool
     blocks = [known.block for known in simulated.scheduler._whole_blocks.values()][::-1]
     # Another prompt gets the same blocks, and then the first one again, at the same places.
@@ -189,10 +192,10 @@ async def test_a_block_is_copied_only_after_it_was_computed(start):
             pool.free_block_queue.remove(block)
         pool.free_block_queue.prepend_n(blocks)
         if other is not None:
-            await engine.score("between", other, SelectionOptions())
+            await engine.score(ScoreRequest("between", other, SelectionOptions()))
     simulated._arrivals = itertools.repeat(0)  # both come before the next step
     steps = simulated.steps
-    await asyncio.gather(engine.score("again", whole, SelectionOptions()), begun("beside"))
+    await asyncio.gather(engine.score(ScoreRequest("again", whole, SelectionOptions())), begun("beside"))
     assert simulated.steps == steps + 1
     assert (simulated.wrong_reads, simulated.copied) == (0, 0)
     await begun("after")
@@ -207,7 +210,7 @@ async def test_two_equal_questions_in_one_step_copy_no_block(start):
     simulated._arrivals = itertools.repeat(0)  # both come before the next step
 
     def ask(name):
-        return engine.score(name, prompt, SelectionOptions(score_queries="question"), question=(70, 90))
+        return engine.score(ScoreRequest(name, prompt, SelectionOptions(score_queries="question"), question=(70, 90)))
 
     await asyncio.gather(ask("first"), ask("second"))
     assert (simulated.steps, simulated.wrong_reads, simulated.copied) == (1, 0, 0)
@@ -221,7 +224,7 @@ async def test_idle_sessions_give_way_to_a_prompt_and_come_back(start):
     engine = start()
     prompts = {f"s{i}": np.random.default_rng(i).integers(16, 1016, 800).astype(np.int32) for i in range(SLOTS)}
     for name, prompt in prompts.items():
-        await engine.score(name, prompt, SelectionOptions(), keep_session=True)
+        await engine.score(ScoreRequest(name, prompt, SelectionOptions(), keep_session=True))
         assert engine._engine.referenced_blocks == 0
     # 4 x 25 blocks do not fit in 63. The last prompt still has all its blocks, the first one has lost some.
     for name, rebuilt in (("s3", 0), ("s2", 0), ("s0", 1)):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import SLOTS, simulated_speculators
@@ -22,12 +23,12 @@ async def rounds_beside_a_prompt(engine, turns):
 
     Time is counted in tokens read.
     """
-    await engine.score("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(), keep_session=True)
+    await engine.score(ScoreRequest("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(), keep_session=True))
     simulated = engine._engine
     simulated.scheduler.time_slices = turns(lambda: simulated.tokens_read)
     began = simulated.tokens_read
     prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
-    reading = asyncio.create_task(engine.score("p", prompt, SelectionOptions(look_ahead=1)))
+    reading = asyncio.create_task(engine.score(ScoreRequest("p", prompt, SelectionOptions(look_ahead=1))))
     while simulated.tokens_read == began:  # noqa: ASYNC110  a step lasts some turns of the loop
         await asyncio.sleep(0)
     ends = []
@@ -72,10 +73,10 @@ async def test_a_prompt_is_read_in_steps_that_the_limit_allows(start):
     engine = start()
     simulated = engine._engine
     prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
-    await engine.score("p", prompt, SelectionOptions(look_ahead=1))
+    await engine.score(ScoreRequest("p", prompt, SelectionOptions(look_ahead=1)))
     steps = simulated.steps
     simulated.scheduler.prompt_limit = Short()
-    await engine.score("q", prompt[::-1].copy(), SelectionOptions(look_ahead=1))
+    await engine.score(ScoreRequest("q", prompt[::-1].copy(), SelectionOptions(look_ahead=1)))
     assert steps < 1000 / 64 <= simulated.steps - steps
     assert simulated.scheduler.max_num_scheduled_tokens > 64
     engine.close()

@@ -16,7 +16,6 @@ from kv_transfer.drafts import Draft, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.transformers_backend.engine import TransformersSpeculator
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
@@ -36,6 +35,7 @@ from tests.engine.target_service.vllm_backend.drafting import (
 )
 from tests.reference.drafters import FakeSpeculator, drawing, knowing
 from tests.reference.generation_oracle import GenerationOracle, joined
+from tests.reference.model_drafter import ModelDrafter
 
 pytestmark = pytest.mark.nightly
 
@@ -95,7 +95,7 @@ async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> 
 @pytest.fixture(scope="module")
 async def address(model: str, engine: VllmTarget) -> AsyncGenerator[str, None]:
     """A replica that has read no prompt: each session is lost at first, and then restored from the kept tokens."""
-    service = DraftService(TransformersSpeculator(model, seed=0))
+    service = DraftService(ModelDrafter(model))
     server = DraftServer(service.handle, "127.0.0.1")
     yield f"127.0.0.1:{await server.start()}"
     await server.stop()

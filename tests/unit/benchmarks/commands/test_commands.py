@@ -7,16 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.commands import NAMES
+from benchmarks.commands import COMMANDS
 from benchmarks.commands.output import measure
 from cluster.serve.proxy.haproxy import ENABLE
 from skim_common.errors import SkimError
 
+MODULE = {name: module for module, names in COMMANDS.items() for name in names}
+
 
 def test_help_names_every_benchmark_and_what_each_writes(skim):
     listed, readme = skim("bench", "--help").out, Path("benchmarks/README.md").read_text()
-    assert all(name in listed and f"skim bench {name} " in readme for name in NAMES)
-    for name in NAMES:
+    assert all(name in listed and f"skim bench {name} " in readme for name in MODULE)
+    for name in MODULE:
         shown = skim("bench", name, "--help").out
         assert "--json" in shown, name
         assert "--plot" in shown, name
@@ -52,7 +54,7 @@ def test_a_model_is_a_hub_name_or_a_folder(skim, monkeypatch, tmp_path, name):
         asked.append((settings.target, settings.speculator))
         raise SkimError("nothing is measured")
 
-    monkeypatch.setattr(f"benchmarks.{name}.run", run)
+    monkeypatch.setattr(MODULE[name].replace(".commands", f".{name}.run"), run)
     monkeypatch.chdir(tmp_path)
     skim("bench", name, "--target", "owner/big@v1", "--speculator", "small")
     assert asked == [("owner/big@v1", str(tmp_path / "small"))]

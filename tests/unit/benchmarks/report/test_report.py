@@ -9,8 +9,8 @@ import pytest
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
 from benchmarks.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
-from benchmarks.report_claims import AGAINST, DEFAULT_KEEP, SHOWN
-from benchmarks.report_summary import anchor, summary
+from benchmarks.report.claims import AGAINST, DEFAULT_KEEP, SHOWN
+from benchmarks.report.summary import anchor, summary
 from evals.results.comparison import ALL, Comparison
 from evals.selection.selectors import GUARDED
 from router.options.request import PrefillOptions

@@ -95,7 +95,7 @@ def mistake(ran, *parts):
     assert ran.out == ""
 
 
-@pytest.mark.parametrize("engine", ["mock", "transformers"])
+@pytest.mark.parametrize("engine", ["mock", "vllm"])
 def test_a_model_folder_that_is_not_there(skim, prompt, tmp_path, engine):
     ran = skim("select", "--speculator", tmp_path / "no", "--prompt-file", prompt, "--engine", engine)
     mistake(ran, "model folder", tmp_path / "no", "does not exist")
@@ -185,12 +185,12 @@ def test_an_option_out_of_range(skim, prompt, flag, value, allowed):
 def test_serve_options_out_of_range(skim):
     mistake(skim("serve", *PAIR, "--keep-rate", 2), "selection.keep_rate", "auto or a number > 0 and <= 1", "not 2")
     mistake(skim("serve", *PAIR, "--port", 70000), "router.port", "65535")
-    mistake(skim("serve", *PAIR, "--engine", "tensorrt"), "engine", "'vllm', 'transformers', 'lexical' or 'mock'")
+    mistake(skim("serve", *PAIR, "--engine", "tensorrt"), "engine", "'vllm', 'lexical' or 'mock'")
 
 
 def test_an_unknown_engine(skim, prompt):
     ran = skim("select", "--speculator", SPECULATOR, "--prompt-file", prompt, "--engine", "tensorrt")
-    mistake(ran, "unknown speculator engine 'tensorrt'", "vllm, transformers, lexical or mock")
+    mistake(ran, "unknown speculator engine 'tensorrt'", "vllm, lexical or mock")
 
 
 @pytest.mark.parametrize(

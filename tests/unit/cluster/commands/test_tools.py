@@ -25,12 +25,11 @@ def select(skim, tmp_path, *words, engine):
     return json.loads(file.read_text()), ran.out
 
 
-@pytest.mark.parametrize("engine", ["mock", "transformers"])
-def test_from_a_prompt_to_an_answer(skim, tmp_path, document, engine):
+def test_from_a_prompt_to_an_answer(skim, tmp_path, document):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(document.prompt)
     words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--look-ahead", 4, "--chunk-size", 16)
-    selection, shown = select(skim, tmp_path, *words, engine=engine)
+    selection, shown = select(skim, tmp_path, *words, engine="mock")
 
     tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
     ids = tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
@@ -48,7 +47,7 @@ def test_from_a_prompt_to_an_answer(skim, tmp_path, document, engine):
 
     answer_file = tmp_path / "answer.json"
     given = ("--selection", tmp_path / "selection.json", "--max-tokens", 3, "--logprobs", 2)
-    ran = skim("generate", "--target", TARGET, *given, "--engine", engine, "--json", answer_file)
+    ran = skim("generate", "--target", TARGET, *given, "--engine", "mock", "--json", answer_file)
     assert ran.code == 0, ran.err
     answer = json.loads(answer_file.read_text())
     assert len(answer["tokens"]) == len(answer["logprobs"]) <= 3
@@ -57,8 +56,6 @@ def test_from_a_prompt_to_an_answer(skim, tmp_path, document, engine):
         assert all(logprob <= 0 for logprob in candidates.values())
     assert answer["finish_reason"] in ("length", "stop")
     assert ran.out.strip() == answer["text"].strip()
-    if engine == "transformers":
-        assert answer["text"].strip()[:2] == document.expected[:2]
 
 
 def test_character_ranges_have_their_own_keep(skim, tmp_path, document):

@@ -170,17 +170,17 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
-        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: should be 'vllm', 'transf"),
+        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: should be 'vllm', 'lexical'"),
+        (
+            "target: {model: big, engine: transformers}\nspeculator: {model: s}",
+            "target.engine: cannot be transformers: vLLM",
+        ),
         ("target: {model: big, env: {A: [1]}}\nspeculator: {model: s}", "target.env.A: should be a valid string"),
         ("target: {model: [", "line 1 is not valid YAML"),
         ("target: !!python/object:os.system {}", "is not valid YAML"),
         (
             "target: {model: big, prefill: {replicas: 2}}\nspeculator: {model: s}",
             "target: prefill is a pool of a split target: set topology to split",
-        ),
-        (
-            "target: {model: big, topology: split, engine: transformers}\nspeculator: {model: s}",
-            "target: the transformers engine cannot be split",
         ),
         (
             "target: {model: big, topology: split, prefill: {replica: 2}}\nspeculator: {model: s}",
@@ -206,10 +206,6 @@ def test_numbers_are_fine_as_environment_variables(write):
             "target: {model: b, nodes_per_replica: 2, tensor_parallel: 2, env: {VLLM_HOST_IP: a}}\n"
             "speculator: {model: s}",
             "target: env sets VLLM_HOST_IP, which differs between the nodes of a replica",
-        ),
-        (
-            "target: {model: big, engine: transformers, pipeline_parallel: 2}\nspeculator: {model: s}",
-            "target: the transformers engine has no pipeline_parallel",
         ),
         (
             "target: {model: big, engine_options: {pipeline_parallel_size: 2}}\nspeculator: {model: s}",

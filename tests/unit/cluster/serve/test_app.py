@@ -94,9 +94,11 @@ def test_the_token_comes_from_the_environment(monkeypatch):
     assert deployments(serve_app(settings))[1].init_args[1]["token"] is None
 
 
-@pytest.mark.parametrize(("engine", "ends_sessions"), [("vllm", True), ("mock", True), ("transformers", False)])
-def test_sessions_are_kept_for_a_target_that_ends_them(engine, ends_sessions):
-    settings = {"speculator": {"model": "/small"}, "target": {"model": "/big", "engine": engine}}
+@pytest.mark.parametrize("engine", ["vllm", "mock"])
+@pytest.mark.parametrize(("method", "ends_sessions"), [("remote", True), ("none", False)])
+def test_sessions_are_kept_for_a_target_that_ends_them(engine, method, ends_sessions):
+    pools = {"speculator": {"model": "/small"}, "target": {"model": "/big", "engine": engine}}
+    settings = {**pools, "decode": {"method": method}}
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
     assert (
         (speculator.init_args[1] is not None)

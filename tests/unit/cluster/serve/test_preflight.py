@@ -131,8 +131,6 @@ def test_a_machine_without_a_free_port(monkeypatch):
         ({"target": {"pipeline_parallel": 2}, "decode": {"method": "none"}}, 11.0, False),
         ({"target": {"gpus_per_replica": 1}}, 6.0, True),
         ({"target": {"engine": "mock"}, "speculator": {"engine": "mock"}}, 0.0, True),
-        ({"target": {"engine": "transformers"}, "speculator": {"engine": "transformers"}}, 2.0, False),
-        ({"target": {"engine": "transformers"}, "speculator": {"engine": "transformers"}}, 3.0, True),
     ],
 )
 def test_memory(monkeypatch, pools, free, fits):

@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 
 from evals.run.ask import Answer
-from evals.run.failure_pages import INDEX, index, worse_answers
+from evals.run.failure_pages import index, worse_answers
 from evals.run.run import run
 from skim_common.errors import SkimError
-from tests.unit.cluster.explain.test_page import data_of
 from tests.unit.evals.run.test_run import SETTINGS
-
-ON_DEMO = replace(SETTINGS, engine="transformers", tasks=("multi_key",), samples=2, max_tokens=6)
 
 
 def answer(text):
@@ -39,23 +36,6 @@ def test_the_index_shows_answers_as_text(made):
     assert "&lt;b&gt;&#10214;U+202E&#10215; &amp; &#10214;U+D800&#10215;" in page
     assert '<a href="multi_key-1024-0-look-ahead-0-0.2.html">' in page
     assert "0 answers" in index([])
-
-
-def test_pages_show_what_was_kept_and_the_evidence_that_was_not(tmp_path):
-    """At this keep rate only the question is kept."""
-    result = run(replace(ON_DEMO, keep_rates=(0.03,), selectors=("speculator", "random"), explain=tmp_path / "pages"))
-    scores = {name: score for name, _, score, _ in result["samples"][0]["scores"]}
-    assert (scores["dense"], scores["speculator"]) == (1, 0)
-    files = sorted(file.name for file in (tmp_path / "pages").iterdir())
-    assert files == [INDEX, "multi_key-1024-0-speculator-0.03.html", "multi_key-1024-1-speculator-0.03.html"]
-    data = data_of((tmp_path / "pages" / files[1]).read_text())
-    notes = dict(data["notes"])
-    assert list(notes) == ["Question", "Expected", "Answer", "Dense answer", "Evidence"]
-    assert notes["Expected"] in notes["Dense answer"]
-    assert ": 0 of " in notes["Evidence"]
-    assert notes["Question"] in "".join(piece[4] for piece in data["pieces"])
-    assert all(name in (tmp_path / "pages" / INDEX).read_text() for name in files[1:])
-    assert "explain" not in result["settings"]
 
 
 @pytest.mark.parametrize("other", [{"endpoint": "http://127.0.0.1:9", "speculator": None}, {"turns": 2}])

@@ -9,6 +9,7 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import InvalidRequestError, SessionLostError
 from skim_common.models.info import check_pair, inspect_model
 from speculator_service.drafting.drafter import DraftService
+from speculator_service.engine import ScoreRequest
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.engine import TranslatingSpeculator, translated, translation_for
@@ -67,10 +68,10 @@ async def test_regions_count_the_target_s_tokens(engine, prompt):
 
 
 async def test_scores_are_those_of_the_speculator_s_tokens_at_the_same_text(engine, mock, prompt):
-    scores = await engine.score("r", prompt, SelectionOptions(look_ahead=0))
+    scores = await engine.score(ScoreRequest("r", prompt, SelectionOptions(look_ahead=0)))
     assert scores.importance.shape == prompt.shape
     own = mock_reading(prompt)
-    inner = (await mock.score("r", own.ids, SelectionOptions(look_ahead=0))).importance.numpy()
+    inner = (await mock.score(ScoreRequest("r", own.ids, SelectionOptions(look_ahead=0)))).importance.numpy()
     assert own.ids.size != prompt.size
     assert np.array_equal(scores.importance.numpy(), own.importance(inner))
     assert scores.look_ahead_tokens == []
@@ -86,15 +87,15 @@ def mock_reading(prompt):
 async def test_the_question_is_the_same_text_in_the_speculator_s_tokens(engine, mock, prompt, monkeypatch):
     asked = []
 
-    async def score(*args, question=None, **more):
-        asked.append(question)
-        return await MockSpeculator.score(mock, *args, question=question, **more)
+    async def score(request):
+        asked.append(request.question)
+        return await MockSpeculator.score(mock, request)
 
     monkeypatch.setattr(mock, "score", score)
     options = SelectionOptions(score_queries="question")
     start, end = 10, 25
-    await engine.score("r", prompt, options, question=(start, end))
-    await engine.score("r", prompt, options)
+    await engine.score(ScoreRequest("r", prompt, options, question=(start, end)))
+    await engine.score(ScoreRequest("r", prompt, options))
     [(first, last), unknown] = asked
     assert unknown is None
     read = mock_reading(prompt)
@@ -126,11 +127,11 @@ async def test_the_speculator_s_own_tokens_count_against_its_limit(demo_speculat
     short = MockSpeculator(demo_speculator, max_model_len=own + 7)
     engine = translated(short, translation_for(demo_speculator, target))
     assert engine.info.max_model_len > prompt.size
-    await engine.score("r", prompt, SelectionOptions(look_ahead=7))
+    await engine.score(ScoreRequest("r", prompt, SelectionOptions(look_ahead=7)))
     with pytest.raises(
         InvalidRequestError, match=rf"{own} tokens in the speculator's own tokenizer.* at most {own + 7}"
     ):
-        await engine.score("r", prompt, SelectionOptions(look_ahead=8))
+        await engine.score(ScoreRequest("r", prompt, SelectionOptions(look_ahead=8)))
 
 
 class SpellingSpeculator(MockSpeculator):
@@ -141,8 +142,8 @@ class SpellingSpeculator(MockSpeculator):
         self.tokens = tokenizer_of("demo")(text).input_ids
         self.asked = []
 
-    async def score(self, *args, **more):
-        scores = await super().score(*args, **more)
+    async def score(self, request):
+        scores = await super().score(request)
         scores.look_ahead_tokens[:] = self.tokens[: len(scores.look_ahead_tokens)]
         return scores
 
@@ -176,7 +177,7 @@ def goes_on(answer, drafts):
 
 async def test_drafts_are_in_the_target_s_tokens_and_one_hot(spelling, prompt):
     mock, engine = spelling
-    scores = await engine.score("s", prompt, SelectionOptions(look_ahead=3), keep_session=True)
+    scores = await engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=3), keep_session=True))
     assert scores.look_ahead_tokens == in_target("The q").tolist()  # three tokens of the speculator
     whole = in_target(SPELLED)
     answer = np.empty(0, np.int32)
@@ -191,7 +192,7 @@ async def test_drafts_are_in_the_target_s_tokens_and_one_hot(spelling, prompt):
 
 async def test_an_answer_that_the_speculator_cannot_spell_gets_no_drafts(spelling, prompt):
     _, engine = spelling
-    await engine.score("s", prompt, SelectionOptions(look_ahead=0), keep_session=True)
+    await engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=0), keep_session=True))
     byte = tokenizer_of("byte_level").convert_tokens_to_ids("ÿ")  # the byte 0xFF is in no UTF-8 text
     assert not (await engine.draft("s", np.array([byte] * 8, np.int32), 4)).tokens.size
 
@@ -200,7 +201,7 @@ async def test_sessions_end_and_are_lost(spelling, prompt):
     mock, engine = spelling
     with pytest.raises(SessionLostError):
         await engine.draft("s", np.empty(0, np.int32), 2)
-    await engine.score("s", prompt, SelectionOptions(look_ahead=0), keep_session=True)
+    await engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=0), keep_session=True))
     await engine.close_session("s")
     assert "s" not in mock.sessions
     with pytest.raises(SessionLostError):
@@ -254,7 +255,7 @@ async def test_the_drafter_answers_a_target_in_its_tokens(spelling, prompt):
     """The whole draft service: the first drafts, an accepted draft, drafting ahead, and a restored session."""
     _, engine = spelling
     drafter = DraftService(engine, mode="chain")
-    scores = await engine.score("s", prompt, SelectionOptions(look_ahead=2), keep_session=True)
+    scores = await engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=2), keep_session=True))
     drafter.adopt("s", np.array(scores.look_ahead_tokens, np.int32))
     whole = in_target(SPELLED)
     first = await drafter.handle(DraftRequest(1, [DraftRow("s", 0, whole[:3], 2)]))

@@ -228,3 +228,5 @@ def test_the_command(tmp_path, monkeypatch, runs):
     assert "done before" in passed.output
     assert "no step 'other'" in str(_run(monkeypatch, *cpu, "--only", "other").exception)
     assert "add --toy" in str(_run(monkeypatch, "--device", "cpu").exception)
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    assert "run it in a checkout" in str(_run(monkeypatch, *cpu).exception)

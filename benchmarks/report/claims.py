@@ -1,6 +1,6 @@
 """The rows of the first page of docs/results.md: each a claim, and how its figure follows from a result file.
 
-Here also: rows that speak against Skim. Not here: the page's prose, which is in `benchmarks/report_summary.py`.
+Here also: rows that speak against Skim. Not here: the page's prose, which is in `benchmarks/report/summary.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

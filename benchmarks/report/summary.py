@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.report_claims import AGAINST, SHOWN, Claim
+from benchmarks.report.claims import AGAINST, SHOWN, Claim
 
 _HEAD = """# Results
 

@@ -1,0 +1,30 @@
+"""What the engines of both services have in common."""
+
+from typing import Any, Protocol
+
+from skim_common.models.info import ModelInfo
+
+
+class Engine(Protocol):
+    """A model's facts, its health and its end."""
+
+    info: ModelInfo
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts since the start, by the names of the pool's metrics; {} for an engine that keeps none."""
+        return {}
+
+    async def check_health(self) -> None:
+        """Raise EngineUnavailableError if the engine cannot serve."""
+        ...
+
+    async def sign_of_life(self) -> None:
+        """Return once each process of the engine has answered: between two of its steps, so it may take long.
+
+        An engine within this process has nothing to say: it is as alive as its caller.
+        """
+        return
+
+    def close(self) -> None:
+        """Stop the engine's processes and free its memory; idempotent."""
+        ...

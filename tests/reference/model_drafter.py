@@ -1,0 +1,79 @@
+"""A drafter with a model, for tests of a target without a second vLLM engine: slow and simple.
+
+It reads the kept prompt and the answer anew for each draft. With the target's own model its drafts are right, so a
+target that rejects them has read other tokens, or the same ones at other positions.
+"""
+
+import asyncio
+
+import numpy as np
+import torch
+
+from kv_transfer.messages import Int32Array, KeptPrompt
+from skim_common.errors import SessionLostError
+from speculator_service.engine import BranchingEngine, Drafted
+from tests.reference.generation_oracle import GenerationOracle
+
+Top = tuple[torch.Tensor, torch.Tensor]
+"""Probabilities and ids of some tokens, the most probable first."""
+
+
+class ModelDrafter(BranchingEngine):
+    """The drafting half of a speculator engine, over the model of folder `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._oracle = GenerationOracle(path)
+        self._random = torch.Generator().manual_seed(0)
+        self._prompts: dict[str, KeptPrompt] = {}
+
+    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
+        self._prompts[session] = prompt
+
+    async def close_session(self, session: str) -> None:
+        self._prompts.pop(session, None)
+
+    async def draft_many(
+        self,
+        session: str,
+        answers: list[Int32Array],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_m: int = 0,
+        alternatives: int = 0,
+    ) -> list[Drafted]:
+        """As `BranchingEngine.draft_many`; one answer after the other."""
+        if session not in self._prompts:
+            raise SessionLostError(f"session {session} was never opened here")
+        prompt = self._prompts[session]
+        return [await self._continue(prompt, a.tolist(), count, temperature, top_m, alternatives) for a in answers]
+
+    async def _continue(
+        self, prompt: KeptPrompt, answer: list[int], count: int, temperature: float, top_m: int, alternatives: int
+    ) -> Drafted:
+        begin, q, others = len(answer), list[Top](), list[Top]()
+        for _ in range(count):
+            # The oracle's last row stands before the last token, which it does not read.
+            logprobs = (await asyncio.to_thread(self._oracle.logprobs, prompt, [*answer, 0]))[-1]
+            if alternatives:
+                others.append(_top(logprobs, alternatives))
+            if top_m:
+                probs, ids = _top(logprobs / temperature, top_m)
+                q.append((probs / probs.sum(), ids))
+                answer.append(int(ids[torch.multinomial(probs, 1, generator=self._random)]))
+            else:
+                answer.append(int(logprobs.argmax()))
+        return Drafted(np.array(answer[begin:], np.int32), *_flat(q), *_flat(others))
+
+
+def _top(logits: torch.Tensor, count: int) -> Top:
+    probs, ids = logits.softmax(-1).topk(min(count, logits.numel()))
+    return probs, ids
+
+
+def _flat(rows: list[Top]) -> tuple[Int32Array, np.ndarray]:
+    """All ids, and all probabilities."""
+    if not rows:
+        return np.empty(0, np.int32), np.empty(0, np.float32)
+    probs, ids = (torch.cat(part).numpy() for part in zip(*rows, strict=True))
+    return ids.astype(np.int32), probs.astype(np.float32)
