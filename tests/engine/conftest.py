@@ -8,6 +8,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules with `LONGEST = True` come first, so that no worker of pytest-xdist ends long after the others.
 

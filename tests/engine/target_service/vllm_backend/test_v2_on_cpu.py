@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
+LONGEST = True
 
 
 def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
