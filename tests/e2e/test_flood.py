@@ -15,6 +15,8 @@ from router.admission.api_keys import hash_of, new_key
 from tests.e2e.conftest import Served, skim_serve
 from tests.unit.conftest import MODELS
 
+pytestmark = pytest.mark.nightly
+
 SHARES = {"large": 3.0, "small": 1.0}
 PLACES = 12
 CLIENTS = 12

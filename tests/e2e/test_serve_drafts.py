@@ -53,7 +53,10 @@ def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, **mor
     return text
 
 
-@pytest.mark.parametrize("ahead", ["off", "chain", "branches"])
+@pytest.mark.parametrize(
+    "ahead",
+    ["chain", pytest.param("off", marks=pytest.mark.nightly), pytest.param("branches", marks=pytest.mark.nightly)],
+)
 def test_drafted_answers_are_the_plain_ones(client: httpx.Client, ahead: str) -> None:
     before = stats("target")
     seeds = range(6)
@@ -82,6 +85,7 @@ def test_nothing_is_asked_for_after_the_end_of_an_answer(client: httpx.Client) -
     assert after["chosen"] == before["chosen"], "how many drafts to ask for was decided after the end"
 
 
+@pytest.mark.nightly
 def test_drafting_resumes_after_the_speculator_died(client: httpx.Client) -> None:
     plain = answer(client, 30, False, tokens=400)
     before = stats("target")

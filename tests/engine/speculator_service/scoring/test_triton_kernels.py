@@ -79,6 +79,7 @@ def _compiled(kernel, arch, **constants):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": TILING.warps})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("arch", "size"), [(80, 128), (90, 64)])
 def test_compiles_for_gpus(arch, size, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -94,6 +94,7 @@ def after_a_death(agent_config: Callable[..., Any]) -> dict[str, int] | int | No
             process.join()
 
 
+@pytest.mark.nightly
 def test_a_reader_outlives_the_holders_of_its_blocks() -> None:
     """With NIXL's own `nixl_agent_config` about every third reader dies by SIGSEGV."""
     counts = [after_a_death(one_thread_agent_config) for _ in range(DEATHS)]
