@@ -8,7 +8,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
-from cluster.serve.proxy.pod_draining import LEAVING_FILE, SENDING_AWAY
+from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 
 Object = dict[str, Any]
 
@@ -109,7 +109,7 @@ def _drain(seconds: int) -> Object:
     If the whole cluster is deleted, the head may be gone already. Ray would wait for it for more than a minute.
     """
     drain = (
-        f'touch "${LEAVING_FILE}"; timeout {DRAIN_COMMAND_S} '
+        f'touch "${DRAINING_FILE}"; timeout {DRAIN_COMMAND_S} '
         "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is ending' "
         f"--deadline-remaining-seconds {seconds}; sleep {seconds}"
     )
@@ -125,7 +125,7 @@ def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     private["HOME"] = HOME
-    plain = {**private, **SERVE_SWITCHES, **SENDING_AWAY}
+    plain = {**private, **SERVE_SWITCHES, **DRAINING_SWITCHES}
     env: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
@@ -143,9 +143,9 @@ def _probes(config: DeploymentConfig, component: str) -> Object:
     """A node is alive while Ray's agent is healthy, and ready once its Serve proxy is. The image needs no wget."""
     alive = {"httpGet": {"path": "/api/healthz", "port": AGENT_PORT}, "periodSeconds": PROBE_EVERY_S}
     serves = {"httpGet": {"path": "/-/healthz", "port": config.router.port}, "periodSeconds": PROBE_EVERY_S}
-    patience = config.kubernetes.max_start_minutes * 60 // PROBE_EVERY_S
+    failures = config.kubernetes.max_start_minutes * 60 // PROBE_EVERY_S
     return {
-        "startupProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": patience},
+        "startupProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": failures},
         "livenessProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": 12},
         "readinessProbe": {**(serves if component in SERVING else alive), "timeoutSeconds": 5},
     }

@@ -1,19 +1,21 @@
 """How long work waits in a pool, by what this router has sent there and by how fast earlier work drained.
 
 Work is measured in milliseconds of computing by the pool's measured cost (`router.decision.cost_model.PoolTime`). A
-request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the pace, the wait for each
-millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
-routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the pace becomes r / c.
+request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the drain rate, the wait for
+each millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
+routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the drain rate becomes
+r / c.
 
-Only a request that finds work ahead measures the pace. A pace that lets in a request only if the pool is empty would
-never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is let in.
+Only a request that finds work ahead measures the drain rate. A drain rate that lets in a request only if the pool is
+empty would never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is
+let in.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-DECAY = 0.95
+ANSWER_DECAY = 0.95
 """Weight of an answer after the next one: about the latest twenty count."""
 
 
@@ -25,8 +27,8 @@ class AnswerTime:
 
     def learn(self, tokens: int, ms: float) -> None:
         """A complete answer: `tokens` tokens after the first one took `ms` milliseconds."""
-        self._answers = DECAY * self._answers + 1
-        self._tokens, self._ms = DECAY * self._tokens + tokens, DECAY * self._ms + ms
+        self._answers = ANSWER_DECAY * self._answers + 1
+        self._tokens, self._ms = ANSWER_DECAY * self._tokens + tokens, ANSWER_DECAY * self._ms + ms
 
     def estimate(self, most_tokens: int) -> float:
         """Milliseconds of an answer that may have `most_tokens` tokens; 0 before the first answer."""
@@ -37,12 +39,12 @@ class AnswerTime:
 
 DECAY = 0.9
 """Weight of a pair after the next one: about the latest ten count."""
-MOST_PACE = 10.0
+MOST_DRAIN_RATE = 10.0
 """A wait of more than so many times the own work ahead has another cause: an engine that stopped or started again, not
-the pace. It would foretell such a wait for every later request behind as much work, and refuse them all.
+the drain rate. It would foretell such a wait for every later request behind as much work, and refuse them all.
 """
 ENOUGH = 3
-"""Pairs before the pace counts. Until then no wait is expected."""
+"""Pairs before the drain rate counts. Until then no wait is expected."""
 PROBE_S = 5.0
 """After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
 PROBE_DECAY = 0.75
@@ -95,7 +97,7 @@ class PoolLoad:
         if ahead_ms > 0:
             decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
             self._pairs, self._paired_at = self._pairs + 1, now
-            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_PACE * ahead_ms)
+            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_DRAIN_RATE * ahead_ms)
             self._squares = decay * self._squares + ahead_ms * ahead_ms
         self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
         self._others_at = now

@@ -34,16 +34,19 @@ WAITING = "waiting for a replica of each pool; `skim status` says what keeps the
 class StartingApp:
     """An ASGI app that builds the real app in the background and then forwards everything to it.
 
-    build: builds the app; it is called again, with growing pauses, until it succeeds. patience_s: how long the start
-    waits for the app before it completes without one. others_serve: whether another router has its app.
+    build: builds the app; it is called again, with growing pauses, until it succeeds. startup_timeout_s: how long the
+    start waits for the app before it completes without one. others_serve: whether another router has its app.
     `problem`: why there is no app yet, in one sentence; None once there is one. `failed`: the last attempt failed for a
     reason that a person must fix, not because a pool is down.
     """
 
     def __init__(
-        self, build: Callable[[], Awaitable[ASGIApp]], patience_s: float, others_serve: Callable[[], Awaitable[bool]]
+        self,
+        build: Callable[[], Awaitable[ASGIApp]],
+        startup_timeout_s: float,
+        others_serve: Callable[[], Awaitable[bool]],
     ) -> None:
-        self._build, self._patience_s, self._others_serve = build, patience_s, others_serve
+        self._build, self._startup_timeout_s, self._others_serve = build, startup_timeout_s, others_serve
         self._decided = asyncio.Event()
         self._app: ASGIApp | None = None
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +62,7 @@ class StartingApp:
         self._task = asyncio.create_task(self._start())
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._decided.wait(), self._patience_s)
+                await asyncio.wait_for(self._decided.wait(), self._startup_timeout_s)
             self._decided.clear()
             if self._app is not None or not await self._others_serve():
                 return

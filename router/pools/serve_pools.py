@@ -72,7 +72,7 @@ class ServePools:
         self._admission_timeout_s, self._states = admission_timeout_s, states
         self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
         self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
-        self._waking = ColdStart(self._handles, states.answered)
+        self._cold_start = ColdStart(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
         self._running, self._intake = 0, intake or IntakeLock()  # _running: calls of `generate`
         self.speculator: ModelInfo | None = None
@@ -95,7 +95,7 @@ class ServePools:
             self._meeting = asyncio.create_task(self._meet_later())
         if "prefill" in self._handles:
             # After a slow start it would count as down until Serve's next report.
-            self._waking.wake("prefill")
+            self._cold_start.wake_up("prefill")
 
     async def _info(self, pool: str) -> ModelInfo:
         try:
@@ -153,14 +153,14 @@ class ServePools:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
         finally:
             alarm.cancel()
-            self._waking.forget(admitted)
+            self._cold_start.forget(admitted)
         selection = decode(reply, Selection)
         self._states.answered("speculator")
         return selection
 
     def _wake_target(self, admitted: Admitted) -> None:
         """Make Serve start an empty target pool now, not after the selection."""
-        self._waking.wake(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
+        self._cold_start.wake_up(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
 
     async def end_session(self, session: SessionHandle) -> None:
         replica = self._handles["speculator"].options(method_name="end_session", session_id=where(session.id))
@@ -205,7 +205,7 @@ class ServePools:
         try:
             self._states.check(pool)
         except PoolDownError:
-            self._waking.wake(pool)
+            self._cold_start.wake_up(pool)
             raise
 
     async def _stream(

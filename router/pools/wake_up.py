@@ -18,7 +18,7 @@ class ColdStart:
         self._calls: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._wishes: defaultdict[tuple[str, ...], set[Admitted]] = defaultdict(set)
 
-    def wake(self, *pools: str, admitted: Admitted | None = None) -> None:
+    def wake_up(self, *pools: str, admitted: Admitted | None = None) -> None:
         """Let a call wait for each pool: Serve starts a pool that autoscaling emptied when a call waits.
 
         admitted: is called if all these pools answer, unless it is forgotten before. Only one such call runs at a time,

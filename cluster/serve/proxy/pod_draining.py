@@ -17,16 +17,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.http.draining import closing
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-LEAVING_FILE = "SKIM_LEAVING_FILE"
+DRAINING_FILE = "SKIM_DRAINING_FILE"
 """Environment variable with the path of the file that the hook makes."""
 
 
 def drain_connections() -> list[Middleware]:
     """What Serve's proxy runs its app in: it calls the function that `CALLBACK` names (Ray 2.60.0)."""
-    return [Middleware(PodProxy, file=Path(os.environ[LEAVING_FILE]))]
+    return [Middleware(PodProxy, file=Path(os.environ[DRAINING_FILE]))]
 
 
-SENDING_AWAY = {CALLBACK: f"{__name__}.{drain_connections.__name__}", LEAVING_FILE: "/tmp/skim-leaving"}
+DRAINING_SWITCHES = {CALLBACK: f"{__name__}.{drain_connections.__name__}", DRAINING_FILE: "/tmp/skim-draining"}
 """Environment of a pod: `/tmp` is its own."""
 
 

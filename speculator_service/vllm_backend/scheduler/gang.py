@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 
 from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlicingScheduler, draft_argument
 
-PATIENCE_S = 0.02
+GANG_WAIT_S = 0.02
 """Maximum wait after the last arrival. Missing rounds may have been cancelled before they reached the scheduler."""
 
 
@@ -65,7 +65,7 @@ class GangScheduler(TimeSlicingScheduler):
                 self._gangs.pop(id, None)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        late = self.clock() - PATIENCE_S
+        late = self.clock() - GANG_WAIT_S
         self._gangs = {id: arrived for id, arrived in self._gangs.items() if arrived.latest > late}
         early = [r for r in self.waiting if (gang := draft_argument(r)) and gang[0] in self._gangs]
         if not early:

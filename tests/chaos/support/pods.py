@@ -19,7 +19,7 @@ import psutil
 
 from cluster.serve.app import SERVE_SWITCHES
 from cluster.serve.preflight import free_port
-from cluster.serve.proxy.pod_draining import CALLBACK, LEAVING_FILE, SENDING_AWAY
+from cluster.serve.proxy.pod_draining import CALLBACK, DRAINING_FILE, DRAINING_SWITCHES
 from tests.chaos.support.own_port import PROXY_PORT, on_own_port
 
 RAY, SKIM = (Path(sys.executable).with_name(name) for name in ("ray", "skim"))
@@ -120,7 +120,7 @@ class Pods:
             )
 
     def _variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        pod = {**SERVE_SWITCHES, **SENDING_AWAY, LEAVING_FILE: str(self.folder / "leaving")}
+        pod = {**SERVE_SWITCHES, **DRAINING_SWITCHES, DRAINING_FILE: str(self.folder / "leaving")}
         own = {CALLBACK: f"{on_own_port.__module__}.{on_own_port.__name__}", "RAY_USAGE_STATS_ENABLED": "0"}
         own["RAY_raylet_start_wait_time_s"] = str(LIMIT_S)
         return {**os.environ, **self.environment, **pod, **own, **more}

@@ -169,7 +169,7 @@ def patience(seconds: float):
     def wait(worker):
         from speculator_service.vllm_backend.scheduler import gang
 
-        gang.PATIENCE_S = seconds
+        gang.GANG_WAIT_S = seconds
 
     return wait
 

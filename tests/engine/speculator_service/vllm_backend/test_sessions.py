@@ -32,11 +32,11 @@ def rig(llama_rig):
 @pytest_asyncio.fixture(loop_scope="session")
 async def patient(rig):
     """The rounds of a gang wait for each other even if the machine is busy."""
-    from speculator_service.vllm_backend.scheduler.gang import PATIENCE_S
+    from speculator_service.vllm_backend.scheduler.gang import GANG_WAIT_S
 
     await rig.call(patience(600.0))
     yield
-    await rig.call(patience(PATIENCE_S))
+    await rig.call(patience(GANG_WAIT_S))
 
 
 async def follow(rig, name, prompt, rounds, seed):

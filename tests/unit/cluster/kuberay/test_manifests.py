@@ -11,7 +11,7 @@ from cluster.config.load import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
-from cluster.serve.proxy.pod_draining import LEAVING_FILE, SENDING_AWAY
+from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
@@ -109,12 +109,12 @@ def test_a_serving_pod_sends_clients_away_before_it_ends(objects):
             spec, container = template["spec"], template["spec"]["containers"][0]
             *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
             file, drain, wait = hook.split("; ")
-            assert file == f'touch "${LEAVING_FILE}"'
+            assert file == f'touch "${DRAINING_FILE}"'
             assert drain.startswith("timeout 20 ray drain-node ")
             assert spec["terminationGracePeriodSeconds"] > 20 + int(wait.removeprefix("sleep "))
             env = {e["name"]: e.get("value") for e in container["env"]}
-            assert env.items() >= SENDING_AWAY.items()
-            assert {"name": "tmp", "mountPath": str(Path(env[LEAVING_FILE]).parent)} in container["volumeMounts"]
+            assert env.items() >= DRAINING_SWITCHES.items()
+            assert {"name": "tmp", "mountPath": str(Path(env[DRAINING_FILE]).parent)} in container["volumeMounts"]
 
 
 def test_the_head_does_no_work_and_comes_back(objects):

@@ -8,7 +8,7 @@ from ray.serve._private import http_util
 from ray.serve._private.proxy import HTTPProxy
 from ray.serve.config import HTTPOptions
 
-from cluster.serve.proxy.pod_draining import CALLBACK, LEAVING_FILE, SENDING_AWAY
+from cluster.serve.proxy.pod_draining import CALLBACK, DRAINING_FILE, DRAINING_SWITCHES
 
 
 class Proxy:
@@ -32,8 +32,8 @@ def proxy() -> Proxy:
 @pytest.fixture
 def served(monkeypatch, tmp_path, proxy):
     """What Serve makes of the proxy with the environment of a pod."""
-    monkeypatch.setenv(LEAVING_FILE, str(tmp_path / "leaving"))
-    monkeypatch.setattr(http_util, CALLBACK, SENDING_AWAY[CALLBACK])
+    monkeypatch.setenv(DRAINING_FILE, str(tmp_path / "leaving"))
+    monkeypatch.setattr(http_util, CALLBACK, DRAINING_SWITCHES[CALLBACK])
     return http_util._apply_middlewares(proxy, http_util.configure_http_middlewares(HTTPOptions()).middlewares)
 
 
