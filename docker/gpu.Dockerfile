@@ -16,6 +16,7 @@ COPY evals/ evals/
 COPY kv_transfer/ kv_transfer/
 COPY router/ router/
 COPY skim/ skim/
+COPY skim_common/ skim_common/
 COPY speculator_service/ speculator_service/
 COPY target_service/ target_service/
 COPY vllm_hooks/ vllm_hooks/

@@ -3,23 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from actors.observability.meter import Meter
 from actors.observability.metric_table import METRICS, Metric, pool_metric
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-
-
-class Meter(Protocol):
-    """Records metrics. Tests use one that stores them."""
-
-    def record(self, name: str, value: float, **tags: str) -> None:
-        """Add `value` to a counter, set a gauge to it, or observe it in a histogram, by the kind of METRICS[name]."""
-        ...
 
 
 class RayMeter:

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.spans import always_kept, mask_of

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from kv_transfer.options import AUTO
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.controller import Admission

@@ -18,7 +18,7 @@ from contextlib import aclosing, contextmanager
 from contextvars import Context
 from typing import Any
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.pools.answer_record import AnswerRecord

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from actors.observability.pool_spans import AnswerTally
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO

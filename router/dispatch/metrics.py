@@ -1,6 +1,6 @@
 """The router's metrics of each prompt: mode and reason, kept tokens, time to first token, migrations."""
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from router.dispatch.state import PromptState
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.pools.migration import Migration

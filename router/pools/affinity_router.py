@@ -14,7 +14,8 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from actors.observability.metrics import Meter, RayMeter
+from actors.observability.meter import Meter
+from actors.observability.metrics import RayMeter
 from router.pools.prefix_affinity import preferred, ranked
 
 PLACES = 65536

@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from actors.observability.metrics import Meter
+from actors.observability.meter import Meter
 from skim_common.errors import EngineUnavailableError
 
 PERIOD_S = 2.0

@@ -11,6 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from router import deployment
 from router.deployment import RouterDeployment
 from router.http.startup import StartingApp
+from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
 from skim_common.errors import ModelError, SkimError
 
@@ -141,9 +142,8 @@ async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_a
 
     monkeypatch.setattr(deployment, "ServeState", lambda: None)
     monkeypatch.setattr(deployment, "watch_pools", nothing)
-    monkeypatch.setattr(deployment, "watch_clock", nothing)
     router = object.__new__(RouterDeployment)
-    router._model, router._vllm_args, router._patience_s = "model", {}, 3600.0
+    router._model, router._settings = "model", RouterConfig(admission_timeout_s=3600.0)
     router._states = router._meter = None
     router._build_app, router._others_serve = build, others_serve
     if there:

@@ -276,8 +276,8 @@ def test_traces_may_leave_the_cluster(endpoint, port):
     assert way == {"ports": [{"protocol": "TCP", "port": port}]}
     served = yaml.safe_load(service_of(traced)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
-    for deployment in (router, *pools_of(router)):
-        assert deployment.init_kwargs["traces"]["endpoint"] == endpoint
+    for settings in (router.init_kwargs, *(pool.init_args[0] for pool in pools_of(router))):
+        assert settings["traces"]["endpoint"] == endpoint
 
 
 def test_a_pod_too_small_for_its_replica_is_refused():

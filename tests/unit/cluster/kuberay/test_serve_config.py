@@ -24,7 +24,8 @@ def test_serve_takes_the_config_and_builds_the_same_pools(example):
     wanted = build_app(example.placed(on_gpus=example.kubernetes.gpus))._bound_deployment
     known = {part.name: options_of(part._deployment_config) for part in (wanted, *pools_of(wanted))}
     assert {name: options_of(config) for name, config in deployed(application).items()} == known
-    assert router.init_kwargs["options"] == wanted.init_kwargs["options"]
+    for argument in ("settings", "defaults"):
+        assert router.init_kwargs[argument] == wanted.init_kwargs[argument]
 
 
 def options_of(deployment_config):
