@@ -1,5 +1,4 @@
-"""What both services do to vLLM: restored positions, position-aware block hashes, partial blocks, engine start,
-symbol checks.
+"""What both services do to vLLM: restored positions, position-aware block hashes, partial blocks, engine start.
 
 Lives here: hooks into vLLM that the speculator and the target share. Not here: hooks of one service alone.
 This file and `start_up.py` do not import vLLM at module level. vLLM itself imports them in each of its processes.

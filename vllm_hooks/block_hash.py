@@ -15,7 +15,7 @@ HOOKED = tuple(
     (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
     for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool")
 )
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 
 
 class PositionHashing:

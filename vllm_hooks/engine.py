@@ -11,11 +11,11 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError, SkimError
+from skim_common.symbols import VLLM, Symbol
 from skim_common.validation import sentence
 from vllm_hooks import block_hash, partial_blocks, positions_v1, positions_v2
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment
-from vllm_hooks.symbols import Symbol, check_symbols
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
 """Fields of AsyncEngineArgs that both services set themselves, so that users cannot."""
@@ -34,7 +34,7 @@ HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
 )
-"""The methods that `worker.RestoringWorker` overrides, and SIGN_OF_LIFE. For `symbols.check_symbols`."""
+"""The methods that `worker.RestoringWorker` overrides, and SIGN_OF_LIFE. For `skim_common.symbols`."""
 
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:
@@ -82,7 +82,7 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
     check_connector(config)
     remembers_partial_blocks(config)
     positions = positions_v2 if config.use_v2_model_runner else positions_v1
-    check_symbols((*HOOKED, *block_hash.HOOKED, *partial_blocks.HOOKED, *positions.HOOKED, *hooked))
+    VLLM.check((*HOOKED, *block_hash.HOOKED, *partial_blocks.HOOKED, *positions.HOOKED, *hooked))
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
         config.compilation_config.custom_ops.append("-rotary_embedding")

@@ -53,7 +53,7 @@ HOOKED = (
     (_POOL, "BlockPool._insert_block_hash", "self block_hash_with_group_id block num_tokens"),
     (_POOL, "BlockPool._remove_cached_block_hashes", "self block"),
 )
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 
 _WITHOUT_OWN_KV = ("custom_class", "ngram", "suffix")
 """Drafting methods whose drafters keep no KV beside the target's, so that a copied block lacks nothing."""

@@ -11,7 +11,7 @@ from kv_transfer.position_map import Int64Array, batch_offsets, position_map
 from skim_common.models.info import position_count
 
 HOOKED = (("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),)
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 
 
 def restore_positions(runner: Any) -> None:

@@ -25,7 +25,7 @@ HOOKED = (
     (f"{_STATES}.interface", "ModelState.prepare_inputs", "self input_batch req_states"),
     (f"{_STATES}.interface", "ModelState.prepare_dummy_inputs", "self num_reqs num_tokens"),
 )
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 
 
 @contextmanager

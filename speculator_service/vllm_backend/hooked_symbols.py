@@ -1,4 +1,4 @@
-"""The vLLM symbols that only the speculator wraps, overrides, patches or calls, for `symbols.check_symbols`.
+"""The vLLM symbols that only the speculator wraps, overrides, patches or calls, for `skim_common.symbols`.
 
 Private methods that it calls are included. The symbols of restored positions, block hashes and partial blocks are in
 `vllm_hooks`.

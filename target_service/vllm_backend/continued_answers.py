@@ -36,7 +36,7 @@ HOOKED = (
     (_DETOKENIZER, "IncrementalDetokenizer.update", "self new_token_ids stop_terminated"),
     (_DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", "self finished delta"),
 )
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 HOOKED_V1 = (
     ("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", "self request"),
     ("vllm.v1.worker.gpu_worker", "Worker.initialize_from_config", "self kv_cache_config"),

@@ -20,8 +20,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from kv_transfer.messages import GenerateRequest
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
+from skim_common.symbols import VLLM
 from target_service.limits import KvRole, check_leg
-from vllm_hooks.symbols import check_symbols
 
 _CONNECTOR = "NixlConnector"
 _NIXL_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
@@ -65,7 +65,7 @@ def read_from_one_thread(transfer: Any) -> None:
     chosen = transfer.kv_connector_extra_config
     if "num_threads" in chosen or chosen.get(PROGRESS_THREAD, not current_platform.is_cpu()):
         return
-    check_symbols([(_NIXL_WORKER, "nixl_agent_config", "enable_prog_thread")])
+    VLLM.check([(_NIXL_WORKER, "nixl_agent_config", "enable_prog_thread")])
     worker: Any = importlib.import_module(_NIXL_WORKER)
     worker.nixl_agent_config = one_thread_agent_config
 

@@ -21,7 +21,7 @@ HOOKED = (
         "self logits sampling_metadata metadata",
     ),
 )
-"""The method that `apply_to_drafts` wraps. For `symbols.check_symbols`."""
+"""The method that `apply_to_drafts` wraps. For `skim_common.symbols`."""
 
 
 def apply_to_drafts(runner: Any) -> None:

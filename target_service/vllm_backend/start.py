@@ -12,11 +12,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import longrope_original
+from skim_common.symbols import Symbol
 from target_service.vllm_backend import continued_answers, logits_processors
 from target_service.vllm_backend.speculation import draft_probs, remote_config
 from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
-from vllm_hooks.symbols import Symbol
 
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self scheduler_output"),
@@ -27,7 +27,7 @@ HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.sample_tokens", "self grammar_output"),
     ("vllm.sampling_params", "SamplingParams._validate_spec_decode", "self speculative_config"),
 )
-"""The methods of vLLM that only the target overrides. For `symbols.check_symbols`."""
+"""The methods of vLLM that only the target overrides. For `skim_common.symbols`."""
 
 _log = logging.getLogger(__name__)
 

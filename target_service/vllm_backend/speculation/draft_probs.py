@@ -17,7 +17,7 @@ from target_service.drafting.target_session import Proposal
 
 _REPLACED = "GPUModelRunner._get_spec_decode_draft_probs"
 HOOKED = (("vllm.v1.worker.gpu_model_runner", _REPLACED, "self spec_decode_metadata"),)
-"""For `symbols.check_symbols`."""
+"""For `skim_common.symbols`."""
 
 
 class DraftDistributions:

@@ -28,7 +28,7 @@ HOOKED_V2 = (
         " last_sampled next_prefill_tokens temperature seeds dp_sync dummy_run",
     ),
 )
-"""For `symbols.check_symbols`: what this module changes, and what `remote_speculator` uses of the V2 runner."""
+"""For `skim_common.symbols`: what this module changes, and what `remote_speculator` uses of the V2 runner."""
 
 _REFUSED = "speculative method 'custom_class'"
 

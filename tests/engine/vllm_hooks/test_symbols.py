@@ -6,14 +6,14 @@ import importlib
 import pytest
 
 from skim_common.errors import SkimError
-from vllm_hooks.symbols import check_symbols
+from skim_common.symbols import VLLM
 
 
 def test_another_vllm_is_named() -> None:
     with pytest.raises(SkimError, match=r"Skim's hooks were made for vLLM 0\.29\.0 .*no_such_name"):
-        check_symbols([("vllm.v1.core.kv_cache_utils", "no_such_name", "")])
+        VLLM.check([("vllm.v1.core.kv_cache_utils", "no_such_name", "")])
     with pytest.raises(SkimError, match="its parameters are"):
-        check_symbols([("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", "request other")])
+        VLLM.check([("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", "request other")])
 
 
 def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.Monk
     hooks = (engine, block_hash, partial_blocks, positions_v1, positions_v2)
     shared = tuple(symbol for hook in hooks for symbol in hook.HOOKED)
     symbols = (*shared, *speculator.HOOKED, *speculator.HOOKED_V2, *target.HOOKED, *draft_probs.HOOKED)
-    check_symbols(symbols)
+    VLLM.check(symbols)
     for symbol in symbols:
         module, name, _ = symbol
         *path, last = name.split(".")
@@ -33,7 +33,7 @@ def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(owner, last, lambda other: None)
             with pytest.raises(SkimError, match=rf"{module}.{name} of vLLM .*its parameters are \(other\)"):
-                check_symbols([symbol])
+                VLLM.check([symbol])
         if last in vars(owner):
             with monkeypatch.context() as patch:
                 patch.delattr(owner, last)
@@ -41,5 +41,5 @@ def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.Monk
                     with pytest.raises(
                         SkimError, match=rf"Skim's hooks .* do not fit {module}.{name} of vLLM"
                     ) as error:
-                        check_symbols([symbol])
+                        VLLM.check([symbol])
                     assert "\n" not in str(error.value)
