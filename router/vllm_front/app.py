@@ -1,8 +1,6 @@
 """vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
 
-Made for vLLM 0.29.0. It uses `EngineClient` (vllm/engine/protocol.py),
-`build_app` and `init_app_state` (vllm/entrypoints/launchers). The methods of its renderer that
-`router.vllm_front.renderer` replaces are of vllm/renderers/base.py.
+It uses `EngineClient` (vllm/engine/protocol.py), `build_app` and `init_app_state` (vllm/entrypoints/launchers).
 """
 
 import logging
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.dependencies.utils import request_body_to_args
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -34,17 +33,30 @@ from router.http.authentication import KeyMiddleware
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.settings import RouterConfig
-from router.vllm_front.engine_client import (
-    PooledEngineClient,
-)
+from router.vllm_front import renderer
+from router.vllm_front.engine_client import PooledEngineClient
+from skim_common.symbols import VLLM
 
 logger = logging.getLogger(__name__)
 
-# The functions that read a body: FastAPI's (fastapi.dependencies.utils), and vLLM's for the messages of a chat
-# (vllm.entrypoints.chat_utils) and for the items of a response (vllm.entrypoints.openai.responses.utils).
-_READ_BODIES = {
-    "request_body_to_args", "parse_chat_messages", "parse_chat_messages_async", "construct_input_messages",
-}  # fmt: skip
+_BODY_READERS = (
+    ("vllm.entrypoints.chat_utils", "parse_chat_messages", "messages"),
+    ("vllm.entrypoints.chat_utils", "parse_chat_messages_async", "messages"),
+    ("vllm.entrypoints.openai.responses.utils", "construct_input_messages", ""),
+)
+"""vLLM's functions that read the messages of a chat and the items of a response."""
+
+HOOKED = (
+    *_BODY_READERS,
+    ("vllm.entrypoints.launchers.app", "build_app", "args supported_tasks model_config"),
+    ("vllm.entrypoints.launchers.api_server.app_state", "init_app_state", "engine_client state args supported_tasks"),
+    ("vllm.entrypoints.serve.exception_handling.handlers.exception", "exception_handler", ""),
+    ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
+    *renderer.HOOKED,
+)
+"""For `skim_common.symbols`."""
+
+_READ_BODIES = {request_body_to_args.__name__, *(name for _, name, _ in _BODY_READERS)}
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,10 @@ async def build_openai_app(
 ) -> FastAPI:
     """The HTTP app. reports, intake: as in `SkimMiddleware`.
 
-    Raises SkimError if `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
+    Raises SkimError for a vLLM that the hooks do not fit, and if `settings.api_keys_file` cannot be read. The keys of
+    vLLM's own options hold, too.
     """
+    VLLM.check(HOOKED)
     flags = {"model": model.folder, "served_model_name": model.name, "max_model_len": model.max_len}
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags | settings.vllm_args))
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()

@@ -19,6 +19,19 @@ from router.prompt.control_tokens import ControlTokens
 from router.prompt.token_cache import KnownTokens
 from skim_common.errors import InvalidRequestError
 
+HOOKED = (
+    ("vllm.renderers.base", "BaseRenderer.render_chat_async", "self conversations chat_params tok_params"),
+    ("vllm.renderers.base", "BaseRenderer.render_cmpl_async", "self prompts tok_params"),
+    ("vllm.renderers.base", "BaseRenderer.render_messages_async", "self messages params"),
+    ("vllm.renderers.base", "BaseRenderer.default_chat_tok_params", ""),
+    ("vllm.renderers.base", "BaseRenderer.default_cmpl_tok_params", ""),
+    ("vllm.renderers.base", "BaseRenderer._tokenize_prompt_async", ""),
+    ("vllm.renderers.base", "BaseRenderer._tokenize_prompt", "self prompt params"),
+    ("vllm.renderers.base", "BaseRenderer._wants_offsets", "self prompt params"),
+    ("vllm.renderers.base", "BaseRenderer._executor", ""),
+)
+"""For `skim_common.symbols`."""
+
 INLINE_CHARS = 16384
 """A text of so many characters takes a few ms. That is less than the way to a thread and back under load."""
 
