@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray.util.placement_group import PlacementGroup
 
 from actors.lifecycle.engine_watch import EngineWatch
-from actors.lifecycle.startup import retried_start, uncollected
+from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.factory import create_tracer
-from actors.observability.logs import kept_log_file, log_through_serve
+from actors.observability.logs import log_through_serve
 from actors.observability.metrics import PoolMetrics
+from actors.ray_hooks.check import check_ray
+from actors.ray_hooks.serve_logger import kept_log_file
 from actors.work_meter import WorkMeter
 from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
@@ -44,7 +46,8 @@ class PoolActor(ABC):
     _engine: Engine
 
     def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
-        """Read the settings, and begin to log and to trace."""
+        """Read the settings, and begin to log and to trace. Raises SkimError for a Ray that the hooks do not fit."""
+        check_ray()
         log_through_serve()
         own = PoolSettings.model_validate(dict(settings))
         self._tracer = create_tracer(own.traces)
@@ -55,7 +58,7 @@ class PoolActor(ABC):
         """While the engine is created. Paused after failed starts of this pool with these settings."""
         what = (own.engine, own.model, own.tensor_parallel, own.options)
         async with retried_start(pool, *what, limit_s=own.start_timeout_s):
-            with uncollected(), kept_log_file():
+            with gc_frozen(), kept_log_file():
                 yield
 
     def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:

@@ -68,7 +68,7 @@ class TargetActor(PoolActor):
                     async for output in outputs:
                         answer.add(output)
                         yield encode(output)
-                        if self._draining.over and not output.finished:
+                        if self._draining.deadline_passed and not output.finished:
                             raise HandoverError("this replica stops; another one continues the answer")
         except Exception as error:
             await self._watch.check()

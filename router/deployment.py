@@ -14,10 +14,12 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.lifecycle.startup import retried_start, uncollected
+from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.factory import create_tracer
-from actors.observability.logs import kept_log_file, log_through_serve
+from actors.observability.logs import log_through_serve
 from actors.observability.metrics import RayMeter
+from actors.ray_hooks.check import check_ray
+from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
 from router.admission.pool_load import PoolHeadroom
@@ -63,6 +65,7 @@ class RouterDeployment:
         headroom: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         traces: Mapping[str, Any] | None = None,
     ) -> None:
+        check_ray()
         log_through_serve()
         self._settings = own = RouterConfig.model_validate(dict(settings))
         self._tracer = create_tracer(traces)
@@ -91,9 +94,9 @@ class RouterDeployment:
         self._front = DrainingApp(self._app)
         return self._front
 
-    async def leave(self) -> bool:
-        """As `DrainingApp.leave`; who deletes the application asks for it."""
-        return self._front.leave()
+    async def drain(self) -> bool:
+        """As `DrainingApp.drain`; who deletes the application asks for it."""
+        return self._front.drain()
 
     async def serves(self) -> bool:
         """Whether this router has its app; routers that start ask for it."""
@@ -129,7 +132,7 @@ class RouterDeployment:
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
         from router.vllm_front.app import ServedModel, build_openai_app
 
-        with uncollected():
+        with gc_frozen():
             max_len = self._pools.target.max_model_len
             served = ServedModel(folder, public_name(self._model), self._served_model_name, max_len)
             app = await build_openai_app(
@@ -183,7 +186,7 @@ def _load_vllm() -> None:
     no model, so it is a CPU process for vLLM, also on a node with GPUs.
     """
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
-    with uncollected(), kept_log_file():
+    with gc_frozen(), kept_log_file():
         import router.vllm_front.app  # noqa: F401
 
 

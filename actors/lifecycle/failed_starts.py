@@ -11,7 +11,8 @@ from hashlib import sha256
 from urllib.parse import quote
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+from actors.ray_hooks import key_value_store
 
 PREFIX = "skim-failed-starts-"
 LONGEST_REASON = 500
@@ -43,7 +44,7 @@ class FailedStarts:
         if ray.is_initialized():
             lines = str(error).strip().splitlines() or [type(error).__name__]
             start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:LONGEST_REASON], time.time())
-            _internal_kv_put(self._key, json.dumps(asdict(start)), overwrite=True)
+            key_value_store.put(self._key, json.dumps(asdict(start)))
 
     def succeeded(self) -> None:
         """End the row, and those of other settings: they are settings of the past."""
@@ -55,7 +56,7 @@ def last_failed_start(app: str, pool: str) -> FailedStart | None:
     """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
     if not ray.is_initialized():
         return None
-    starts = [_read(key.decode()) for key in _internal_kv_list(_prefix(app, pool))]
+    starts = [_read(key) for key in key_value_store.keys(_prefix(app, pool))]
     return max((start for start in starts if start), key=lambda start: start.at, default=None)
 
 
@@ -70,10 +71,10 @@ def _prefix(app: str, pool: str = "") -> str:
 
 
 def _forget(prefix: str) -> None:
-    for key in _internal_kv_list(prefix):
-        _internal_kv_del(key.decode())
+    for key in key_value_store.keys(prefix):
+        key_value_store.delete(key)
 
 
 def _read(key: str) -> FailedStart | None:
-    found = _internal_kv_get(key)
+    found = key_value_store.get(key)
     return FailedStart(**json.loads(found)) if found else None

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import ray
-from ray.serve.context import _get_internal_replica_context
+from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from actors.lifecycle.engine_watch import (
     KILL_TIMEOUT_S,
@@ -24,7 +25,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Switch garbage collection off inside the block, and exclude the objects made there from later collections.
 
     The import of vLLM creates very many objects. Collections during the import take a large part of its time, and a
@@ -68,8 +69,10 @@ async def retried_start(pool: str, *settings: object, limit_s: float | None) -> 
 
 def _application() -> str:
     """The name of the application whose replica this process is; empty outside Serve."""
-    context = _get_internal_replica_context()
-    return "" if context is None else str(context.app_name)
+    try:
+        return str(serve.get_replica_context().app_name)
+    except RayServeException:
+        return ""
 
 
 def _end_late_start(starts: FailedStarts, pool: str, limit_s: float) -> None:

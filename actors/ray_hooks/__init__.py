@@ -1,4 +1,5 @@
-"""Every change to Ray's own classes. Each module names the symbols that it needs (`HOOKED`), checked at the start.
+"""Every change to Ray's own classes, and every use of a name of Ray that is not public.
 
-Not here: use of Ray's public interface.
+Each module names the symbols that it needs (`HOOKED`); `check.check_ray` compares them with the installed Ray.
+Not here: use of Ray's public interface, and of Ray's environment variables.
 """

@@ -11,6 +11,15 @@ from typing import Any
 
 from ray._private.worker import global_worker
 
+HOOKED = (
+    ("ray._private.worker", "global_worker", ""),
+    ("ray._private.worker", "Worker.actors", ""),
+    ("ray.serve._private.replica", "ReplicaActor._replica_impl", ""),
+    ("ray.serve._private.replica", "Replica._shutting_down", ""),
+    ("ray.serve._private.replica", "Replica._deployment_config", ""),
+)
+"""For `skim_common.symbols`."""
+
 SPARE_S = 5.0
 """So long before the kill, answers are handed over: Serve needs up to 2 s to see that the replica is idle."""
 
@@ -23,7 +32,7 @@ class Draining:
         self._began: float | None = None
 
     @property
-    def over(self) -> bool:
+    def deadline_passed(self) -> bool:
         """Whether answers that still run must go on elsewhere. Ask often: the time begins when a stop is first seen."""
         if self._replica is None or not self._replica._shutting_down:
             return False

@@ -4,7 +4,7 @@ import ray
 from rich.console import Console
 
 from cluster.serve.deployment import join_ray
-from cluster.serve.ray_liveness import in_time
+from cluster.serve.ray_liveness import call_with_timeout
 from cluster.serve.status import Part, current_parts
 from skim_common.errors import SkimError
 
@@ -26,7 +26,7 @@ def run_status(address: str, console: Console) -> bool:
 
 def _parts(address: str) -> list[Part]:
     try:
-        parts = in_time(current_parts, LIMIT_S)
+        parts = call_with_timeout(current_parts, LIMIT_S)
     except TimeoutError:
         raise SkimError(
             f"Serve's controller on the Ray cluster at {address} did not answer in {LIMIT_S:g} s; Ray restarts a"

@@ -13,6 +13,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from actors.pool_actor import PoolSettings
+from actors.ray_hooks.deployment_version import deployment_name, set_version
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
@@ -123,13 +124,9 @@ def build_app(config: DeploymentConfig) -> Application:
 
 
 def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Application:
-    """The deployment with its arguments, and with their hash as its version: Serve keeps replicas of the same version.
-
-    For an application that is run from Python, Serve's own version is random (ray.serve._private.client): any change
-    would restart every engine.
-    """
-    arguments = json.dumps([version("skim-serve"), args, kwargs], default=lambda bound: bound._bound_deployment.name)
-    deployment._version = hashlib.sha256(arguments.encode()).hexdigest()
+    """The deployment with its arguments, and their hash as its version: Serve keeps replicas of the same version."""
+    arguments = json.dumps([version("skim-serve"), args, kwargs], default=deployment_name)
+    set_version(deployment, hashlib.sha256(arguments.encode()).hexdigest())
     return deployment.bind(*args, **kwargs)
 
 

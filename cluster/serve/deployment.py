@@ -1,6 +1,5 @@
 """Starts, changes and stops a deployment on Ray: `skim serve`, `skim demo` and `skim deploy`."""
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +10,13 @@ import ray
 import torch
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.context import _disconnect
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from actors.lifecycle.failed_starts import forget_failed_starts, last_failed_start
+from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve_client import forget_earlier_serve
+from actors.ray_hooks.serve_logger import print_warnings_only
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, on_own_cores, taken_by_one
@@ -28,7 +29,7 @@ from cluster.serve.preflight import (
     with_pinned_models,
 )
 from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
-from cluster.serve.ray_liveness import in_time, ray_answers
+from cluster.serve.ray_liveness import call_with_timeout, ray_answers
 from cluster.serve.routers import app_handle, drain_connections
 from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set, with_environment
@@ -118,11 +119,6 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     return base_url(config.router)
 
 
-def _is_for_the_user(record: logging.LogRecord) -> bool:
-    """A router that imports vLLM answers Serve's question for its queue late; the deployment starts all the same."""
-    return record.levelno >= logging.WARNING and "queue length" not in record.getMessage()
-
-
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     """Start a local Ray cluster. switches: environment variables of all its processes."""
     needed = needed_resources(config, at_most=True)
@@ -142,23 +138,14 @@ def join_ray(address: str) -> None:
 
 
 def _init_ray(what: str, **options: Any) -> None:
-    _forget_earlier_serve()
-    # Serve sets this logger's level itself, so a filter is needed; the terminal shows our own progress lines.
-    logging.getLogger("ray.serve").addFilter(_is_for_the_user)
+    check_ray()
+    forget_earlier_serve()
+    print_warnings_only()
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SkimError(f"cannot {what}: {first_line}") from error
-
-
-def _forget_earlier_serve() -> None:
-    """Drop what Serve keeps in this process of the Serve of an earlier Ray (ray.serve.context, Ray 2.60.0).
-
-    Serve keeps its client by the id of Ray's job, and the first job of each Ray has the same id. A second deployment in
-    one process would wait for the dead controller of the first one, for ever.
-    """
-    _disconnect()
 
 
 def _prepare_cluster(config: DeploymentConfig, name: str) -> None:
@@ -275,7 +262,7 @@ def _stop(name: str) -> None:
         return
     if not ray_answers():
         with suppress(TimeoutError):
-            in_time(ray.shutdown, SHUTDOWN_LIMIT_S)
+            call_with_timeout(ray.shutdown, SHUTDOWN_LIMIT_S)
         return
     drain_connections(name)
     # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.

@@ -7,13 +7,15 @@ from typing import TypeVar
 
 import ray
 
+from actors.ray_hooks.local_ray import dead_ray_process
+
 T = TypeVar("T")
 
 ANSWER_LIMIT_S = 10.0
 
 
-def in_time(call: Callable[[], T], limit_s: float) -> T:
-    """The result of `call`. Raises TimeoutError after `limit_s`; the call goes on in a thread of its own."""
+def call_with_timeout(call: Callable[[], T], timeout_s: float) -> T:
+    """The result of `call`. Raises TimeoutError after `timeout_s`; the call goes on in a thread of its own."""
     results: Queue[tuple[T | None, Exception | None]] = Queue()
 
     def run() -> None:
@@ -24,7 +26,7 @@ def in_time(call: Callable[[], T], limit_s: float) -> T:
 
     Thread(target=run, daemon=True).start()
     try:
-        result, error = results.get(timeout=limit_s)
+        result, error = results.get(timeout=timeout_s)
     except Empty:
         raise TimeoutError from None
     if error is not None:
@@ -32,20 +34,12 @@ def in_time(call: Callable[[], T], limit_s: float) -> T:
     return result  # type: ignore[return-value]  # None only where T is
 
 
-def dead_ray_process() -> str | None:
-    """The name of a process that has died of the Ray that was started here; None if all live, or for another Ray."""
-    node = ray._private.worker._global_node
-    if node is None or not node.is_head():
-        return None
-    return next((kind for kind, _ in node.dead_processes()), None)
-
-
 def ray_answers() -> bool:
     """Whether the connected Ray cluster still has a head that answers."""
     if not ray.is_initialized() or dead_ray_process():
         return False
     try:
-        in_time(ray.nodes, ANSWER_LIMIT_S)
+        call_with_timeout(ray.nodes, ANSWER_LIMIT_S)
     except Exception:
         return False
     return True

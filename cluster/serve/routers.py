@@ -8,6 +8,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.ray_hooks.handles import init_with_own_loop
+
 
 def app_handle(name: str) -> DeploymentHandle:
     """The handle of the application `name`. Raises RayServeException if it does not run.
@@ -15,8 +17,7 @@ def app_handle(name: str) -> DeploymentHandle:
     In a pod the environment has `SERVE_SWITCHES`, with which a handle would need the event loop of its process.
     """
     handle = serve.get_app_handle(name)
-    if not handle.is_initialized:  # Serve's client keeps its handles
-        handle._init(_run_router_in_separate_loop=True)
+    init_with_own_loop(handle)
     return handle
 
 
@@ -37,7 +38,7 @@ def drain_connections(name: str) -> None:
     deadline = time.monotonic() + LONGEST_S
     try:
         routers = app_handle(name)
-        while any(routers.broadcast("leave").results(timeout_s=QUIET_S * 5)) and time.monotonic() < deadline:
+        while any(routers.broadcast("drain").results(timeout_s=QUIET_S * 5)) and time.monotonic() < deadline:
             time.sleep(QUIET_S)
     except (RayError, RayServeException, TimeoutError) as error:
         logger.info("the routers could not send their clients away: %s", type(error).__name__)

@@ -5,7 +5,8 @@ from threading import Event
 
 import ray
 
-from cluster.serve.ray_liveness import dead_ray_process, in_time, ray_answers
+from actors.ray_hooks.local_ray import dead_ray_process
+from cluster.serve.ray_liveness import call_with_timeout, ray_answers
 from cluster.serve.status import Part, current_parts
 from skim_common.errors import SkimError
 
@@ -52,7 +53,7 @@ def watch(stop: Event, say: Callable[[str], None]) -> None:
         if dead := dead_ray_process():
             raise RayGoneError(f"Ray has ended, because its process {dead} has died: start `skim serve` again")
         try:
-            parts = in_time(current_parts, LIMIT_S)
+            parts = call_with_timeout(current_parts, LIMIT_S)
             silent_s = 0.0
         except Exception as error:
             silent_s += PERIOD_S + (LIMIT_S if isinstance(error, TimeoutError) else 0.0)

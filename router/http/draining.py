@@ -12,11 +12,11 @@ CLOSE = [(b"connection", b"close"), (b"x-skim-draining", b"1")]
 (`cluster.serve.proxy.haproxy_config`)."""
 
 
-def closing(send: Send, is_leaving: Callable[[], bool]) -> Send:
-    """`send` of an ASGI app whose answer closes its connection if `is_leaving` when it begins."""
+def closing(send: Send, is_draining: Callable[[], bool]) -> Send:
+    """`send` of an ASGI app whose answer closes its connection if `is_draining` when it begins."""
 
     async def send_closing(message: Message) -> None:
-        if message["type"] == "http.response.start" and is_leaving():
+        if message["type"] == "http.response.start" and is_draining():
             message = {**message, "headers": [*message.get("headers", ()), *CLOSE]}
         await send(message)
 
@@ -28,13 +28,13 @@ class DrainingApp:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._leaving = False
+        self._draining = False
         self._running = self._arrived = 0
 
-    def leave(self) -> bool:
+    def drain(self) -> bool:
         """From now on answers close their connection. Whether a request runs, or has come since the last call."""
         busy = bool(self._running or self._arrived)
-        self._leaving, self._arrived = True, 0
+        self._draining, self._arrived = True, 0
         return busy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +44,6 @@ class DrainingApp:
         self._arrived += 1
         self._running += 1
         try:
-            await self._app(scope, receive, closing(send, lambda: self._leaving))
+            await self._app(scope, receive, closing(send, lambda: self._draining))
         finally:
             self._running -= 1

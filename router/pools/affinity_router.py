@@ -1,18 +1,15 @@
 """Serve's request router for the pools: replicas by affinity within bounds of load (`router.affinity`).
 
-Hooks into ray.serve._private.request_router.request_router.RequestRouter of the pinned Ray: `choose_replicas`,
-`_choose_replica_for_request`, `on_request_routed` and `_fulfill_next_pending_request`. The caller's wish is in the
-handle's option `session_id`, which Serve carries to this class and nowhere else.
+Besides Serve's public `choose_replicas` and `on_request_routed` it overrides `_choose_replica_for_request` and
+`_fulfill_next_pending_request`: `actors.ray_hooks.request_router` has the names that are checked. The caller's wish is
+in the handle's option `session_id`, which Serve carries to this class and nowhere else.
 """
 
 import random
 from collections import OrderedDict
 from typing import Any
 
-from ray.serve._private.common import ReplicaID
-from ray.serve._private.request_router.common import PendingRequest
-from ray.serve._private.request_router.replica_wrapper import RunningReplica
-from ray.serve._private.request_router.request_router import RequestRouter
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from actors.observability.meter import Meter
 from actors.observability.metrics import RayMeter
@@ -52,7 +49,7 @@ class AffinityRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         key, _, request_id = pending_request.metadata.session_id.partition("/")
         if key == "@":
-            placed = self._replicas.get(self._places.get(request_id))
+            placed = self.curr_replicas.get(self._places.get(request_id))
             return [[placed]] if placed is not None else [candidate_replicas]
         if key:
             return self._by_prefix(key, candidate_replicas)
@@ -62,15 +59,14 @@ class AffinityRouter(RequestRouter):
         """One rank for each replica within the bound, in the order of the key, and one with all others."""
         loads = {replica.replica_id: self._load(replica) for replica in replicas}
         most = {replica.replica_id: replica.max_ongoing_requests for replica in replicas}
-        within, beyond = (
-            [self._replicas[one] for one in part if one in self._replicas] for part in preferred(key, loads, most)
-        )
+        current = self.curr_replicas
+        within, beyond = ([current[one] for one in part if one in current] for part in preferred(key, loads, most))
         ranks = [[replica] for replica in within]
         return [*ranks, beyond] if beyond else ranks
 
     def _load(self, replica: RunningReplica) -> int:
         """Requests that the replica runs, of all routers, by its last answer to this one; 0 if that is too old."""
-        return self._replica_queue_len_cache.get(replica.replica_id) or 0
+        return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
     async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:
         """Remember the replica before it has accepted the call.
@@ -91,9 +87,9 @@ class AffinityRouter(RequestRouter):
         key, named, _ = pending_request.metadata.session_id.partition("/")
         if not named or key in ("", "@"):
             return
-        home = ranked(key, list(self._replicas))[:1] == [replica_id]
+        home = ranked(key, list(self.curr_replicas))[:1] == [replica_id]
         outcome = "home" if home else "spilled"
-        self._meter.record("skim_router_affinity_total", 1, pool=self._deployment_id.name, outcome=outcome)
+        self._meter.record("skim_router_affinity_total", 1, pool=replica_id.deployment_id.name, outcome=outcome)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
         """Give the replica to the call that it was chosen for.

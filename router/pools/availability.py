@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray import serve
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from actors.observability.meter import Meter
+from actors.ray_hooks.controller import Controller
 from skim_common.errors import EngineUnavailableError
 
 PERIOD_S = 2.0
@@ -116,19 +115,15 @@ async def watch_pools(ask: Callable[[], Awaitable[Mapping[str, Replicas]]], stat
 
 
 class ServeState:
-    """Asks the controller. Its actor's name and handle stay the same when Ray restarts it."""
+    """Asks Serve's controller for the replicas of this replica's application."""
 
     def __init__(self) -> None:
         self._app = serve.get_replica_context().app_name
-        self._controller: Any = None
+        self._controller = Controller()
 
     async def __call__(self) -> Mapping[str, Replicas]:
         """The replicas by deployment. Raises RayError or ValueError if there is no controller."""
-        if self._controller is None:
-            # In a thread: it waits for Ray's head.
-            self._controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
-        details = await self._controller.get_serve_instance_details.remote()
-        return replicas_of(details["applications"].get(self._app, {"deployments": {}})["deployments"])
+        return replicas_of(await self._controller.deployments(self._app))
 
 
 def replicas_of(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, Replicas]:

@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from actors.ray_hooks.handles import streaming_bytes
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
 from router.admission.intake_lock import IntakeLock
@@ -44,10 +45,6 @@ MIN_INTERVAL_MS = 5.0
 """Tokens that come faster share a message: nobody reads so fast."""
 MAX_INTERVAL_MS = 100.0
 
-# Messages use Serve's gRPC, not Ray's object references, which do not help bytes that are read once. A dead replica is
-# still a RayActorError; other failures are gRPC errors.
-_DIRECT = {"_by_reference": False}
-
 # The prefill leg must produce one token; the decode leg samples the first token of the answer itself.
 _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 
@@ -71,7 +68,7 @@ class ServePools:
     ) -> None:
         self._admission_timeout_s, self._states = admission_timeout_s, states
         self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
-        self._streaming = {pool: handle.options(stream=True, **_DIRECT) for pool, handle in self._handles.items()}
+        self._streaming = {pool: streaming_bytes(handle) for pool, handle in self._handles.items()}
         self._cold_start = ColdStart(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
         self._running, self._intake = 0, intake or IntakeLock()  # _running: calls of `generate`

@@ -7,8 +7,8 @@ import httpx
 import pytest
 import ray
 from ray import serve
-from ray.serve.context import _disconnect
 
+from actors.ray_hooks.serve_client import forget_earlier_serve
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import Served
 
@@ -17,8 +17,7 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def client(slow_mocks: Served) -> Iterator[httpx.Client]:
-    # Serve keeps a client by job id, and the clusters of other modules have jobs of the same ids.
-    _disconnect()
+    forget_earlier_serve()  # the Ray of another module
     slow_mocks.join_ray()
     with httpx.Client(base_url=slow_mocks.url, timeout=LIMIT_S) as http:
         yield http

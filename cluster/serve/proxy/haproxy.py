@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from actors.ray_hooks.proxy import haproxy_template
 from cluster.serve.preflight import free_port
 from cluster.serve.proxy import haproxy_config as haproxy_child
 from skim_common.environment import unless_set
@@ -78,11 +79,8 @@ def haproxy_switches(progress: Callable[[str], None]) -> Iterator[dict[str, str]
 
 def _template_is_known() -> bool:
     """Whether Ray's template of HAProxy's configuration holds the lines that `haproxy_child` changes."""
-    try:
-        from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-    except ImportError:
-        return False
-    return haproxy_child.can_change(HAPROXY_CONFIG_TEMPLATE, _PORTS_IN_TEMPLATE)
+    template = haproxy_template()
+    return template is not None and haproxy_child.can_change(template, _PORTS_IN_TEMPLATE)
 
 
 def _starter(folder: Path) -> Path:

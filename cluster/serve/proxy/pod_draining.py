@@ -7,13 +7,12 @@ because no replica is left on its node, does the same.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actors.ray_hooks.proxy import draining_of
 from router.http.draining import closing
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -35,14 +34,10 @@ class PodProxy:
 
     def __init__(self, app: ASGIApp, file: Path) -> None:
         self._app, self._file = app, file
-        # ray.serve._private: proxy.GenericProxy, in http_util.RequestIdMiddleware.
-        proxy: Any = app
-        while not hasattr(proxy, "_is_draining"):
-            proxy = proxy._app
-        self._is_draining: Callable[[], bool] = proxy._is_draining
+        self._proxy_drains = draining_of(app)
 
-    def _leaves(self) -> bool:
-        return self._file.exists() or self._is_draining()
+    def _is_draining(self) -> bool:
+        return self._file.exists() or self._proxy_drains()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, closing(send, self._leaves))
+        await self._app(scope, receive, closing(send, self._is_draining))

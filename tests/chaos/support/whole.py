@@ -12,7 +12,7 @@ from ray.serve.context import _get_global_client
 
 from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
-from cluster.serve.ray_liveness import in_time
+from cluster.serve.ray_liveness import call_with_timeout
 from tests.chaos.support.killed import Killed
 
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}
@@ -38,7 +38,7 @@ def missing(killed: Killed) -> list[str]:
     if found:
         return found
     try:
-        details = in_time(_get_global_client().get_serve_details, LIMIT_S)
+        details = call_with_timeout(_get_global_client().get_serve_details, LIMIT_S)
     except Exception as error:  # whatever Ray raises: it does not answer
         return [f"Serve: {type(error).__name__}"]
     found = [f"proxy {proxy['status']}" for proxy in details["proxies"].values() if proxy["status"] != "HEALTHY"]

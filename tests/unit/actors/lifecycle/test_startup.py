@@ -10,7 +10,7 @@ import pytest
 
 from actors.lifecycle import startup
 from actors.lifecycle.failed_starts import last_failed_start
-from actors.lifecycle.startup import LONGEST_PAUSE_S, retried_start, uncollected
+from actors.lifecycle.startup import LONGEST_PAUSE_S, gc_frozen, retried_start
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def collecting():
 
 def test_what_was_made_is_left_alone_and_all_else_collected():
     frozen = gc.get_freeze_count()
-    with uncollected():
+    with gc_frozen():
         assert not gc.isenabled()
         made = [[] for _ in range(1000)]
     assert gc.isenabled()
@@ -30,7 +30,7 @@ def test_what_was_made_is_left_alone_and_all_else_collected():
 
 
 def test_a_start_that_fails_leaves_the_collector_on():
-    with pytest.raises(RuntimeError), uncollected():
+    with pytest.raises(RuntimeError), gc_frozen():
         raise RuntimeError
     assert gc.isenabled()
 
@@ -72,7 +72,7 @@ async def test_other_settings_start_without_a_pause(in_ray):
 
 
 async def test_a_failure_is_noted_for_the_replicas_own_application(in_ray, monkeypatch):
-    monkeypatch.setattr(startup, "_get_internal_replica_context", lambda: SimpleNamespace(app_name="second"))
+    monkeypatch.setattr(startup.serve, "get_replica_context", lambda: SimpleNamespace(app_name="second"))
     with pytest.raises(RuntimeError):
         await start("wrong", fails=True)
     assert last_failed_start("second", "target").failures == 1

@@ -17,7 +17,8 @@ from ray.serve._private.common import ServeComponentType
 from ray.serve.schema import LoggingConfig
 
 from actors.error_replies import reply_to_failure
-from actors.observability.logs import PACKAGES, kept_log_file, log_through_serve
+from actors.observability.logs import PACKAGES, log_through_serve
+from actors.ray_hooks.serve_logger import kept_log_file
 
 
 @pytest.fixture

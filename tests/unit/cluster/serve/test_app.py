@@ -1,14 +1,29 @@
 """From a config to Serve's deployments: the resources of each replica, and the number of replicas."""
 
+from mmap import PROT_READ, mmap
+from pathlib import Path
+
 import pytest
+import ray
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.deployment_info import DeploymentInfo
 
 from cluster.config.load import config_from_settings, load_config
 from cluster.config.pools import AutoscalingConfig
-from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, _headroom, build_app, headroom_for, logging_options, serve_app
+from cluster.serve.app import (
+    APP_NAME,
+    CHANNEL_TOKEN,
+    SERVE_SWITCHES,
+    _headroom,
+    build_app,
+    headroom_for,
+    logging_options,
+    serve_app,
+)
 from cluster.serve.autoscaling import Load, replicas_for
+from cluster.serve.placement import KEEP_ALL_GPUS
+from cluster.serve.proxy.pod_draining import CALLBACK
 from router.admission.pool_load import PoolHeadroom, PoolLoad
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -227,3 +242,16 @@ def test_a_pool_with_that_room_grows_to_its_largest_size(batch, seconds):
     for now in range(1, 4):
         seen = Load(requests=load.requests, queued=load.requests, busy=now, seconds_per_request=seconds)
         assert replicas_for(seen, now, scaling.drain_s) >= 4
+
+
+@pytest.mark.parametrize("name", [*SERVE_SWITCHES, *KEEP_ALL_GPUS, CALLBACK])
+def test_ray_reads_every_variable_that_it_is_given(name):
+    """Settings of Ray's C++ part have no prefix there."""
+    ray_folder = Path(ray.__file__).parent
+    serves = (ray_folder / "serve/_private/constants.py").read_text()
+    gpus = (ray_folder / "_private/accelerators/nvidia_gpu.py").read_text()
+    if f'"{name}"' in serves + gpus:
+        return
+    with open(ray_folder / "_raylet.so", "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as core:
+        assert core.find(name.removeprefix("RAY_").encode()) >= 0
+        assert core.find(b"no_such_setting_of_ray") < 0, "the control"

@@ -12,6 +12,7 @@ from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from actors.lifecycle.failed_starts import FailedStart
 from actors.ray_hooks.loopback import ON_LOOPBACK
+from actors.ray_hooks.serve_logger import is_for_the_user
 from cluster.config.load import config_from_flags, load_config
 from cluster.serve import deployment
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
@@ -336,7 +337,7 @@ def test_what_keeps_haproxy_out_is_told_as_progress(dry_run, monkeypatch):
 )
 def test_what_serve_logs_while_a_deployment_starts(level, message, shown):
     record = logging.LogRecord("ray.serve", getattr(logging, level), "", 0, message, None, None)
-    assert deployment._is_for_the_user(record) is shown
+    assert is_for_the_user(record) is shown
 
 
 def test_a_second_deployment_of_a_process_asks_its_own_serve(monkeypatch):

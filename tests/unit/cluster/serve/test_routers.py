@@ -17,7 +17,7 @@ class Routers:
         self._reply = reply
 
     def broadcast(self, method: str) -> "Routers":
-        assert method == "leave"
+        assert method == "drain"
         self.asked += 1
         return self
 

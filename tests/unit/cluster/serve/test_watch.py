@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.serve import ray_liveness as patience
+from actors.ray_hooks.local_ray import dead_ray_process, worker
 from cluster.serve import watch
+from cluster.serve.ray_liveness import call_with_timeout
 from cluster.serve.status import Part
 from cluster.serve.watch import RayGoneError
 
@@ -89,7 +90,7 @@ def test_the_end_of_the_connection_ends_it(looks, monkeypatch):
 
 
 def test_a_deployment_that_someone_deletes_ends_it(looks, monkeypatch):
-    monkeypatch.setattr(watch, "in_time", lambda call, limit: None)
+    monkeypatch.setattr(watch, "call_with_timeout", lambda call, limit: None)
     with pytest.raises(RayGoneError, match="has been deleted"):
         looks()
 
@@ -99,15 +100,15 @@ def test_a_deployment_that_someone_deletes_ends_it(looks, monkeypatch):
 )
 def test_only_the_processes_of_a_ray_that_was_started_here_count(monkeypatch, is_head, dead, found):
     node = SimpleNamespace(is_head=lambda: is_head, dead_processes=lambda: dead)
-    monkeypatch.setattr(patience.ray._private.worker, "_global_node", node)
-    assert patience.dead_ray_process() == found
+    monkeypatch.setattr(worker, "_global_node", node)
+    assert dead_ray_process() == found
 
 
-def test_a_call_in_time():
-    assert patience.in_time(lambda: 3, 60) == 3
+def test_a_call_with_a_timeout():
+    assert call_with_timeout(lambda: 3, 60) == 3
     with pytest.raises(ZeroDivisionError):
-        patience.in_time(lambda: 1 // 0, 60)
+        call_with_timeout(lambda: 1 // 0, 60)
     ended = threading.Event()
     with pytest.raises(TimeoutError):
-        patience.in_time(ended.wait, 0.01)
+        call_with_timeout(ended.wait, 0.01)
     ended.set()

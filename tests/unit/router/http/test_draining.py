@@ -39,7 +39,7 @@ def app() -> DrainingApp:
 def test_a_kept_connection_is_closed_with_the_next_answer(app):
     with serving(app) as url, httpx.Client(base_url=url) as client:
         assert "connection" not in client.get("/").headers
-        assert app.leave()
+        assert app.drain()
         answer = client.get("/")
         assert (answer.status_code, answer.json()) == (200, "fine")
         assert answer.headers["connection"] == "close"
@@ -54,12 +54,12 @@ def test_it_is_busy_while_requests_come_or_run():
             await ended.wait()
 
         app = DrainingApp(waits)
-        told = [app.leave()]
+        told = [app.drain()]
         request = asyncio.create_task(app({"type": "http"}, None, None))
         await asyncio.sleep(0)
-        told += [app.leave(), app.leave()]
+        told += [app.drain(), app.drain()]
         ended.set()
         await request
-        return [*told, app.leave()]
+        return [*told, app.drain()]
 
     assert asyncio.run(run()) == [False, True, True, False]
