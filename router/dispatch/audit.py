@@ -15,13 +15,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from contextvars import Context
 from typing import Any
 
 from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.pools.answer_record import AnswerRecord
+from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from router.pools.migration import migrate
 from skim_common.errors import SkimError
@@ -68,7 +68,7 @@ class Audits:
         self, meter: Meter, share: float, max_ongoing: int, *, chance: Callable[[], float] = random.random
     ) -> None:
         self._meter, self._share, self._max_ongoing, self._chance = meter, share, max_ongoing, chance
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks()
         self._ongoing = 0
 
     @contextmanager
@@ -84,14 +84,10 @@ class Audits:
 
     def drop(self) -> None:
         """End the audits that run."""
-        for task in self._running:
-            task.cancel()
+        self._running.cancel()
 
     def begin(self, pools: Pools, prompt: Int32Array, answer: AnswerRecord, *, loaded: bool = False) -> None:
-        """Audit the answer to `prompt` [M] in the background, if it is suitable and chosen. loaded: no audit may begin.
-
-        The task has its own context: Serve cancels calls that belong to a finished request, and finds them by context.
-        """
+        """Audit the answer to `prompt` [M], if it is suitable and chosen. loaded: no audit may begin."""
         request = answer.asked
         if not (self._share and _suitable(answer, request.sampling)) or self._chance() >= self._share:
             return
@@ -106,9 +102,7 @@ class Audits:
             request.cache_salt,
             decode=DecodeOptions(method="none"),
         )
-        task = asyncio.create_task(self._run(pools, dense, answer.first_token_ids), context=Context())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running.start(self._run(pools, dense, answer.first_token_ids))
 
     async def _run(self, pools: Pools, dense: GenerateRequest, answer: Int32Array) -> None:
         record = AnswerRecord(dense)

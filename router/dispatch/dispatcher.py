@@ -32,10 +32,10 @@ from router.options.headers import add_prefill
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
+from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from router.pools.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.pools.prefix_affinity import PrefixKeys
-from router.pools.session_cleanup import SessionEnds
 from router.prompt.protected_spans import prompt_spans, question_text
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 from target_service.limits import check_length as check_target_length
@@ -65,10 +65,10 @@ class Dispatcher:
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self.admission = admission or Admission(meter)
         self.audits = Audits(meter, settings.audit_share, settings.audit_max_ongoing)
-        self._ends = SessionEnds()
+        self._background = BackgroundTasks()
         fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selection = SelectionClient(
-            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._ends
+            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._background
         )
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
@@ -210,7 +210,7 @@ class Dispatcher:
                 self.forecaster.ended(state.forecast, kept, answer.first_token_ids)
                 # The target ends the session of an answer that it has begun; it may not know any other.
                 if kept.session is not None and not held:
-                    self._ends.end(self.pools, kept.session)
+                    self._background.start(self.pools.end_session(kept.session))
 
     def _record_first(
         self, state: PromptState, kept: KeptPrompt, output: GenerateOutput, sent: float, queued_ms: float

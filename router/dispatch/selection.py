@@ -16,8 +16,8 @@ from router.decision.guard import Guard
 from router.dispatch.state import PromptState
 from router.dispatch.tracing import SELECT
 from router.pools.availability import PoolDownError
+from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
-from router.pools.session_cleanup import SessionEnds
 from skim_common.errors import DeadlineError, InvalidRequestError, SkimError
 from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.limits import check_readable
@@ -58,9 +58,9 @@ class SelectionClient:
         forecaster: Forecaster,
         guard: Guard,
         fallback: LexicalFallback,
-        ends: SessionEnds,
+        background: BackgroundTasks,
     ) -> None:
-        self._timeout_s, self._fallback, self._ends = timeout_s, fallback, ends
+        self._timeout_s, self._fallback, self._background = timeout_s, fallback, background
         self._admission, self._forecaster, self._guard = admission, forecaster, guard
 
     async def select(self, pools: Pools, state: PromptState, ticket: Ticket) -> Selection | None:
@@ -84,7 +84,7 @@ class SelectionClient:
             return selection
         state.distrusted(reason)
         if selection.kept.session is not None:
-            self._ends.end(pools, selection.kept.session)
+            self._background.start(pools.end_session(selection.kept.session))
         return None
 
     async def _ask(self, pools: Pools, state: PromptState, ticket: Ticket) -> Selection | None:
@@ -98,7 +98,7 @@ class SelectionClient:
                 except (asyncio.CancelledError, TimeoutError):
                     # The speculator may have selected already. Nobody takes the reply, which names the session.
                     if request.decode is not None:
-                        self._ends.end(pools, SessionHandle("", state.wire_id))
+                        self._background.start(pools.end_session(SessionHandle("", state.wire_id)))
                     raise
                 note_selection(span, state.wire_id, selection)
             computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)

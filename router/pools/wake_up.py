@@ -3,10 +3,10 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextvars import Context
 
 from ray.serve.handle import DeploymentHandle
 
+from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Admitted
 
 
@@ -15,6 +15,7 @@ class ColdStart:
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], on_answer: Callable[[str], None]) -> None:
         self._handles, self._on_answer = handles, on_answer
+        self._background = BackgroundTasks()
         self._calls: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._wishes: defaultdict[tuple[str, ...], set[Admitted]] = defaultdict(set)
 
@@ -22,13 +23,12 @@ class ColdStart:
         """Let a call wait for each pool: Serve starts a pool that autoscaling emptied when a call waits.
 
         admitted: is called if all these pools answer, unless it is forgotten before. Only one such call runs at a time,
-        so that it does not count as load. It serves all waiting requests, so it has its own context: Serve cancels
-        calls that belong to a cancelled request, and finds them by context.
+        so that it does not count as load. It serves all waiting requests.
         """
         if admitted is not None:
             self._wishes[pools].add(admitted)
         if pools not in self._calls or self._calls[pools].done():
-            self._calls[pools] = asyncio.create_task(self._call(pools), context=Context())
+            self._calls[pools] = self._background.start(self._call(pools))
 
     def forget(self, admitted: Admitted) -> None:
         """The request of `admitted` waits no longer. A call may wait for minutes and must not keep it so long."""

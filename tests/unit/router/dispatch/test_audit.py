@@ -188,8 +188,7 @@ async def test_the_client_does_not_wait_for_the_audit():
     async with asyncio.timeout(10):
         async for _ in stream(dispatcher, "another"):
             pass
-    for task in dispatcher.audits._running:
-        task.cancel()
+    dispatcher.audits.drop()
 
 
 @pytest.mark.parametrize(("waiting", "outcome"), [(3, ["dropped"]), (2, [])])
@@ -204,8 +203,7 @@ async def test_no_audit_begins_under_load(waiting, outcome):
         dispatcher.audits.begin(pools, *await finished(dispatcher))
         assert outcomes(dispatcher) == outcome
         assert bool(dispatcher.audits._running) == (outcome == [])
-    for task in dispatcher.audits._running:
-        task.cancel()
+    dispatcher.audits.drop()
 
 
 async def finished(dispatcher):
@@ -241,5 +239,4 @@ async def test_a_router_has_few_audits_at_a_time():
             pass
     assert len(dispatcher.audits._running) == MAX_RUNNING
     assert outcomes(dispatcher) == ["dropped"]
-    for task in dispatcher.audits._running:
-        task.cancel()
+    dispatcher.audits.drop()
