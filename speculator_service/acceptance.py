@@ -5,7 +5,7 @@ clearly more often than this pair usually does may lack what the drafter sees. W
 that conversation then keeps more.
 """
 
-from collections import OrderedDict
+from cachetools import FIFOCache
 
 ENOUGH_DRAFTS = 32
 """An answer with fewer drafts says nothing."""
@@ -29,7 +29,7 @@ class Acceptances:
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
         self._answers = 0
-        self._low: OrderedDict[str, None] = OrderedDict()
+        self._low: FIFOCache[str, None] = FIFOCache(MAX_ANSWERS)
 
     def ended(self, session: str, drafts: int, accepted: int) -> None:
         """An answer is complete: `accepted` of its `drafts` were accepted."""
@@ -38,8 +38,6 @@ class Acceptances:
         rate = accepted / drafts
         if self._answers >= ENOUGH_ANSWERS and rate < LOW * self._sum / self._weight:
             self._low[session] = None
-            while len(self._low) > MAX_ANSWERS:
-                self._low.popitem(last=False)
         self._answers += 1
         self._sum = MEMORY * self._sum + rate
         self._weight = MEMORY * self._weight + 1

@@ -4,9 +4,9 @@ A stream that was opened before its first token has only a part of them in its h
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 
+from cachetools import FIFOCache
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -21,14 +21,11 @@ class RequestReports:
     """The values of the latest requests by API key's name and id, at most `MAX_REPORTS`."""
 
     def __init__(self) -> None:
-        self._reports: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
+        self._reports: FIFOCache[tuple[str, str], Mapping[str, str]] = FIFOCache(MAX_REPORTS)
 
     def add(self, request_id: str, values: Mapping[str, str], key: str = "") -> None:
         """values: of the headers, by name. request_id: the engines' id of the first prompt."""
-        self._reports.pop((key, request_id), None)
         self._reports[key, request_id] = values
-        if len(self._reports) > MAX_REPORTS:
-            self._reports.popitem(last=False)
 
     def held(self, request_id: str, key: str = "") -> str | None:
         """The report as JSON text, by the id in the response's body; None if none is held."""

@@ -6,9 +6,9 @@ in the handle's option `session_id`, which Serve carries to this class and nowhe
 """
 
 import random
-from collections import OrderedDict
 from typing import Any
 
+from cachetools import FIFOCache
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from actors.observability.meter import Meter
@@ -35,7 +35,7 @@ class AffinityRouter(RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._meter: Meter = RayMeter()
-        self._places: OrderedDict[str, ReplicaID] = OrderedDict()
+        self._places: FIFOCache[str, ReplicaID] = FIFOCache(PLACES)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -77,9 +77,6 @@ class AffinityRouter(RequestRouter):
         key, named, request_id = pending_request.metadata.session_id.partition("/")
         if named and key != "@":
             self._places[request_id] = replica.replica_id
-            self._places.move_to_end(request_id)
-            while len(self._places) > PLACES:
-                self._places.popitem(last=False)
         return replica
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

@@ -17,7 +17,6 @@ the next one takes it, so that a popular prefix spreads in a fixed order.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
@@ -25,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from kv_transfer.prefix_hash import block_hashes, prefix_hash
 from router.decision.cache_ledger import BLOCK_TOKENS
@@ -45,8 +45,7 @@ class PrefixKeys:
     """Computes keys and learns shared prefixes. capacity: prefixes remembered; the oldest are forgotten first."""
 
     def __init__(self, capacity: int = 16384) -> None:
-        self._capacity = capacity
-        self._continuations: OrderedDict[bytes, set[bytes]] = OrderedDict()
+        self._continuations: LRUCache[bytes, set[bytes]] = LRUCache(capacity)
 
     def key(
         self,
@@ -78,11 +77,8 @@ class PrefixKeys:
     def _learn(self, prefix: bytes, longer: bytes) -> bool:
         """Record one continuation; whether the prefix is shared."""
         seen = self._continuations.setdefault(prefix, set())
-        self._continuations.move_to_end(prefix)
         if len(seen) < BRANCHES:
             seen.add(longer)
-        while len(self._continuations) > self._capacity:
-            self._continuations.popitem(last=False)
         return len(seen) >= BRANCHES
 
 
