@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-NEWEST = 0.1
+WEIGHT = 0.1
 """Weight of the newest request in the moving means."""
 
 
@@ -66,6 +66,6 @@ class WorkMeter:
 
     def _learn(self, seconds: float, tokens: int) -> None:
         self._finished += 1
-        weight = max(NEWEST, 1 / self._finished)
+        weight = max(WEIGHT, 1 / self._finished)
         self._mean_seconds += weight * (seconds - self._mean_seconds)
         self._mean_tokens += weight * (tokens - self._mean_tokens)

@@ -13,7 +13,7 @@ ENOUGH_ANSWERS = 8
 """So many answers are needed to know what is usual."""
 LOW = 0.7
 """An acceptance rate below this share of the mean is low."""
-MEMORY = 0.97
+DECAY = 0.97
 """Weight of an answer after the next one: about the latest 33 count."""
 STEP = 0.1
 """Added to the coverage for each answer in a row of turns whose acceptance was low."""
@@ -39,8 +39,8 @@ class Acceptances:
         if self._answers >= ENOUGH_ANSWERS and rate < LOW * self._sum / self._weight:
             self._low[session] = None
         self._answers += 1
-        self._sum = MEMORY * self._sum + rate
-        self._weight = MEMORY * self._weight + 1
+        self._sum = DECAY * self._sum + rate
+        self._weight = DECAY * self._weight + 1
 
     def was_low(self, session: str) -> bool:
         """Whether the answer of this session was accepted less than usual."""

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skim_common.decaying_mean import DecayingMean
+
 ANSWER_DECAY = 0.95
 """Weight of an answer after the next one: about the latest twenty count."""
 
@@ -23,18 +25,16 @@ class AnswerTime:
     """Running means: the time of a token, and the tokens of an answer."""
 
     def __init__(self) -> None:
-        self._answers = self._tokens = self._ms = 0.0
+        self._token_ms, self._tokens = DecayingMean(ANSWER_DECAY), DecayingMean(ANSWER_DECAY)
 
     def learn(self, tokens: int, ms: float) -> None:
         """A complete answer: `tokens` tokens after the first one took `ms` milliseconds."""
-        self._answers = ANSWER_DECAY * self._answers + 1
-        self._tokens, self._ms = ANSWER_DECAY * self._tokens + tokens, ANSWER_DECAY * self._ms + ms
+        self._token_ms.add(ms, tokens)
+        self._tokens.add(tokens)
 
     def estimate(self, most_tokens: int) -> float:
         """Milliseconds of an answer that may have `most_tokens` tokens; 0 before the first answer."""
-        if not self._tokens:
-            return 0.0
-        return self._ms / self._tokens * min(float(most_tokens), self._tokens / self._answers)
+        return self._token_ms.value * min(float(most_tokens), self._tokens.value)
 
 
 DECAY = 0.9

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from router.admission.api_keys import ApiKey
 from router.options.errors import RefusedError
+from skim_common.decaying_mean import DecayingMean
 
 DECAY = 0.9
 """Weight of what is known of earlier requests after the next one."""
@@ -33,7 +34,7 @@ class KeyUse:
     def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
         self._key, self._clock = key, clock
         self._ongoing = 0
-        self._durations = (0.0, 0.0)  # decaying sums over ended requests: seconds, and their squares
+        self._met_s = DecayingMean(DECAY)  # E[d^2] / E[d] of the durations d of ended requests
         self._level, self._filled = float(key.prompt_tokens_per_minute or 0), clock()
 
     def limit_by(self, key: ApiKey) -> None:
@@ -60,8 +61,8 @@ class KeyUse:
 
     def end(self, started: float) -> None:
         self._ongoing -= 1
-        took_s, (total, squares) = self._clock() - started, self._durations
-        self._durations = DECAY * total + took_s, DECAY * squares + took_s**2
+        took_s = self._clock() - started
+        self._met_s.add(took_s**2, took_s)
 
     def _until_an_end_s(self) -> int:
         """When one of the ongoing requests will probably have ended, in seconds, from 1 to MOST_WAIT_S.
@@ -69,8 +70,7 @@ class KeyUse:
         A request that is met on its way has E[d^2] / 2E[d] to go, for durations d: short requests are seldom met. Of
         several that are independent, the first one ends sooner.
         """
-        total, squares = self._durations
-        left_s = squares / (2 * total) if total else 0.0
+        left_s = self._met_s.value / 2
         return min(max(1, math.ceil(left_s / self._ongoing)), MOST_WAIT_S)
 
     def spend(self, prompt_tokens: int, *, first: bool) -> None:

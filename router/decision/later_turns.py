@@ -8,7 +8,7 @@ late chunks on the target, while a dense conversation reads only the new tokens.
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
 from router.decision.cost_model import SPECULATOR_SHARE, PoolTime
 
-MEMORY = 0.97
+DECAY = 0.97
 """Weight of a prompt after the next one: about the latest 33 count."""
 MOST = 4.0
 """The expected number of later turns is at most this, because the first token of a prompt is certain."""
@@ -23,15 +23,15 @@ class LaterTurns:
 
     def began(self, tokens: int, known: int) -> None:
         """A prompt of `tokens` tokens ran; the caches knew `known` of them, in whichever form."""
-        self._prompts = MEMORY * self._prompts + 1
+        self._prompts = DECAY * self._prompts + 1
         is_later = 2 * known >= tokens
-        self._later = MEMORY * self._later + is_later
-        self._new = MEMORY * self._new + is_later * (tokens - known)
+        self._later = DECAY * self._later + is_later
+        self._new = DECAY * self._new + is_later * (tokens - known)
 
     def extended(self, new: int, computed: int) -> None:
         """The target computed `computed` tokens of a later turn's kept prompt, whose prompt has `new` new tokens."""
-        self._extended = MEMORY * self._extended + 1
-        self._late = MEMORY * self._late + computed - new
+        self._extended = DECAY * self._extended + 1
+        self._late = DECAY * self._late + computed - new
 
     @property
     def expected(self) -> float:

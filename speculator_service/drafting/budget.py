@@ -1,5 +1,6 @@
 """Decides how much to draft ahead: from measured times and hit rates, never from the drafts themselves."""
 
+from skim_common.decaying_mean import DecayingMean
 from speculator_service.drafting.draft_ahead import Branch
 
 PROBE_ROUNDS = 8
@@ -20,17 +21,16 @@ class SessionAcceptance:
     """The acceptance rate of one session's drafts, as a decaying average: recent drafts weigh most."""
 
     def __init__(self) -> None:
-        self._accepted, self._tried = 3.0, 4.0
+        self._share = DecayingMean(_DRAFT_DECAY, 3.0, 4.0)
 
     @property
     def rate(self) -> float:
-        return self._accepted / self._tried
+        return self._share.value
 
     def add(self, accepted: int, sent: int) -> None:
         """`accepted` of `sent` drafts were accepted. The accepted drafts and the first rejected one count as tried."""
         if sent:
-            self._accepted = self._accepted * _DRAFT_DECAY + accepted
-            self._tried = self._tried * _DRAFT_DECAY + min(accepted + 1, sent)
+            self._share.add(accepted, min(accepted + 1, sent))
 
 
 class AheadBudget:
@@ -46,13 +46,13 @@ class AheadBudget:
         """Whether to draft ahead after this round."""
         self._max_branches = max_branches
         self._left = PROBE_ROUNDS  # rounds to time before the mode may change
-        self._times = {True: _Mean(), False: _Mean()}
+        self._times = {ahead: DecayingMean(_ROUND_DECAY) for ahead in (True, False)}
         self._hits = self._expected = 4.0
 
     @property
     def pays(self) -> bool:
         """Whether rounds with drafting ahead are at least as fast; true until both modes were measured."""
-        return self._times[True].value <= self._times[False].value or not self._times[False].count
+        return self._times[True].value <= self._times[False].value or not self._times[False].weight
 
     def timed(self, ms: float, *, ahead: bool) -> None:
         """A round took `ms` milliseconds. ahead: whether its rows had been drafted ahead; False if no row had been."""
@@ -79,18 +79,3 @@ class AheadBudget:
         limit = max(1, self._max_branches // max(1, rows))
         worth = [b for b in branches if b.probability * correction >= MIN_PROBABILITY]
         return (worth or branches[:1])[:limit]
-
-
-class _Mean:
-    """A decaying mean: recent values weigh most."""
-
-    def __init__(self) -> None:
-        self._sum = self.count = 0.0
-
-    @property
-    def value(self) -> float:
-        return self._sum / self.count if self.count else 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = self._sum * _ROUND_DECAY + value
-        self.count = self.count * _ROUND_DECAY + 1

@@ -57,7 +57,7 @@ def test_the_table_says_what_was_measured(measured: dict[str, Any]) -> None:
     what = results.describe(measured)
     random = -100 * (score - 1)
     assert "over the 1 tasks and lengths that the target can do" in what
-    assert f"0.2, against dense +0.0 to +0.0 points, against random chunks {random:+.1f} to {random:+.1f}" in what
+    assert f"dense +0.0 to +0.0 points, against random chunks {random:+.1f} to {random:+.1f} points" in what
     assert "- `counting`: The bells of four places" in what
 
 

@@ -21,3 +21,14 @@ def test_answers_of_one_token_say_nothing_of_the_time_of_a_token():
     answers = AnswerTime()
     answers.learn(0, 0)
     assert answers.estimate(10) == 0
+
+
+def test_about_the_latest_twenty_answers_count():
+    answers = AnswerTime()
+    answers.learn(0, 0.0)
+    answers.learn(40, 40.0)
+    for _ in range(19):
+        answers.learn(20, 20.0)
+    weights = [0.95**age for age in range(21)]
+    mean = (20 * sum(weights[:19]) + 40 * weights[19]) / sum(weights)
+    assert answers.estimate(1000) == pytest.approx(mean)
