@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 app = typer.Typer(
-    cls=lazy_group({name: f"{module}:{name}" for module, names in COMMANDS.items() for name in names}),
+    cls=lazy_group({None: {name: f"{module}:{name}" for module, names in COMMANDS.items() for name in names}}),
     help="Measure speed on this machine. The systems that are compared take turns in one run.",
     no_args_is_help=True,
 )

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.batch.command import batch
 from cluster.commands import config as config_commands
 from cluster.commands.explain import explain
 from cluster.commands.keys import app as key_commands
@@ -23,16 +22,19 @@ from skim_common.errors import SkimError
 SERVING = "Serving"
 TOOLS = "One model at a time"
 
-# What measures stands above this folder: it is named here, and imported only when it is asked for.
-MEASURING = {
-    "bench": "benchmarks.commands:app",
-    "eval": "evals.commands.evaluate:evaluate",
-    "calibrate": "evals.commands.calibrate:calibrate",
+# What stands above this folder: it is named here, and imported only when it is asked for.
+LAZY: dict[str | None, dict[str, str]] = {
+    SERVING: {"batch": "cluster.batch.command:batch"},
+    TOOLS: {
+        "bench": "benchmarks.commands:app",
+        "eval": "evals.commands.evaluate:evaluate",
+        "calibrate": "evals.commands.calibrate:calibrate",
+    },
 }
 
 app = typer.Typer(
     name="skim",
-    cls=lazy_group(MEASURING, panel=TOOLS),
+    cls=lazy_group(LAZY),
     help="Serve long prompts fast: a small speculator skims the prompt, the big target reads only what matters.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -42,9 +44,6 @@ app = typer.Typer(
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.add_typer(key_commands, name="keys", rich_help_panel=SERVING)
-app.command(rich_help_panel=SERVING)(batch)
-app.command(rich_help_panel=TOOLS)(pairs)
-app.command(rich_help_panel=TOOLS)(explain)
 console = Console(stderr=True, highlight=False)
 
 # The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.
@@ -72,14 +71,14 @@ def main() -> NoReturn:
     try:
         app()
     except SkimError as error:
-        _say(error)
+        _print_error(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
 
 
-def _say(error: SkimError) -> None:
+def _print_error(error: SkimError) -> None:
     console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
 
 
@@ -160,7 +159,7 @@ def serve(
             watch(stop, lambda line: console.print(f"  {line}", markup=False, soft_wrap=True))
             console.print("Stopping: running answers are finished first")
     except RayGoneError as error:
-        _say(error)
+        _print_error(error)
         raise typer.Exit(1) from None
 
 
@@ -216,6 +215,10 @@ def demo(
         tokens=tokens, keep_rate=keep_rate, seed=seed, port=port, target=target, speculator=speculator,
         json_file=json_file, console=Console(highlight=False),
     )  # fmt: skip
+
+
+app.command(rich_help_panel=TOOLS)(pairs)
+app.command(rich_help_panel=TOOLS)(explain)
 
 
 @app.command(rich_help_panel=TOOLS)

@@ -1,5 +1,6 @@
 """Command groups whose commands are imported only when they are used."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -7,19 +8,20 @@ import typer
 from typer.core import TyperGroup
 
 
-def lazy_group(commands: dict[str, str], *, panel: str | None = None) -> type[TyperGroup]:
+def lazy_group(panels: Mapping[str | None, Mapping[str, str]]) -> type[TyperGroup]:
     """A group class for `typer.Typer(cls=...)`, with further commands after the group's own.
 
-    commands: the place of each command's function or `typer.Typer`, as "module:name", by the command's name.
-    panel: their heading in --help.
+    panels: by a heading in --help (None: the usual one), the place of each command's function or `typer.Typer`, as
+    "module:name", by the command's name.
     """
+    commands = {name: (place, panel) for panel, named in panels.items() for name, place in named.items()}
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
             return [*super().list_commands(ctx), *commands]
 
         def get_command(self, ctx: Any, name: str) -> Any:
-            return _load(name, commands[name], panel) if name in commands else super().get_command(ctx, name)
+            return _load(name, *commands[name]) if name in commands else super().get_command(ctx, name)
 
     return LazyGroup
 
