@@ -123,15 +123,15 @@ NIGHTLY = {
 """What a night adds, by name."""
 
 
-def run(names: Sequence[str], rings: Mapping[str, Ring], say: Callable[[str], None] = print) -> int:
+def run(names: Sequence[str], rings: Mapping[str, Ring], print_line: Callable[[str], None] = print) -> int:
     """The exit status. The rings that an interrupt (Ctrl-C) left out count as failed."""
     results = {name: Result(name) for name in names}
     try:
         for name in names:
             results[name] = rings[name].run(name)
     except KeyboardInterrupt:
-        say("interrupted")
-    say(table(list(results.values())))
+        print_line("interrupted")
+    print_line(table(list(results.values())))
     return 0 if all(result.ok for result in results.values()) else 1
 
 

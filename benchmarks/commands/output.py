@@ -22,7 +22,7 @@ PlotFile = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result into this PNG file.")
 ]
 
-Tell = Callable[[str, float], None]
+Report = Callable[[str, float], None]
 """Same as `benchmarks.report.progress.Progress`; defined here so that --help does not import the benchmarks."""
 
 
@@ -35,7 +35,7 @@ class Benchmark(Protocol):
 
 
 def measure(
-    benchmark: Benchmark, run: Callable[[Tell], dict[str, Any]], json_file: Path | None, plot_file: Path | None
+    benchmark: Benchmark, run: Callable[[Report], dict[str, Any]], json_file: Path | None, plot_file: Path | None
 ) -> None:
     """Call `run`, print the table of its result, and write the JSON file and the plot if they are wanted.
 
@@ -47,8 +47,8 @@ def measure(
     if plot_file is not None:
         plots.require()
     console = Console(highlight=False)
-    with _progress_bar(console) as tell:
-        result = run(tell)
+    with _progress_bar(console) as report:
+        result = run(report)
     proxy = [f"{ENABLE}={os.environ[ENABLE]}"] if ENABLE in os.environ else []
     result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
@@ -68,7 +68,7 @@ def measure(
 
 
 @contextmanager
-def _progress_bar(console: Console) -> Iterator[Tell]:
+def _progress_bar(console: Console) -> Iterator[Report]:
     """A progress bar over the whole run. Gives a function that sets its text and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

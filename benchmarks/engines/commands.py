@@ -76,7 +76,7 @@ def decode(
         dtype=dtype,
         documents=documents,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def acceptance(
         dtype=dtype,
         documents=documents,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def channel(
@@ -131,7 +131,7 @@ def channel(
     """Latency of one exchange of drafts on loopback, compared with an empty gRPC call and with bare TCP."""
     from benchmarks.engines import channel as benchmark
 
-    measure(benchmark, lambda tell: benchmark.run(rounds=rounds, progress=tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(rounds=rounds, progress=report), json_file, plot_file)
 
 
 def scoring(
@@ -145,4 +145,4 @@ def scoring(
     from benchmarks.engines import scoring as benchmark
 
     settings = benchmark.ScoringSettings(repeats=repeats, rounds=rounds, seed=seed)
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

@@ -77,12 +77,12 @@ async def _run(settings: DecodeSettings, progress: Progress) -> dict[int, dict[s
     engines = await DecodeEngines.start(settings, progress)
     blocks: dict[int, dict[str, Any]] = {}
 
-    def tell(what: str, done: float) -> None:
+    def report(what: str, done: float) -> None:
         progress(what, (len(blocks) + done) / len(settings.prompt_tokens))
 
     try:
         for length in settings.prompt_tokens:
-            blocks[length] = await _measure(engines, length, tell)
+            blocks[length] = await _measure(engines, length, report)
     finally:
         await engines.close()
     return blocks

@@ -7,7 +7,9 @@ verification plus the drafting, or the longer of both if the speculator drafts a
 """
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ async def run(pair: MeasuredPair, settings: GpuDecodeSettings, progress: Progres
     """Measure. `lengths`: one entry per prompt length, with its modes, the costs of a step and the computed rows."""
     began, entries = machine(), []
     for index, length in enumerate(settings.lengths):
-        entries.append(await _length(pair, settings, length, lambda what, i=index: _tell(progress, what, i, settings)))
+        report = partial(_report, progress, index, settings)
+        entries.append(await _length(pair, settings, length, report))
     return {
         "machine": began,
         "engine": pair.engine,
@@ -51,15 +54,17 @@ async def run(pair: MeasuredPair, settings: GpuDecodeSettings, progress: Progres
     }
 
 
-def _tell(progress: Progress, what: str, index: int, settings: GpuDecodeSettings) -> None:
+def _report(progress: Progress, index: int, settings: GpuDecodeSettings, what: str) -> None:
     progress(f"{settings.lengths[index]} tokens, {what}", index / len(settings.lengths))
 
 
-async def _length(pair: MeasuredPair, settings: GpuDecodeSettings, length: int, tell: Any) -> dict[str, Any]:
+async def _length(
+    pair: MeasuredPair, settings: GpuDecodeSettings, length: int, report: Callable[[str], None]
+) -> dict[str, Any]:
     runs: dict[str, list[Decoded]] = {}
     draft_ms = []
     for round in range(settings.rounds + 1):
-        tell(f"round {round}")
+        report(f"round {round}")
         ids = prompt_ids(length, 7000 + round)
         kept = (await pair.skim(ids, SelectionOptions(keep_rate=settings.keep_rate))).kept
         found = await _round(pair, settings, ids, kept)

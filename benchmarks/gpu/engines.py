@@ -50,7 +50,7 @@ async def running_pair(
     preset: Preset,
     device: str,
     longest: int,
-    tell: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     kept: int | None = None,
     drafts: int = 0,
@@ -59,7 +59,7 @@ async def running_pair(
     """A started pair for prompts of up to `longest` tokens. It is stopped when the context ends.
 
     engine: vllm, torch or auto. kept: prompt tokens that the target must hold; None for all. drafts: K, if decoding is
-    measured. tell: called with the engine that was chosen. Raises SkimError if the memory is too small, or if the
+    measured. print_line: called with the engine that was chosen. Raises SkimError if the memory is too small, or if the
     wanted engine does not run.
     """
     if engine not in ("auto", "vllm", "torch"):
@@ -72,19 +72,19 @@ async def running_pair(
         plan = _plan(Plan(preset, device, *sizes, drafts, stock=bool(drafts), eager=eager))
         with TemporaryDirectory(prefix="skim-gpu-") as folder:
             try:
-                pair = await VllmPair.start(plan, Path(folder), tell)
+                pair = await VllmPair.start(plan, Path(folder), print_line)
             except SkimError as error:
                 if engine == "vllm":
                     raise
                 reason = str(error)
             else:
-                tell("engine vllm")
+                print_line("engine vllm")
                 try:
                     yield pair
                 finally:
                     await pair.stop()
                 return
-    tell(f"engine torch: {reason}")
+    print_line(f"engine torch: {reason}")
     torch_pair = _torch(preset, device, sizes)
     try:
         yield torch_pair

@@ -94,7 +94,7 @@ class VllmPair:
         self._plain: AsyncPair | None = None
 
     @classmethod
-    async def start(cls, plan: Plan, folder: Path, tell: Callable[[str], None]) -> "VllmPair":
+    async def start(cls, plan: Plan, folder: Path, print_line: Callable[[str], None]) -> "VllmPair":
         """Start the engines one after the other. folder: where the models' folders are made.
 
         Raises SkimError if the memory does not suffice, or an engine does not start.
@@ -109,7 +109,7 @@ class VllmPair:
             decode = {"method": "remote", "max_draft_tokens": plan.drafts}
             drafting = {"decode": decode, "draft_channel": {"deadline_s": 10.0}}
         made = cls(plan.device, plan.stock)
-        tell("starting the speculator and the target")
+        print_line("starting the speculator and the target")
         made._pair = AsyncPair(
             speculator=EngineSettings(speculator, options=plan.engine_options(parts[0], plan.read)),
             target=EngineSettings(target, options={**plan.engine_options(parts[1], plan.kept), **drafting}),
@@ -117,7 +117,7 @@ class VllmPair:
         )
         try:
             if plan.stock:
-                tell("starting the target without drafts")
+                print_line("starting the target without drafts")
                 options = plan.engine_options(parts[2], plan.kept)
                 made._plain = AsyncPair(target=EngineSettings(target, options=options))
         except BaseException:

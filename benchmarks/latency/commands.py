@@ -52,7 +52,7 @@ def ttft(
         rounds=rounds,
         seed=seed,
     )
-    measure(ttft_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(ttft_results, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def turns(
@@ -109,7 +109,7 @@ def turns(
         seed=seed,
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def overhead(
@@ -140,7 +140,7 @@ def overhead(
         seed=seed,
         ray_llm=ray_llm,
     )
-    measure(overhead_results, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(overhead_results, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def explain(
@@ -165,4 +165,4 @@ def explain(
         rounds=rounds,
         keep_rate=keep_rate,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

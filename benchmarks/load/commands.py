@@ -63,7 +63,7 @@ def goodput(
         seed=seed,
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def refusals(
@@ -94,7 +94,7 @@ def refusals(
         seconds=seconds,
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def hostile(
@@ -118,7 +118,7 @@ def hostile(
         rounds=rounds,
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def cpu(
@@ -150,7 +150,7 @@ def cpu(
         routers=_positive(routers, "--routers"),
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def _positive(text: str, option: str) -> tuple[int, ...]:
@@ -212,4 +212,4 @@ def batch(
         seed=seed,
     )
     keep = partial(write_json, json_file) if json_file is not None else lambda result: None
-    measure(benchmark, lambda tell: benchmark.run(settings, tell, keep), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report, keep), json_file, plot_file)

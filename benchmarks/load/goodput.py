@@ -6,11 +6,12 @@ come from vLLM's load generator. Every rate uses the same random arrival pattern
 no rate and no server. The servers take turns; each is tried at the next rate of its own search
 (`benchmarks.load.saturation`).
 
-*Knee*: the largest rate tried at which at least 90 % of the requests got their first token within the objective. A
-request without an answer counts as late. `breaks_at` is the smallest larger rate tried; the true knee lies between.
-*Goodput* of a rate: requests within the objective, divided by the seconds until the last answer, so a backlog at the
-end counts. A server's goodput is the one at its knee. A rate is tried for the time of several objectives, because an
-overload needs time to show. With a few dozen requests, the knee still depends on the arrival pattern.
+*Saturation rate*: the largest rate tried at which at least 90 % of the requests got their first token within the
+objective. A request without an answer counts as late. `breaks_at` is the smallest larger rate tried; the true rate lies
+between. *Goodput* of a rate: requests within the objective, divided by the seconds until the last answer, so a backlog
+at the end counts. A server's goodput is the one at its saturation rate. A rate is tried for the time of several
+objectives, because an overload needs time to show. With a few dozen requests, the saturation rate still depends on the
+arrival pattern.
 
 Skim drafts no tokens here: the weights are random, so no draft could be right. Prompts share no prefix and each rate
 has its own cache salt, so no prefix cache helps.
@@ -27,7 +28,7 @@ import numpy as np
 
 from benchmarks.harness.load_generator import Load, send
 from benchmarks.harness.servers import MODEL, SETTLE_S, skim_config, stock_server
-from benchmarks.load.saturation import SHARE, Point, breaks_at, knee, next_rate
+from benchmarks.load.saturation import SHARE, Point, breaks_at, next_rate, saturation_rate
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
@@ -68,7 +69,7 @@ class GoodputSettings:
 
 
 def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `points`: the tried rates by server, in order; `knees`: by server, see `summary`. Raises SkimError."""
+    """Measure. `points`: the tried rates by server, in order; `saturation`: `summary` by server. Raises SkimError."""
     began = machine()
     # Prompts are sent as text. Tokenized again, they can be a little longer.
     longest = settings.prompt_tokens + settings.prompt_tokens // 8 + 128
@@ -85,17 +86,17 @@ def run(settings: GoodputSettings, progress: Progress = silent) -> dict[str, Any
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions of the measurement, both knees and the ratio of the goodputs."""
+    """The conditions of the measurement, both saturation rates and the ratio of the goodputs."""
     settings, idle = result["settings"], result["idle_ms"]
     # The folders of models of random weights are named by a digest, which tells a reader nothing.
     models = settings["shapes"] or f" `{settings['target']}` and `{settings['speculator']}`"
-    knees = [f"{server} {_in_words(result['knees'][server])}" for server in SERVERS]
+    rates = [f"{server} {_in_words(result['saturation'][server])}" for server in SERVERS]
     return (
         f"Target and speculator{models}, prompts of {settings['prompt_tokens']} tokens, keep rate "
         f"{settings['keep_rate']}, Poisson arrivals, at least {settings['requests']} requests per rate. When idle, "
         f"dense vLLM takes {idle['dense']:.0f} ms to the first token and Skim {idle['skim']:.0f} ms. The objective for "
         f"the first token is {result['objective_ms']:.0f} ms. Largest rate at which {SHARE:.0%} of the requests meet "
-        f"it, in requests/s: {'; '.join(knees)}.{_compared(result)}"
+        f"it, in requests/s: {'; '.join(rates)}.{_compared(result)}"
     )
 
 
@@ -103,12 +104,12 @@ def _compared(result: Mapping[str, Any]) -> str:
     """Skim's goodput relative to dense. If dense met no rate, its goodput is below the smallest rate tried."""
     if result["ratio"]:
         return f" Skim's goodput is {result['ratio']:.1f} x dense."
-    ours, most = result["knees"]["skim"]["goodput"], result["knees"]["dense"]["breaks_at"]
+    ours, most = result["saturation"]["skim"]["goodput"], result["saturation"]["dense"]["breaks_at"]
     return f" Skim's goodput is over {ours / most:.1f} x dense." if ours and most else ""
 
 
-def _in_words(knee: Mapping[str, float | None]) -> str:
-    rate, breaks = knee["rate"], knee["breaks_at"]
+def _in_words(found: Mapping[str, float | None]) -> str:
+    rate, breaks = found["rate"], found["breaks_at"]
     if rate is None:
         return f"under {breaks:.3f}" if breaks else "not tried"
     return f"{rate:.3f} ({breaks:.3f} is too high)" if breaks else f"at least {rate:.3f}"
@@ -152,7 +153,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 class _Search:
-    """The search for both servers' knees, in turns. urls: base URLs by server."""
+    """The search for both servers' saturation rates, in turns. urls: base URLs by server."""
 
     def __init__(self, settings: GoodputSettings, urls: Mapping[str, str], progress: Progress) -> None:
         self._settings, self._urls, self._progress = settings, urls, progress
@@ -179,10 +180,10 @@ class _Search:
             raise SkimError(
                 f"no rate could be tried within {self._settings.minutes:g} minutes: allow more time (--minutes)"
             )
-        knees = {server: summary(points[server]) for server in SERVERS}
-        ours, theirs = (knees[server]["goodput"] for server in ("skim", "dense"))
+        found = {server: summary(points[server]) for server in SERVERS}
+        ours, theirs = (found[server]["goodput"] for server in ("skim", "dense"))
         ratio = ours / theirs if ours and theirs else None
-        return {"idle_ms": idle, "objective_ms": objective_ms, "points": points, "knees": knees, "ratio": ratio}
+        return {"idle_ms": idle, "objective_ms": objective_ms, "points": points, "saturation": found, "ratio": ratio}
 
     def _fill_caches(self) -> None:
         """Fill every KV cache once (see `benchmarks.harness.servers`); prompts with keep rate 1 fill that of Skim's
@@ -222,11 +223,11 @@ class _Search:
 
 
 def summary(points: list[dict[str, Any]]) -> dict[str, float | None]:
-    """One server's knee (`rate`), the smallest larger rate tried (`breaks_at`) and the goodput at the knee.
+    """One server's saturation rate (`rate`), the smallest larger rate tried (`breaks_at`), and the goodput at `rate`.
 
     None stands for what was not found.
     """
     tried = [Point(point["rate"], point["share"]) for point in points]
-    rate = knee(tried)
+    rate = saturation_rate(tried)
     goodputs = {point["rate"]: point["request_goodput"] for point in points}
     return {"rate": rate, "breaks_at": breaks_at(tried), "goodput": goodputs.get(rate) if rate else None}

@@ -1,4 +1,4 @@
-"""The search for a server's knee: the largest request rate at which it still meets its objective. No server here."""
+"""The search for a server's saturation rate, the largest one at which it still meets its objective. No server here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,25 +22,25 @@ class Point:
         return self.share >= SHARE
 
 
-def knee(points: Sequence[Point]) -> float | None:
+def saturation_rate(points: Sequence[Point]) -> float | None:
     """The largest tried rate that holds; None if none does."""
     return max((point.rate for point in points if point.holds), default=None)
 
 
 def breaks_at(points: Sequence[Point]) -> float | None:
-    """The smallest tried rate above the knee; it does not hold. None if the knee is the largest rate tried."""
-    edge = knee(points) or 0.0
+    """The smallest tried rate above the saturation rate; it does not hold. None if no larger rate was tried."""
+    edge = saturation_rate(points) or 0.0
     return min((point.rate for point in points if point.rate > edge), default=None)
 
 
 def next_rate(points: Sequence[Point], first: float) -> float:
-    """The rate to try next: first `first`, then up or down by STEP until the knee is between two rates.
+    """The rate to try next: first `first`, then up or down by STEP until that rate lies between two.
 
     From then on it is the geometric mean of those two, because rates are compared by their ratios.
     """
     if not points:
         return first
-    low, high = knee(points), breaks_at(points)
+    low, high = saturation_rate(points), breaks_at(points)
     if low is None:
         return min(point.rate for point in points) / STEP
     if high is None:

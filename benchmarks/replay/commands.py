@@ -89,7 +89,7 @@ def replay(
         seed=seed,
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
 def overload(
@@ -115,4 +115,4 @@ def overload(
         replicas=replicas,
         seed=seed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

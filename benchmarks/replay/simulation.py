@@ -185,7 +185,7 @@ def simulate(
     replayed: list[Replayed] = []
     for part, system in enumerate(("stock", "skim")):
 
-        def tell(share: float, part: int = part, system: str = system) -> None:
+        def report(share: float, part: int = part, system: str = system) -> None:
             progress(f"simulating {system}", (part + share) / 2)
 
         skim = system == "skim"
@@ -194,7 +194,7 @@ def simulate(
             if skim
             else _Stock(profile, stock_tokens, replicas)
         )
-        replayed += run(_replay(system, requests, engines.ask, block_tokens, answer_tokens, tell))
+        replayed += run(_replay(system, requests, engines.ask, block_tokens, answer_tokens, report))
     return replayed
 
 
@@ -204,7 +204,7 @@ async def _replay(
     ask: Ask,
     block_tokens: int,
     answer_tokens: int,
-    tell: Callable[[float], None],
+    report: Callable[[float], None],
 ) -> list[Replayed]:
     begun = 0
 
@@ -212,7 +212,7 @@ async def _replay(
         nonlocal begun
         await asyncio.sleep(request.at_s)
         begun += 1
-        tell(begun / len(requests))
+        report(begun / len(requests))
         ids = token_ids(request, block_tokens, usable_ids())
         answer = min(answer_tokens, scaled(request.answer_tokens, block_tokens))
         told = await ask(number, ids, answer)

@@ -68,7 +68,7 @@ def _ratio(result: Result) -> str:
 
 
 def _goodput(result: Result) -> str:
-    skim, dense = (result["knees"][name]["rate"] for name in ("skim", "dense"))
+    skim, dense = (result["saturation"][name]["rate"] for name in ("skim", "dense"))
     return f"{result['ratio']:.1f} times: {skim:.2f} and {dense:.2f} requests/s"
 
 

@@ -63,4 +63,4 @@ def scale(
         targets=targets,
         fixed=fixed,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

@@ -44,11 +44,11 @@ def batch(
         raise SkimError(f"batch jobs need {', '.join(missing)}: install Skim with its extra `batch`")
     from cluster.batch.job import BatchOptions, check_input, run_batch
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     if dry_run:
-        if check_input(input, say).unusable:
+        if check_input(input, print_line).unusable:
             raise typer.Exit(1)
         return
     if not output:
@@ -57,4 +57,5 @@ def batch(
         raise SkimError("give either --endpoint or --config: a running endpoint, or a deployment to start")
     if config is None:
         endpoint = endpoint or os.environ.get("OPENAI_BASE_URL") or ENDPOINT
-    run_batch(BatchOptions(input, output, endpoint, config, concurrency, max_retries, timeout, address or None), say)
+    options = BatchOptions(input, output, endpoint, config, concurrency, max_retries, timeout, address or None)
+    run_batch(options, print_line)

@@ -20,7 +20,7 @@ from cluster.config.load import load_config
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 FOLDER_VARIABLE = "SKIM_BATCH_DIR"
@@ -44,37 +44,37 @@ class BatchOptions:
     address: str | None
 
 
-def check_input(url: str, say: Say) -> InputPlan:
+def check_input(url: str, print_line: PrintLine) -> InputPlan:
     """Read the whole input and print a summary of it. Raises SkimError."""
     plan = read_plan(absolute(url, Path.cwd()))
     kinds = ", ".join(f"{count} x {url}" for url, count in plan.urls.most_common())
-    say(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
+    print_line(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
     for problem in plan.problems:
-        say(f"  {problem}")
+        print_line(f"  {problem}")
     if plan.unusable:
-        say(f"  {plan.unusable} rows cannot be sent and will be errors in the output")
+        print_line(f"  {plan.unusable} rows cannot be sent and will be errors in the output")
     return plan
 
 
-def run_batch(options: BatchOptions, say: Say) -> Totals | None:
+def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
     """Run the whole batch; None if the output was already finished. After a SkimError it can be run again."""
-    plan = check_input(options.input, say)
+    plan = check_input(options.input, print_line)
     output = absolute(options.output, output_folder())
     journal = Journal(output)
     if journal.open(plan):
-        say(f"{output} is already finished")
+        print_line(f"{output} is already finished")
         return None
     done = journal.done()
     left = [part for part in plan.parts if part.index not in done]
     before = plan.rows - sum(part.rows for part in left)
-    say(f"Writing {output}" + (f": {before} rows are already done" if before else ""))
-    progress = Progress(plan.rows, before, say)
+    print_line(f"Writing {output}" + (f": {before} rows are already done" if before else ""))
+    progress = Progress(plan.rows, before, print_line)
     with ExitStack() as stack:
         try:
             if left:
-                _answer(options, plan, output, left, progress, stack, say)
+                _answer(options, plan, output, left, progress, stack, print_line)
         except (SystemExit, KeyboardInterrupt):
-            say(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
+            print_line(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
             raise
         except SkimError as error:
             raise SkimError(
@@ -82,7 +82,7 @@ def run_batch(options: BatchOptions, say: Say) -> Totals | None:
             ) from error
         # Before the pools stop, which takes seconds.
         totals = journal.finish(plan.parts)
-        say(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
+        print_line(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
     return totals
 
 
@@ -100,14 +100,14 @@ def _answer(
     parts: list[Part],
     progress: Progress,
     stack: ExitStack,
-    say: Say,
+    print_line: PrintLine,
 ) -> None:
     """Answer all rows of `parts`. The endpoint and the connection to Ray stay until `stack` closes."""
     source = absolute(options.input, Path.cwd())
     batch_id = plan.fingerprint[:12]
     local_files = is_local(source) or is_local(output)
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
-    url = stack.enter_context(_endpoint(options, batch_id, say))
+    url = stack.enter_context(_endpoint(options, batch_id, print_line))
     import ray
 
     endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
@@ -115,7 +115,7 @@ def _answer(
     work = Work(source, output, endpoint, options.concurrency, batch_id)
     here = local_files or urlsplit(url).hostname in LOOPBACK
     node = ray.get_runtime_context().get_node_id() if here else None
-    say(f"Sending {sum(part.rows for part in parts)} rows to {url}")
+    print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
     progress.start()
     for report in answer_parts(work, parts, node):
         if report.failure:
@@ -124,15 +124,15 @@ def _answer(
 
 
 @contextmanager
-def _endpoint(options: BatchOptions, batch_id: str, say: Say) -> Iterator[str]:
+def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> Iterator[str]:
     """Join Ray and give the base URL of the endpoint: a running one, or one that is started for the batch."""
     if options.config is not None:
         from cluster.serve.deployment import deployed
 
-        say("Starting pools for the batch")
+        print_line("Starting pools for the batch")
         # The name depends on the input: a resubmitted batch replaces only what its own killed run left.
         with deployed(
-            load_config(options.config), address=options.address, progress=say, name=f"skim-batch-{batch_id}"
+            load_config(options.config), address=options.address, progress=print_line, name=f"skim-batch-{batch_id}"
         ) as url:
             yield url
         return

@@ -11,8 +11,8 @@ EVERY_S = 5.0
 class Progress:
     """Counts the rows of reports and prints progress. before: rows that earlier runs have done."""
 
-    def __init__(self, rows: int, before: int, say: Callable[[str], None]) -> None:
-        self._rows, self.done, self._before, self._say = rows, before, before, say
+    def __init__(self, rows: int, before: int, print_line: Callable[[str], None]) -> None:
+        self._rows, self.done, self._before, self._print_line = rows, before, before, print_line
         self.failed = self._prompt_tokens = self._answer_tokens = 0
         self.start()
 
@@ -29,7 +29,7 @@ class Progress:
         now = time.monotonic()
         if self.done == self._rows or now - self._last >= EVERY_S:
             self._last = now
-            self._say(self._line(max(now - self._start, 1e-3)))
+            self._print_line(self._line(max(now - self._start, 1e-3)))
 
     def _line(self, seconds: float) -> str:
         """Errors and rates are those of this run alone."""

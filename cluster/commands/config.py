@@ -24,11 +24,11 @@ def check(config: ConfigFile) -> None:
     deployment = load_config(config)
     absent = absent_folders(deployment)
     notice = check_models(deployment) if not absent else None
-    _say(f"{config} is valid: {_pools(deployment)}")
+    _print_line(f"{config} is valid: {_pools(deployment)}")
     if notice:
-        _say(f"  {notice}")
+        _print_line(f"  {notice}")
     for model in absent:
-        _say(f"  {model} is not on this machine: the model was not checked")
+        _print_line(f"  {model} is not on this machine: the model was not checked")
 
 
 @app.command()
@@ -51,8 +51,8 @@ def manifests(
     from cluster.kuberay.write import write_manifests
     from cluster.serve.preflight import with_known_pins
 
-    for file in write_manifests(with_known_pins(load_config(config), _say), output):
-        _say(f"Wrote {file}")
+    for file in write_manifests(with_known_pins(load_config(config), _print_line), output):
+        _print_line(f"Wrote {file}")
 
 
 def _pools(config: "DeploymentConfig") -> str:
@@ -64,5 +64,5 @@ def _pools(config: "DeploymentConfig") -> str:
     return f"{config.served_model_name}, " + ", ".join(parts)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)

@@ -37,12 +37,12 @@ def pairs(
     if target is None:
         result: dict[str, Any] = {"known": [pair._asdict() for pair in KNOWN]}
         console.print(_known_table())
-        _say("`skim pairs TARGET` checks the models on this machine. docs/models.md explains the states.")
+        _print_line("`skim pairs TARGET` checks the models on this machine. docs/models.md explains the states.")
     else:
         result = _checked(target, among or [], keep_rate)
     if json_file is not None:
         write_json(json_file, result)
-        _say(f"Wrote {json_file}")
+        _print_line(f"Wrote {json_file}")
 
 
 def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any
 
 
 def _show(result: dict[str, Any]) -> None:
-    target = result["target"]
-    _say(f"Target {target['name']}: {_parameters(target['size'])} parameters, {target['size']['positions']} tokens")
+    target, size = result["target"], result["target"]["size"]
+    _print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
     right = [Column(name, justify="right", no_wrap=True) for name in ("parameters", "cost", "work", "tokens")]
     table = Table(
         Column("speculator", overflow="fold"), "verdict", "tokenizer", *right, box=SIMPLE_HEAD, pad_edge=False
@@ -81,8 +81,8 @@ def _show(result: dict[str, Any]) -> None:
     console.print(table)
     for one in result["speculators"]:
         if one["reason"]:
-            _say(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
-    _say(
+            _print_line(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
+    _print_line(
         "\ncost: parameters that compute a prompt token, as a share of the target's. work: cost of a prefill with keep"
         f" rate {result['keep_rate']:g}, as a share of a dense prefill; attention is not counted. The quality of the"
         " selection is not checked: measure it with `skim eval`."
@@ -104,5 +104,5 @@ def _known_table() -> Table:
     return table
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)

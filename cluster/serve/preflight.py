@@ -58,10 +58,10 @@ def with_pinned_models(config: DeploymentConfig) -> DeploymentConfig:
     return config.with_pools(update)
 
 
-def with_known_pins(config: DeploymentConfig, say: Callable[[str], None]) -> DeploymentConfig:
+def with_known_pins(config: DeploymentConfig, print_line: Callable[[str], None]) -> DeploymentConfig:
     """As `with_pinned_models`, but a name whose commit cannot be looked up here stays as it is.
 
-    say: called with one line per model that is not pinned.
+    print_line: called with one line per model that is not pinned.
     """
     pools, unknown = dict(config.pools), dict[str, str]()
     for name, pool in pools.items():
@@ -70,7 +70,7 @@ def with_known_pins(config: DeploymentConfig, say: Callable[[str], None]) -> Dep
         except ModelError as error:
             unknown[pool.model] = str(error)
     for reason in unknown.values():
-        say(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
+        print_line(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
     return config.with_pools(pools)
 
 

@@ -25,30 +25,30 @@ class RayGoneError(SkimError):
 class Changes:
     """Turns looks at the parts into lines, one for each change."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
         self._down: dict[str, str] = {}
 
     def look(self, parts: Sequence[Part]) -> None:
         """Say what changed since the last look."""
         for part in parts:
             if part.reason and self._down.get(part.name) != part.reason:
-                self._say(part.line)
+                self._print_line(part.line)
         down = {part.name: part.reason for part in parts if part.reason}
         for name in self._down.keys() - down:
-            self._say(f"{name} is back")
+            self._print_line(f"{name} is back")
         self._down = down
 
     def lost(self, reason: str) -> None:
         """Serve itself does not answer."""
         if "Serve" not in self._down:
-            self._say(f"Serve: {reason}")
+            self._print_line(f"Serve: {reason}")
         self._down.setdefault("Serve", reason)
 
 
-def watch(stop: Event, say: Callable[[str], None]) -> None:
+def watch(stop: Event, print_line: Callable[[str], None]) -> None:
     """Until `stop` is set. Raises RayGoneError if Ray has ended."""
-    changes, silent_s = Changes(say), 0.0
+    changes, silent_s = Changes(print_line), 0.0
     while not stop.wait(PERIOD_S):
         if dead := dead_ray_process():
             raise RayGoneError(f"Ray has ended, because its process {dead} has died: start `skim serve` again")

@@ -71,8 +71,8 @@ def calibrate(
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )
 
-    def run(tell: Any) -> dict[str, Any]:
-        result = calibration.run(settings, tell)
+    def run(report: Any) -> dict[str, Any]:
+        result = calibration.run(settings, report)
         write_config(config, deployment.target.model, deployment.speculator.model, result, output)
         return result
 

@@ -134,4 +134,4 @@ def evaluate(
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )
-    measure(family_results if timed else results, lambda tell: run.run(settings, tell), json_file, plot_file)
+    measure(family_results if timed else results, lambda report: run.run(settings, report), json_file, plot_file)

@@ -48,4 +48,4 @@ def evidence(
         options=read_options(speculator_options, "--speculator-options"),
         journal=journal,
     )
-    measure(benchmark, lambda tell: benchmark.run(settings, tell), json_file, plot_file)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

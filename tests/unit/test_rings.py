@@ -33,7 +33,7 @@ def ring_of(folder: Path, source: str) -> Ring:
 def ran(found: dict[str, Ring]) -> tuple[int, list[list[str]]]:
     """The exit status, and the words of each line of the table."""
     said: list[str] = []
-    status = run(list(found), found, say=said.append)
+    status = run(list(found), found, print_line=said.append)
     return status, [line.split() for line in said[-1].strip().splitlines()]
 
 

@@ -25,7 +25,7 @@ ON_CPU = 5
 """The limits of the steps are for a GPU. On CPU, where the proof is only tried, they are this many times longer."""
 _POLL_S = 0.1
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Proof:
     file: Path
     machine: Mapping[str, Any]
     minutes: float
-    tell: Tell = print
+    print_line: PrintLine = print
 
     def __post_init__(self) -> None:
         known = self.machine.get("gpu"), self.machine.get("versions")
@@ -59,15 +59,15 @@ class Proof:
                 continue
             entry = self._entries[step.name]
             if entry["status"] in (PASS, FAIL, SKIP) and not again:
-                self.tell(f"{entry['status']}  {step.name}: done before, {entry['seconds']:.0f} s")
+                self.print_line(f"{entry['status']}  {step.name}: done before, {entry['seconds']:.0f} s")
                 continue
             if (left := ends - time.monotonic()) <= 0:
-                self.tell(f"{TODO}  {step.name}: the {self.minutes:g} minutes are over")
+                self.print_line(f"{TODO}  {step.name}: the {self.minutes:g} minutes are over")
                 continue
-            self.tell(f"\n{step.name}: {step.shows}")
+            self.print_line(f"\n{step.name}: {step.shows}")
             self._run(step, left)
         wanted = [entry["status"] for name, entry in self._entries.items() if not only or name in only]
-        self.tell("\n" + ", ".join(f"{wanted.count(s)} {s}" for s in (PASS, FAIL, SKIP, TODO) if s in wanted))
+        self.print_line("\n" + ", ".join(f"{wanted.count(s)} {s}" for s in (PASS, FAIL, SKIP, TODO) if s in wanted))
         return all(status in (PASS, SKIP) for status in wanted)
 
     def _entry(self, step: Step, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Proof:
             nonlocal told
             found = read_checks(lines)
             for check in found[told:]:
-                self.tell(f"  {check}")
+                self.print_line(f"  {check}")
             if len(found) > told:
                 entry["checks"] = [asdict(check) for check in found]
                 self._write()
@@ -105,19 +105,19 @@ class Proof:
         if cut:
             # The run's time was over, not the step's own: the next run repeats it.
             entry |= {"status": TODO, "seconds": seconds}
-            self.tell(f"  {TODO}  the {self.minutes:g} minutes are over")
+            self.print_line(f"  {TODO}  the {self.minutes:g} minutes are over")
         else:
             if ended is not None:
                 says = ended or f"the step was ended after its limit of {limit:g} s"
                 checks.append(Check("end", FAIL, None, says))
-                self.tell(f"  {checks[-1]}")
+                self.print_line(f"  {checks[-1]}")
             elif not checks:
                 checks.append(Check("end", FAIL, None, "the step ended without a check"))
-                self.tell(f"  {checks[-1]}")
+                self.print_line(f"  {checks[-1]}")
             entry |= {"status": _status(checks), "seconds": seconds, "checks": [asdict(check) for check in checks]}
             if entry["status"] == FAIL:
                 entry["log"] = _tail(log)
-            self.tell(f"  {entry['status']}  {step.name}, {seconds:.0f} s")
+            self.print_line(f"  {entry['status']}  {step.name}, {seconds:.0f} s")
         self._write()
 
     def _process(

@@ -50,7 +50,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
 def test_a_model_is_a_hub_name_or_a_folder(skim, monkeypatch, tmp_path, name):
     asked = []
 
-    def run(settings, tell):
+    def run(settings, report):
         asked.append((settings.target, settings.speculator))
         raise SkimError("nothing is measured")
 
@@ -74,5 +74,5 @@ def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path,
         monkeypatch.setenv(ENABLE, said)
     monkeypatch.setattr(sys, "argv", ["/bin/skim", "bench", "overhead"])
     benchmark = SimpleNamespace(describe=lambda result: "", table=lambda result: (["a"], [["b"]]))
-    measure(benchmark, lambda tell: {}, tmp_path / "r.json", None)
+    measure(benchmark, lambda report: {}, tmp_path / "r.json", None)
     assert json.loads((tmp_path / "r.json").read_text()) == {"command": f"{before}skim bench overhead"}

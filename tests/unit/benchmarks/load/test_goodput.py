@@ -19,7 +19,7 @@ RESULT = {
         "dense": [{**POINT, "rate": 0.5, "share": 1.0}, {**POINT, "rate": 0.8, "share": 0.75}],
         "skim": [{**POINT, "rate": 4.0, "share": 0.5}, {**POINT, "rate": 2.5, "share": 0.95}],
     },
-    "knees": {
+    "saturation": {
         "dense": {"rate": 0.5, "breaks_at": 0.8, "goodput": 0.48},
         "skim": {"rate": 2.5, "breaks_at": 4.0, "goodput": 2.4},
     },
@@ -38,19 +38,19 @@ def test_the_table_rises_with_the_rate() -> None:
     assert all(len(row) == len(columns) for row in rows)
 
 
-def test_both_knees_are_told_with_where_they_break() -> None:
+def test_both_rates_are_told_with_where_they_break() -> None:
     text = describe(RESULT)
     assert "dense 0.500 (0.800 is too high); skim 2.500 (4.000 is too high). Skim's goodput is 5.0 x dense." in text
 
 
-def test_a_knee_that_was_not_found_is_no_number() -> None:
+def test_a_rate_that_was_not_found_is_no_number() -> None:
     nothing = {"breaks_at": None, "goodput": None}
-    knees = {"dense": {**nothing, "rate": None, "breaks_at": 0.1}, "skim": {**nothing, "rate": 2.0}}
-    text = describe(RESULT | {"knees": knees, "ratio": None})
+    rates = {"dense": {**nothing, "rate": None, "breaks_at": 0.1}, "skim": {**nothing, "rate": 2.0}}
+    text = describe(RESULT | {"saturation": rates, "ratio": None})
     assert "dense under 0.100; skim at least 2.000." in text
 
 
-def test_goodput_is_what_was_served_at_the_knee_not_what_was_offered() -> None:
+def test_goodput_is_what_was_served_at_that_rate_not_what_was_offered() -> None:
     """It is also not the largest goodput of all rates: a rate that misses the objective can have a larger one."""
     points = [
         {**POINT, "rate": 1.0, "share": 1.0, "request_goodput": 0.9},
@@ -63,7 +63,7 @@ def test_goodput_is_what_was_served_at_the_knee_not_what_was_offered() -> None:
 
 def test_a_dense_server_that_met_no_rate_bounds_the_comparison():
     dense = {"rate": None, "breaks_at": 0.5, "goodput": None}
-    knees = {"dense": dense, "skim": {"rate": 4.0, "breaks_at": None, "goodput": 3.5}}
-    assert describe(RESULT | {"knees": knees, "ratio": None}).endswith("Skim's goodput is over 7.0 x dense.")
-    knees["skim"] = {"rate": None, "breaks_at": 4.0, "goodput": None}
-    assert " x dense" not in describe(RESULT | {"knees": knees, "ratio": None})
+    rates = {"dense": dense, "skim": {"rate": 4.0, "breaks_at": None, "goodput": 3.5}}
+    assert describe(RESULT | {"saturation": rates, "ratio": None}).endswith("Skim's goodput is over 7.0 x dense.")
+    rates["skim"] = {"rate": None, "breaks_at": 4.0, "goodput": None}
+    assert " x dense" not in describe(RESULT | {"saturation": rates, "ratio": None})
