@@ -10,6 +10,8 @@ from evals.run.failure_pages import INDEX
 from evals.run.run import EvalSettings, run
 from tests.unit.cluster.explain.test_page import data_of
 
+pytestmark = pytest.mark.nightly
+
 MODELS = Path(__file__).parents[3] / "demo_models"
 OPTIONS = {"enforce_eager": True, "max_model_len": 2048}
 ALMOST_NOTHING, SOME = 0.03, 0.2
