@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.models import Shape, make_model, random_prompt
+from benchmarks.harness.models import random_prompt
 from benchmarks.replay.cost_profiles import PROFILES, Profile
-from benchmarks.replay.simulation import MockPools
+from benchmarks.replay.simulation import MockPools, Unmetered
 from benchmarks.replay.virtual_time import run as run_in_virtual_time
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
@@ -34,8 +34,6 @@ from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
-from speculator_service.mock_engine import MockSpeculator
-from target_service.mock_engine import MockTarget
 from target_service.sampling import DELTA
 
 SYSTEMS = ("admission", "none")
@@ -62,47 +60,21 @@ class OverloadSettings:
     seed: int = 0
 
 
-class _Unmetered:
-    def record(self, name: str, value: float, **tags: str) -> None: ...
-
-
 class _Skim:
     """One deployment with its router. admits: with limits; without, every request is accepted."""
 
     def __init__(self, settings: OverloadSettings, profile: Profile, *, admits: bool) -> None:
-        model = str(make_model(Shape(layers=1, heads=1, kv_heads=1, intermediate=64), seed=0))
-        targets, speculators = profile.gpus - profile.speculator_gpus, profile.speculator_gpus
-        pools = MockPools(
-            [
-                MockSpeculator(
-                    model,
-                    ms_per_token=profile.speculator.ms_per_token(speculators),
-                    ms_per_look_ahead=profile.speculator.ms_per_step(speculators),
-                    one_at_a_time=True,
-                )
-                for _ in range(settings.replicas)
-            ],
-            [
-                MockTarget(
-                    model,
-                    prefill_ms_per_token=profile.target.ms_per_token(targets),
-                    decode_ms=profile.target.ms_per_step(targets),
-                    one_at_a_time=True,
-                )
-                for _ in range(settings.replicas)
-            ],
-        )
         # Options of the deployment: no request has a wish of its own.
         self._settings = settings
         self._options = PREFILL.resolve(PrefillOptions(keep_rate=settings.keep_rate), None, None)
         self._decode = SpeculationOptions(method="none")
-        admission = Admission(_Unmetered(), max_wait_s=60.0) if admits else _Open(_Unmetered())
+        admission = Admission(Unmetered(), max_wait_s=60.0) if admits else _Open(Unmetered())
         self._dispatcher = Dispatcher(
-            pools,
+            MockPools.of(profile, settings.replicas),
             self._options,
             self._decode,
             RouterConfig(select_timeout_s=3600, guard=False),
-            _Unmetered(),
+            Unmetered(),
             admission,
         )
 

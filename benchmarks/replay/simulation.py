@@ -81,6 +81,22 @@ class MockPools:
         self._services = Replicas([SpeculatorService(engine) for engine in speculators])
         self._targets = Replicas(targets)
 
+    @classmethod
+    def of(cls, profile: Profile, replicas: int, *, read: int = 0, held: int = 0) -> "MockPools":
+        """Pools with so many replicas each. read, held: tokens that the caches of a speculator and of a target hold."""
+        model, gpus = _model(), profile.speculator_gpus
+        speculators = [
+            MockSpeculator(
+                model,
+                ms_per_token=profile.speculator.ms_per_token(gpus),
+                ms_per_look_ahead=profile.speculator.ms_per_step(gpus),
+                cache_tokens=read,
+                one_at_a_time=True,
+            )
+            for _ in range(replicas)
+        ]
+        return cls(speculators, _targets(model, profile, profile.gpus - gpus, held, replicas))
+
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         with self._services.taken(request.affinity) as service:
             selection = await service.select(decode(encode(request), SelectRequest))
@@ -98,7 +114,7 @@ class MockPools:
         """No session is kept, because nothing drafts."""
 
 
-class _Unmetered:
+class Unmetered:
     """A Meter that records nothing."""
 
     def record(self, name: str, value: float, **tags: str) -> None: ...
@@ -108,22 +124,11 @@ class _Skim:
     def __init__(
         self, profile: Profile, options: PrefillOptions, stock_tokens: int, router_ms: float, replicas: int
     ) -> None:
-        model, targets, speculators = _model(), profile.gpus - profile.speculator_gpus, profile.speculator_gpus
         held, read = tokens_held(stock_tokens, options.fixed_rate or options.largest_share, profile.ratio)
-        readers = [
-            MockSpeculator(
-                model,
-                ms_per_token=profile.speculator.ms_per_token(speculators),
-                ms_per_look_ahead=profile.speculator.ms_per_step(speculators),
-                cache_tokens=read,
-                one_at_a_time=True,
-            )
-            for _ in range(replicas)
-        ]
         self._options, self._decode = options, SpeculationOptions(method="none")
-        self._pools = MockPools(readers, _targets(model, profile, targets, held, replicas))
+        self._pools = MockPools.of(profile, replicas, read=read, held=held)
         self._dispatcher = Dispatcher(
-            self._pools, self._options, self._decode, RouterConfig(select_timeout_s=3600), _Unmetered()
+            self._pools, self._options, self._decode, RouterConfig(select_timeout_s=3600), Unmetered()
         )
         self._router_ms = router_ms
 
