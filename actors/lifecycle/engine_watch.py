@@ -19,13 +19,8 @@ from skim_common.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 
-
 WATCH_PERIOD_S = 0.25
-
-
 NODES_PERIOD_S = 1.0
-
-
 KILL_TIMEOUT_S = 5.0
 
 

@@ -1,4 +1,4 @@
-"""How a replica starts, starts again after failures, and ends when its engine dies or hangs."""
+"""How a replica starts, and starts again after failures."""
 
 import asyncio
 import gc

@@ -1,4 +1,7 @@
-"""Sends the clients away before an application is deleted: Serve's proxies answer 404 from then on."""
+"""Calls of a running application: its handle, and connection draining before it is deleted.
+
+Serve's proxies answer 404 once an application is deleted.
+"""
 
 import logging
 import time
@@ -10,6 +13,14 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.ray_hooks.handles import init_with_own_loop
 
+logger = logging.getLogger(__name__)
+
+LONGEST_S = 15.0
+"""Maximum time that routers keep serving while their connections drain."""
+
+QUIET_S = 1.0
+"""Time without a request after which the connections count as drained."""
+
 
 def app_handle(name: str) -> DeploymentHandle:
     """The handle of the application `name`. Raises RayServeException if it does not run.
@@ -19,15 +30,6 @@ def app_handle(name: str) -> DeploymentHandle:
     handle = serve.get_app_handle(name)
     init_with_own_loop(handle)
     return handle
-
-
-logger = logging.getLogger(__name__)
-
-LONGEST_S = 15.0
-"""Maximum time that routers keep serving while their connections drain."""
-
-QUIET_S = 1.0
-"""Time without a request after which the connections count as drained."""
 
 
 def drain_connections(name: str) -> None:

@@ -8,7 +8,7 @@ of the last chunk it may keep a part.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,31 +23,6 @@ from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.spans import always_kept, mask_of
 from router.decision.guard import Guard
 from router.options.request import PrefillOptions
-
-if TYPE_CHECKING:
-    pass
-
-
-class _NotCounted:
-    """A meter for a guard whose verdicts nobody counts."""
-
-    def record(self, name: str, value: float, **tags: str) -> None:
-        pass
-
-
-async def keep_guarded(reading: "Reading") -> KeptPrompt:
-    """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it."""
-    prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
-    # No field counts as set: the guard obeys a request that says how much to keep.
-    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off"}).model_dump()
-    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
-    if advice.verdict == "dense":
-        return KeptPrompt.dense(prompt.token_ids)
-    selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)
-    if guard.distrusts(advice, selection, prompt.protected):
-        return KeptPrompt.dense(prompt.token_ids)
-    return selection.kept
-
 
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
@@ -76,6 +51,27 @@ class Reading:
         """Serving's selection. changes: of the options."""
         options = self.selection_options(**changes)
         return (await self.pair.select(self.prompt, options, cache_salt=self.salt)).kept
+
+
+class _NotCounted:
+    """A meter for a guard whose verdicts nobody counts."""
+
+    def record(self, name: str, value: float, **tags: str) -> None:
+        pass
+
+
+async def keep_guarded(reading: Reading) -> KeptPrompt:
+    """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it."""
+    prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
+    # No field counts as set: the guard obeys a request that says how much to keep.
+    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off"}).model_dump()
+    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
+    if advice.verdict == "dense":
+        return KeptPrompt.dense(prompt.token_ids)
+    selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)
+    if guard.distrusts(advice, selection, prompt.protected):
+        return KeptPrompt.dense(prompt.token_ids)
+    return selection.kept
 
 
 Keep = Callable[[Reading], Awaitable[KeptPrompt]]

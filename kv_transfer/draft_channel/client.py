@@ -19,9 +19,24 @@ from skim_common.errors import SkimError, WireError
 
 SHORTEST = 0.08
 """The shortest deadline, as a share of the longest: 20 ms of the default 250 ms."""
+
 TIMES = 4
 """The deadline is this multiple of the average."""
+
 WEIGHT = 0.2
+
+logger = logging.getLogger(__name__)
+
+# After this many unanswered requests in a row, the client replaces the stream by a new one.
+_MAX_UNANSWERED = 3
+
+_OPTIONS = [
+    *MESSAGE_LIMITS,
+    # A new channel connects at once. A shared subchannel would bring its own back-off, which is longer than ours.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Replicas are reached directly, even if the environment names a proxy.
+    ("grpc.enable_http_proxy", 0),
+]
 
 
 class ExchangeDeadline:
@@ -46,20 +61,6 @@ class ExchangeDeadline:
         """Record an exchange that took this time, or that missed this deadline."""
         before = self._average_s
         self._average_s = seconds if before is None else before + WEIGHT * (seconds - before)
-
-
-logger = logging.getLogger(__name__)
-
-# After this many unanswered requests in a row, the client replaces the stream by a new one.
-_MAX_UNANSWERED = 3
-
-_OPTIONS = [
-    *MESSAGE_LIMITS,
-    # A new channel connects at once. A shared subchannel would bring its own back-off, which is longer than ours.
-    ("grpc.use_local_subchannel_pool", 1),
-    # Replicas are reached directly, even if the environment names a proxy.
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 class DraftClient:

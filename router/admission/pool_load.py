@@ -69,8 +69,8 @@ NO_HEADROOM = PoolHeadroom()
 class PoolLoad:
     """One router's work in one pool. clock: seconds."""
 
-    def __init__(self, clock: Callable[[], float], room: PoolHeadroom = NO_HEADROOM) -> None:
-        self._clock, self._room = clock, room
+    def __init__(self, clock: Callable[[], float], headroom: PoolHeadroom = NO_HEADROOM) -> None:
+        self._clock, self._headroom = clock, headroom
         self.requests = 0
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
@@ -89,7 +89,7 @@ class PoolLoad:
     @property
     def has_headroom(self) -> bool:
         """Whether the pool has less than its `PoolHeadroom`."""
-        return self.ahead_ms < self._room.work_ms or self.requests < self._room.requests
+        return self.ahead_ms < self._headroom.work_ms or self.requests < self._headroom.requests
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
@@ -99,7 +99,7 @@ class PoolLoad:
             self._pairs, self._paired_at = self._pairs + 1, now
             self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_DRAIN_RATE * ahead_ms)
             self._squares = decay * self._squares + ahead_ms * ahead_ms
-        self._others_ms = max(0.0, waited_ms - self._pace * ahead_ms)
+        self._others_ms = max(0.0, waited_ms - self._drain_rate * ahead_ms)
         self._others_at = now
 
     def wait_ms(self, ahead_ms: float) -> float:
@@ -109,9 +109,9 @@ class PoolLoad:
         now = self._clock()
         others = self._others_ms * math.exp(-(now - self._others_at) / OTHERS_DECAY_S)
         probes = self.requests == 1 and now - self._paired_at >= PROBE_S
-        return others if probes else self._pace * ahead_ms + others
+        return others if probes else self._drain_rate * ahead_ms + others
 
     @property
-    def _pace(self) -> float:
+    def _drain_rate(self) -> float:
         """The slope of the line through the origin with the least squared error."""
         return self._products / self._squares if self._squares else 0.0

@@ -25,7 +25,8 @@ def admit(
     step = request.beam_search and call.group.prompts > 0
     # A beam search's later steps go before all others, because their request runs already.
     priority = FIRST_PRIORITY if step else state.prompt.priority
-    asking = AdmissionRequest(request.key, request.share, priority, request.deadline, call.group)
+    share = request.caller.key.share if request.caller else 1.0
+    asking = AdmissionRequest(request.key, share, priority, request.deadline, call.group)
     work = forecaster.work(state.forecast, state.options, *sizes, selects=decision.speculative)
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(state)) is not None:

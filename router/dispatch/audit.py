@@ -27,19 +27,6 @@ from router.pools.migration import migrate
 from skim_common.errors import SkimError
 from target_service.sampling import FINAL_ONLY
 
-
-def agreement(answer: Int32Array, other: Int32Array) -> float:
-    """The normalised token overlap of two answers (token ids, int32 [A] and [B]), 0 to 1; 1 for equal answers.
-
-    It is SQuAD's F1 (arXiv 1606.05250, section 6.1) over token ids: twice the number of shared tokens, with their
-    multiplicity, divided by the number of tokens of both. Two empty answers agree.
-    """
-    if not answer.size and not other.size:
-        return 1.0
-    shared = (Counter(answer.tolist()) & Counter(other.tolist())).total()
-    return 2 * shared / (answer.size + other.size)
-
-
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 128
@@ -56,6 +43,18 @@ AGREES = 0.5
 
 # These change the form of the output only, or are part of the length that an audit sets itself.
 _NOT_COMPARED = ("logprobs", "prompt_logprobs", "stream_interval", "flat_logprobs")
+
+
+def agreement(answer: Int32Array, other: Int32Array) -> float:
+    """The normalised token overlap of two answers (token ids, int32 [A] and [B]), 0 to 1; 1 for equal answers.
+
+    It is SQuAD's F1 (arXiv 1606.05250, section 6.1) over token ids: twice the number of shared tokens, with their
+    multiplicity, divided by the number of tokens of both. Two empty answers agree.
+    """
+    if not answer.size and not other.size:
+        return 1.0
+    shared = (Counter(answer.tolist()) & Counter(other.tolist())).total()
+    return 2 * shared / (answer.size + other.size)
 
 
 class Audits:

@@ -1,4 +1,4 @@
-"""Runs a prompt through the pools (decide, select, generate) and records the outcome in the request's context."""
+"""The way of one prompt through the router and the pools: decide, admit, select, generate, record."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -161,10 +161,9 @@ class Dispatcher:
             self.selections.add(state.request_id, Entry(state.prompt_tokens, explained, held), state.call.request.key)
             return selection.kept
         if decision.speculative:
-            sizes = (state.spans.protected_tokens, 0)
-            self.admission.runs_dense(
-                ticket, self.forecaster.work(state.forecast, state.options, *sizes, selects=False)
-            )
+            protected = state.spans.protected_tokens
+            work = self.forecaster.work(state.forecast, state.options, protected, 0, selects=False)
+            self.admission.runs_dense(ticket, work)
         state.mode = "dense"
         return KeptPrompt.dense(prompt.token_ids)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_transfer.options import DecodeOptions
-from router.admission.api_keys import FIRST_PRIORITY
-from router.admission.rate_limits import KeyUse
+from router.admission.rate_limits import Caller
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.keep_fields import KeepFields
@@ -19,22 +18,16 @@ from skim_common.deadline import NO_DEADLINE, Deadline
 class Request:
     """One HTTP call. options, decode: resolved from the deployment's and the client's.
 
-    decode_is_explicit: the client has options of its own for drafts. key: the name of the call's API key, never the
-    key; empty if the endpoint asks for none. use: what that key uses. share: its weight. min_priority: the lowest
-    `priority` that it may send. isolated: it shares no cached prefix with other keys. arrived: seconds of
-    `time.perf_counter`. keep_fields: the client's wishes for content parts, whose texts are marked in the body.
-    render_only: the client gets the rendered prompt and no answer. later_requests: as in `router.options.headers`.
-    deadline: when the answer must be complete.
+    decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
+    asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
+    texts are marked in the body. render_only: the client gets the rendered prompt and no answer. later_requests: as in
+    `router.options.headers`. deadline: when the answer must be complete.
     """
 
     options: PrefillOptions
     decode: DecodeOptions
     decode_is_explicit: bool = False
-    key: str = ""
-    use: KeyUse | None = None
-    share: float = 1.0
-    min_priority: int = FIRST_PRIORITY
-    isolated: bool = False
+    caller: Caller | None = None
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False
@@ -43,10 +36,15 @@ class Request:
     later_requests: int | None = None
     deadline: Deadline = NO_DEADLINE
 
+    @property
+    def key(self) -> str:
+        """The name of the call's API key, never the key; empty without one."""
+        return self.caller.key.name if self.caller else ""
+
     def salt(self, sent: str | None) -> str | None:
         """The cache salt for the engines. sent: the client's own. Under API keys no client can send another key's salt:
         the part before the colon is an isolated key's name, or empty."""
-        if self.isolated:
+        if self.caller and self.caller.key.isolate_cache:
             return f"{self.key}:{sent or ''}"
         return f":{sent}" if self.key and sent else sent
 

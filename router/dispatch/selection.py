@@ -23,6 +23,10 @@ from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.limits import check_readable
 from speculator_service.service import SpeculatorService
 
+logger = logging.getLogger(__name__)
+
+_OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
+
 
 class LexicalFallback:
     """Selects with `selector: lexical`; the other options are those of the request. It keeps no drafting session."""
@@ -41,11 +45,6 @@ class LexicalFallback:
             return None
         options = request.options.model_copy(update={"selector": "lexical"})
         return await self._service.select(replace(request, options=options, decode=None))
-
-
-logger = logging.getLogger(__name__)
-
-_OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
 
 class SelectionClient:

@@ -48,7 +48,7 @@ class PromptState:
     request_id: str
     options: PrefillOptions
     decode: DecodeOptions
-    wire_id: str = ""
+    wire_id: str = field(init=False)
     spans: PromptSpans = field(init=False)
     advice: Advice = field(init=False)
     forecast: Forecast = field(init=False)
@@ -116,8 +116,8 @@ class PromptState:
 
     def give_back(self) -> None:
         """The prompt was refused: its tokens do not count for the call's key."""
-        if (use := self.call.request.use) is not None:
-            use.give_back(self.spent_tokens)
+        if (caller := self.call.request.caller) is not None:
+            caller.use.give_back(self.spent_tokens)
             self.spent_tokens = 0
 
 
@@ -156,8 +156,8 @@ class CallState:
         state = PromptState(self, prompt, request_id, request.options, request.decode)
         state.timings["tokenize"] = 1e3 * (time.perf_counter() - request.arrived)
         if not (request.beam_search and self.prompts):
-            if request.use is not None:
-                request.use.spend(state.prompt_tokens, first=not self.prompts)
+            if request.caller is not None:
+                request.caller.use.spend(state.prompt_tokens, first=not self.prompts)
                 state.spent_tokens = state.prompt_tokens
             self.prompts.append(state)
             self.admission.clear()

@@ -6,14 +6,13 @@ It reads the options before the app parses the body. `router.http.response` send
 import asyncio
 import json
 import time
-from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.intake_lock import IntakeLock
-from router.admission.rate_limits import Caller, caller_of
+from router.admission.rate_limits import caller_of
 from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
@@ -28,6 +27,7 @@ from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, resolve_decode
 from router.options.settings import RouterConfig
 from router.prompt.keep_fields import extract_keep_fields
+from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 
 _GENERATING = ("/completions", "/responses", "/messages")
@@ -76,9 +76,8 @@ class SkimMiddleware:
                 key = caller.key.name if caller else ""
                 self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
             release_intake = await self._intake.enter()
-            request, body = self._request(headers, body, scope["path"], caller)
-            call = CallState(replace(request, deadline=deadline, arrived=came), traced.span, release_intake)
-            traced.call = call
+            request, body = self._request(headers, body, scope, deadline, came)
+            traced.call = call = CallState(request, traced.span, release_intake)
         except (InvalidRequestError, RefusedError) as error:
             release_intake()
             await respond(HttpError.of(error), scope, receive, send)
@@ -97,8 +96,11 @@ class SkimMiddleware:
             CURRENT.reset(token)
             await response.close()
 
-    def _request(self, headers: Headers, body: bytes, path: str, caller: Caller | None) -> tuple[Request, bytes]:
-        """What the call asks, and its body as vLLM's app is to read it."""
+    def _request(
+        self, headers: Headers, body: bytes, scope: Scope, deadline: Deadline, arrived: float
+    ) -> tuple[Request, bytes]:
+        """What the call asks, and its body as vLLM's app is to read it. deadline, arrived: as in Request."""
+        path: str = scope["path"]
         fields = read_fields(body, path)
         keep_fields = extract_keep_fields(fields, path)
         if keep_fields is not None:
@@ -113,11 +115,10 @@ class SkimMiddleware:
             keep_fields=keep_fields,
             render_only=path.endswith("/render"),
             later_requests=read_later_requests(headers),
+            caller=caller_of(scope),
+            deadline=deadline,
+            arrived=arrived,
         )
-        if caller is not None:
-            key = caller.key
-            request = replace(request, key=key.name, use=caller.use, share=key.share)
-            request = replace(request, min_priority=key.min_priority, isolated=key.isolate_cache)
         return request, body
 
 

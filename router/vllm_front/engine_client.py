@@ -158,8 +158,8 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     priority, request = kwargs.get("priority") or 0, call.request
     if not FIRST_PRIORITY <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
-    if priority < request.min_priority:
-        raise InvalidRequestError(f"priority must be at least {request.min_priority} with this API key")
+    if request.caller and priority < (least := request.caller.key.min_priority):
+        raise InvalidRequestError(f"priority must be at least {least} with this API key")
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
     if max(prompt["prompt_token_ids"]) >= 2**31:

@@ -1,4 +1,4 @@
-"""Records each chat that vLLM's renderer renders: its contents with their places.
+"""What Skim changes in vLLM's renderer: each chat is recorded, and the tokens of a known conversation are used again.
 
 The engine client gets token ids only; what they were rendered from is found here.
 """
@@ -18,6 +18,9 @@ from router.prompt.contents import ChatContents, MarkedChat, changed, without_ma
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.token_cache import KnownTokens
 from skim_common.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
 
 HOOKED = (
     ("vllm.renderers.base", "BaseRenderer.render_chat_async", "self conversations chat_params tok_params"),
@@ -40,7 +43,7 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
     """Replace `_tokenize_prompt_async` of this `renderer` (vllm.renderers.BaseRenderer). None if its tokenizer is not
     fit for it.
 
-    Only prompts whose offsets are asked for (`router.vllm_front.renderer`) and that get no tokens around them. The
+    Only prompts whose offsets are asked for (`hook_chat_rendering`) and that get no tokens around them. The
     others, and those that are too long, go vLLM's own way.
     """
     known = KnownTokens.of(renderer.tokenizer)
@@ -70,9 +73,6 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
 
     renderer._tokenize_prompt_async = tokenize_prompt
     return known
-
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager

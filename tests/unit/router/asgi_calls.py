@@ -4,7 +4,9 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
+from router.admission.api_keys import ApiKey, hash_of
 from router.admission.controller import Admission
+from router.admission.rate_limits import Caller, KeyUse
 from router.dispatch.request import Prompt
 from router.dispatch.state import CURRENT
 from router.explain.request_reports import RequestReports
@@ -16,6 +18,12 @@ from tests.unit.actors.local_meter import LocalMeter
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
 A_HUNDRED = Prompt([1] * 100, {}, 1)
+
+
+def caller(name, **fields):
+    """Who has a key of this name. fields: of ApiKey."""
+    key = ApiKey(name=name, sha256=[hash_of(name)], **fields)
+    return Caller(key, KeyUse(key))
 
 
 def middleware(app, settings=None, admission=None, **options):

@@ -17,7 +17,7 @@ from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.router.asgi_calls import middleware
+from tests.unit.router.asgi_calls import caller, middleware
 from tests.unit.router.conftest import LocalPools, until
 from tests.unit.router.dispatching import prompt
 from tests.unit.router.http.test_middleware import Call, Recorder
@@ -44,7 +44,8 @@ def dispatcher_of(pools, **limits):
 
 def context(given=None, wishes_decode=False, key=""):
     options = PREFILL.resolve(DEFAULTS, None, given)
-    return CallState(Request(options, DecodeOptions(), decode_is_explicit=wishes_decode, key=key))
+    who = caller(key) if key else None
+    return CallState(Request(options, DecodeOptions(), decode_is_explicit=wishes_decode, caller=who))
 
 
 async def collect(dispatcher, asked):

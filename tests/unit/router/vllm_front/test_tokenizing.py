@@ -5,6 +5,7 @@ import pytest
 from router.dispatch.request import Request
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.prompt.token_cache import KnownTokens
+from tests.unit.router.asgi_calls import caller
 from tests.unit.router.conftest import MODEL_NAME
 
 
@@ -50,10 +51,11 @@ async def test_the_next_turn_makes_only_its_own_tokens(client, pools, document, 
 
 
 def test_a_key_that_shares_no_prefix_finds_no_tokens_of_others():
-    def salt(**fields):
-        return Request(PrefillOptions(), SpeculationOptions().decode, **fields).salt("s")
+    def salt(who=None):
+        return Request(PrefillOptions(), SpeculationOptions().decode, caller=who).salt("s")
 
-    assert len({salt(), salt(key="a", isolated=True), salt(key="b", isolated=True), salt(key="c")}) == 4
+    isolated = [salt(caller(name, isolate_cache=True)) for name in ("a", "b")]
+    assert len({salt(), *isolated, salt(caller("c"))}) == 4
 
 
 async def test_special_tokens_around_a_chat_are_left_to_vllm(client, pools, document, reused):
