@@ -21,8 +21,8 @@ CODE = (
     *("router", "skim", "skim_common", "speculator_service", "target_service", "vllm_hooks"),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q")
-# Modules of a group share an engine and stay together, as the tests of each module do.
-TWO_WORKERS = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+# Longest modules first; which modules stay together is in tests/engine/conftest.py.
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 NIGHT = ("-m", "nightly")
 
 

@@ -4,20 +4,37 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+SHARING = {
+    "tests/engine/speculator_service/vllm_backend": ("test_question_rows.py", "test_scores.py", "test_sessions.py"),
+    "tests/engine/target_service/vllm_backend": ("test_continued_answers.py", "test_engine.py"),
+}
+"""Modules that share an engine, by folder: one worker of pytest-xdist runs them, in this order."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with `LONGEST = True` come first, so that no worker of pytest-xdist ends long after the others.
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
+    """pytest-xdist gives a worker all tests of a module, or of the modules that share an engine.
 
-    The tests of a module, or of modules that share an engine and name a group themselves, run on one worker.
+    Its own `--dist loadgroup` does nothing with pytest 9.2, which has no `Node._nodeid` to write a group's name to.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder, _, module = nodeid.partition("::")[0].rpartition("/")
+        return folder if module in SHARING.get(folder, ()) else f"{folder}/{module}"
+
+
+@pytest.hookimpl(optionalhook=True)  # it is called with -n only
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
+    return ByEngine(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with `LONGEST = True` come first, so that no worker of pytest-xdist ends long after the others."""
     items.sort(key=lambda item: not getattr(getattr(item, "module", None), "LONGEST", False))
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 class _Process(ForkServerProcess):

@@ -16,7 +16,7 @@ from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, 
 from tests.reference.models import random_prompt
 
 # They share an engine, so also its event loop.
-pytestmark = [pytest.mark.xdist_group("speculator llama"), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QUESTION = SelectionOptions(score_queries="question")
 BOTH = SelectionOptions(score_queries="both", look_ahead=3)

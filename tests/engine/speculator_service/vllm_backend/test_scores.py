@@ -17,7 +17,7 @@ from tests.reference.models import random_prompt
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 # They share an engine, so also its event loop.
-pytestmark = [pytest.mark.xdist_group("speculator llama"), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = random_prompt(300, seed=1)
 OPTIONS = SelectionOptions(look_ahead=4)

@@ -18,7 +18,7 @@ from tests.reference.segments import shuffled
 from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 # They share an engine, so also its event loop.
-pytestmark = [pytest.mark.xdist_group("speculator llama"), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OPTIONS = SelectionOptions(look_ahead=4)
 NOTHING = np.empty(0, np.int32)

@@ -11,6 +11,8 @@ from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, 
 from tests.reference.models import random_prompt
 from vllm_hooks.stacks import SIGNAL
 
+LONGEST = True
+
 
 @pytest.fixture(scope="module")
 def rig(start, device, every_core):

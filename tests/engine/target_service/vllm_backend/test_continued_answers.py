@@ -19,7 +19,7 @@ from tests.reference.generation_oracle import GenerationOracle, joined
 MODEL = {"max_position": 2048}
 
 # They share an engine, so also its event loop.
-pytestmark = [pytest.mark.xdist_group("target llama"), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture(scope="module")

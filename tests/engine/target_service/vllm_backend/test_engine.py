@@ -26,7 +26,7 @@ from tests.reference.models import random_prompt
 from tests.reference.segments import in_order, next_turn, shuffled, with_late_chunk
 
 # They share an engine, so also its event loop.
-pytestmark = [pytest.mark.xdist_group("target llama"), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture(scope="module")
