@@ -3,14 +3,11 @@
 Prefill comes in chunks of 256 tokens.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend import worker as scoring_worker
-from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG, RequestLedger
 from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowScheduler
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
@@ -130,45 +127,3 @@ async def test_control_a_row_sees_no_later_keys(rig):
         assert (await rig.errors([case]))[0] > 10 * TOLERANCE
     finally:
         await rig.call(as_before)
-
-
-def scheduled(**requests):
-    """A scheduler's output. requests: id -> (prompt tokens, rows, steps, tokens in this step)."""
-
-    def new(id, prompt, rows, steps):
-        options = {"look_ahead": max(0, steps - 1), "rows": rows, "steps": steps}
-        params = SimpleNamespace(extra_args={SCORE_ARG: options})
-        blocks = ([*range(1000)],)
-        return SimpleNamespace(
-            req_id=id, sampling_params=params, block_ids=blocks, num_computed_tokens=0, prompt_len=prompt
-        )
-
-    return SimpleNamespace(
-        finished_req_ids=set(),
-        scheduled_new_reqs=[new(id, *numbers[:3]) for id, numbers in requests.items()],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-        ),
-        num_scheduled_tokens={id: numbers[3] for id, numbers in requests.items()},
-    )
-
-
-def test_a_step_with_too_many_rows_keeps_the_last_of_each_question():
-    ledger = RequestLedger(block_size=4, rows=8)
-    step = scheduled(a=(20, (10, 16), 0, 20), b=(30, (0, 3), 2, 30), c=(9, (1, 9), 0, 5), d=(9, (8, 9), 0, 5))
-    computed = ledger.update(step)
-    assert [part.is_last for part in computed] == [True, False, False, False]
-    wanted = ledger.wanted(computed)
-    assert all(one.slot == one.position for one in wanted)
-    # Three questions share eight rows. The last prompt token of b is a step and d's question comes later.
-    expected = {"a": [14, 15], "b": [1, 2, 29], "c": [3, 4], "d": []}
-    assert {id: [one.position for one in wanted if one.request.id == id] for id in "abcd"} == expected
-    needed = {id: [*request.needed.rows] for id, request in ledger.requests.items()}
-    assert needed == {"a": [14, 15], "b": [1, 2], "c": [3, 4, 5, 6, 7, 8], "d": [8]}
-
-
-def test_a_step_with_few_rows_takes_all():
-    ledger = RequestLedger(block_size=4, rows=8)
-    wanted = ledger.wanted(ledger.update(scheduled(a=(20, (10, 16), 0, 20))))
-    assert [one.position for one in wanted] == [10, 11, 12, 13, 14, 15]
-    assert ledger.wanted([]) == []
