@@ -164,3 +164,13 @@ async def test_what_is_refused_in_any_case_is_not_even_parsed(path, body, status
     assert call.status == status
     assert call.headers.get("retry-after") == ("7" if status == 429 else None)
     assert hasattr(app, "received") == (status == 200)
+
+
+@pytest.mark.parametrize(("who", "asked"), [(None, ("", 1.0)), (caller("team", share=4.0), ("team", 4.0))])
+async def test_the_queue_learns_whose_prompt_it_is_and_the_weight_of_its_key(who, asked):
+    dispatcher, seen = dispatcher_of(LocalPools()), []
+    accept = dispatcher.admission._accept
+    dispatcher.admission._accept = lambda request, *work: seen.append(request) or accept(request, *work)
+    request = Request(PREFILL.resolve(DEFAULTS, None, None), DecodeOptions(), caller=who)
+    await collect(dispatcher, CallState(request))
+    assert [(one.key, one.share) for one in seen] == [asked]
