@@ -98,12 +98,14 @@ class SelectRequest:
     cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
     decode: options of the session to keep for drafting; None keeps no session.
     trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
-    question: half-open token span of the question of the last user turn (all of the turn's text if it is short). None:
-    unknown; the last `options.protect_last` tokens then count as the question.
+    question: half-open token span of the question of the last user turn (all of the turn's text if it is short), also
+    if messages follow it. None: unknown; the last `options.protect_last` tokens then count as the question.
     affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
     rate_spans, rates: int32 [R, 2] and float32 [R], half-open token ranges that have a keep rate of their own, in
     (0, 1]. They are sorted and do not overlap. The rest of the prompt is selected by `options`.
     timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
+    units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
+    of protected_spans and rate_spans are among them. Empty: the text is not known.
     """
 
     request_id: str
@@ -119,6 +121,7 @@ class SelectRequest:
     rate_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     timeout_ms: float | None = None
+    units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
@@ -139,8 +142,8 @@ class Selection:
     importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
     importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
     stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
-    chunk_scores: float32 [ceil(M / chunk_size)], the mean importance of each chunk of the request's `chunk_size`; None
-    from a speculator of an earlier release. raised: what the acceptance of earlier drafts added to the wanted coverage.
+    unit_scores: float32 [U], the mean importance of each unit (`spans.unit_starts`); None from a speculator of an
+    earlier release. raised: what the acceptance of earlier drafts added to the wanted coverage.
     """
 
     kept: KeptPrompt
@@ -149,7 +152,7 @@ class Selection:
     timings: Mapping[str, float] = field(default_factory=dict)
     reused_tokens: int = 0
     cached_tokens: int = 0
-    chunk_scores: Float32Array | None = None
+    unit_scores: Float32Array | None = None
     raised: float = 0.0
 
     def __post_init__(self) -> None:
@@ -160,12 +163,12 @@ class Selection:
                 f"importance needs one score for each of {self.kept.context_length} tokens, not"
                 f" {list(self.importance.shape)}"
             )
-        if self.chunk_scores is not None and not 0 < self.chunk_scores.size <= self.kept.context_length:
-            raise ValueError(f"{self.chunk_scores.size} chunk scores do not fit {self.kept.context_length} tokens")
+        if self.unit_scores is not None and not 0 < self.unit_scores.size <= self.kept.context_length:
+            raise ValueError(f"{self.unit_scores.size} unit scores do not fit {self.kept.context_length} tokens")
 
     @property
     def late(self) -> npt.NDArray[np.bool_]:
-        """Which kept tokens belong to late chunks, bool [K]: not reused, and after a token of a higher position."""
+        """Which kept tokens belong to late units, bool [K]: not reused, and after a token of a higher position."""
         positions = self.kept.positions
         late: npt.NDArray[np.bool_] = positions < np.maximum.accumulate(positions)
         late[: self.reused_tokens] = False

@@ -15,6 +15,8 @@ AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
 SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
+LEXICAL_WEIGHT = 1.0
+"""The `lexical_weight` of granularity text where none is set."""
 LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
 
@@ -73,7 +75,18 @@ class SelectionOptions(BaseModel):
     aggregation: Literal["max", "head_max_layer_mean"] = Field(
         "max", description="over heads and layers: the maximum (the paper), or maximum over heads, mean over layers"
     )
-    granularity: Literal["chunk", "token"] = Field("chunk", description="unit that is kept or dropped")
+    granularity: Literal["text", "chunk", "token"] = Field(
+        "text",
+        description="what is kept or dropped as a whole: lines and sentences (chunks, if only token ids are known), "
+        "chunks (the paper), or tokens",
+    )
+    lexical_weight: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="weight of the words shared with the question (BM25) in the sum with the speculator's scores; "
+        "none: 1 with granularity text, else 0",
+    )
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
     reuse: Literal["on", "off"] = Field(
         "on", description="extend what was kept for an earlier prompt with the same beginning"
@@ -123,6 +136,13 @@ class SelectionOptions(BaseModel):
         if self.keep_rate == AUTO:
             return self.min_keep == 1 or (self.coverage == 1 and self.largest_share == 1)
         return 1 in (self.fixed_rate, self.coverage)
+
+    @property
+    def bm25_weight(self) -> float:
+        """The weight of BM25 beside the speculator's scores, where the question is known."""
+        if self.lexical_weight is None:
+            return LEXICAL_WEIGHT if self.granularity == "text" else 0.0
+        return self.lexical_weight
 
     @property
     def tokens_ahead(self) -> int:

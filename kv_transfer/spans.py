@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError
 
 
@@ -27,6 +28,22 @@ def check_rates(spans: Int32Array, rates: Float32Array, prompt_tokens: int) -> N
         )
     if not ((rates > 0) & (rates <= 1)).all():
         raise InvalidRequestError("rates must be numbers > 0 and <= 1")
+
+
+def check_units(units: Int32Array, prompt_tokens: int) -> None:
+    """Raise InvalidRequestError unless the units [U] ascend from 0 inside the prompt, or there are none."""
+    if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
+        raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
+
+
+def unit_starts(prompt_tokens: int, options: SelectionOptions, units: Int32Array) -> Int32Array:
+    """The first token of each unit that has a score, int32 [U].
+
+    units: as in SelectRequest. Without units of text they are chunks, also where single tokens are chosen.
+    """
+    if options.granularity == "text" and units.size:
+        return units
+    return np.arange(0, prompt_tokens, options.chunk_size, dtype=np.int32)
 
 
 def regions_of(spans: Int32Array, rates: Float32Array) -> list[tuple[int, int, float]]:

@@ -10,6 +10,7 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.scoring.lexical import lexical_importance
+from speculator_service.scoring.units import NO_UNITS
 
 
 def score_lexically(request: SelectRequest) -> Scores:
@@ -17,7 +18,8 @@ def score_lexically(request: SelectRequest) -> Scores:
     began = perf_counter()
     size, options = int(request.token_ids.size), request.options
     asked = request.question or (max(0, size - options.protect_last), size)
-    importance = torch.from_numpy(lexical_importance(request.token_ids, asked, options.chunk_size))
+    units = request.units if options.granularity == "text" else NO_UNITS
+    importance = torch.from_numpy(lexical_importance(request.token_ids, asked, options.chunk_size, units))
     return Scores(importance, [], {"queue": 0.0, "speculate": 1e3 * (perf_counter() - began)})
 
 

@@ -11,17 +11,16 @@ import torch
 
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
-from kv_transfer.spans import mask_of, regions_of
-from skim_common.errors import SkimError
+from kv_transfer.spans import mask_of, regions_of, unit_starts
 from skim_common.models.info import ModelInfo
 from speculator_service.acceptance import Acceptances
-from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
-from speculator_service.lexical_engine import score_lexically
+from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_request
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
-from speculator_service.scoring.chunks import chunk_means
+from speculator_service.request_scores import last_question, scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import coverage, select
+from speculator_service.scoring.units import unit_means
 
 logger = logging.getLogger(__name__)
 
@@ -103,21 +102,7 @@ class SpeculatorService:
         """context: what the engine keeps for drafts, as `DecodeOptions.draft_context`; None: nothing."""
         if request.options.selector == "lexical":
             context = "kept" if context == "kept" else None  # the engine does not read the whole prompt
-            scores = score_lexically(request)
-        else:
-            scores = await self.engine.score(
-                ScoreRequest(
-                    request.request_id,
-                    request.token_ids,
-                    request.options,
-                    cache_salt=request.cache_salt,
-                    keep_session=context == "full",
-                    question=request.question,
-                )
-            )
-        if scores.importance.shape != request.token_ids.shape:
-            shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
-            raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
+        scores = await scores_of(self.engine, request, keep_session=context == "full")
         start = time.perf_counter()
         kept, share, raised = self._choose(request, scores, request.request_id if context == "full" else "")
         prompt = KeptPrompt(
@@ -138,7 +123,7 @@ class SpeculatorService:
             timings,
             kept.reused,
             scores.cached_tokens,
-            chunk_means(importance, request.options.chunk_size).astype(np.float32),
+            unit_means(importance, unit_starts(importance.size, request.options, request.units)).astype(np.float32),
             raised,
         )
 
@@ -150,14 +135,16 @@ class SpeculatorService:
         found = self._find(request, scores) if reuse else None
         raised = self._raised(request, found)
         options = request.options.covering_more(raised)
-        chosen, share = select(scores.importance, options, spans, regions_of(request.rate_spans, request.rates))
+        regions = regions_of(request.rate_spans, request.rates)
+        chosen, share = select(scores.importance, options, spans, regions, request.units)
         fresh = chosen.numpy().astype(np.int32)
         if not reuse:
             return Extended(fresh, 0), share, raised
         importance = scores.importance.to("cpu", torch.float32).numpy()
         protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
         doubtful = raised > 0 and found is not None and self._acceptances.was_low(found.record.session)
-        prompt = Prompt(importance, fresh, protected, options, request.question, rated, doubtful)
+        asked = last_question(request)
+        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, request.units)
         remember = partial(
             self.records.add,
             request.token_ids,
@@ -201,8 +188,8 @@ class SpeculatorService:
         if found is None or not self.engine.cache_tokens or request.options.selector == "lexical":
             return found
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
-        asked = request.question[0] if request.question else found.common
-        expected = min(found.common, asked) // 4 - BLOCK_TOKENS
+        asked = last_question(request) or (found.common, found.common)
+        expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return found
         self._counts.records_lost += 1
@@ -228,4 +215,5 @@ def _answers(record: Record, request: SelectRequest) -> bool:
 
 def _regions(request: SelectRequest) -> tuple[bytes, ...]:
     """The regions of a request with rules of their own, as `Record.regions`."""
-    return tuple(part.tobytes() for part in (request.protected_spans, request.rate_spans, request.rates))
+    parts = (request.protected_spans, request.rate_spans, request.rates, request.units)
+    return tuple(part.tobytes() for part in parts)

@@ -119,7 +119,7 @@ _ALL = (
         "skim_speculator_records_lost_total", "counter", "records dropped because the engine's cache lost the prompt"
     ),
     Metric("skim_speculator_reused_tokens_total", "counter", "kept tokens that stand in an earlier kept prompt"),
-    Metric("skim_speculator_late_tokens_total", "counter", "kept tokens of late chunks"),
+    Metric("skim_speculator_late_tokens_total", "counter", "kept tokens of late units"),
     Metric(
         "skim_speculator_compactions_total", "counter", "fresh selections where more of an earlier one could be reused"
     ),

@@ -1,4 +1,4 @@
-"""What the explain view adds to the time to first token: chunk scores, their bytes on the wire, and the log's entry.
+"""What the explain view adds to the time to first token: unit scores, their bytes on the wire, and the log's entry.
 
 The time to first token is that of both engines in this process, without router, Ray and network, so the shares are
 upper bounds. Each round measures both parts for one new prompt.
@@ -21,13 +21,15 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import spread
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from cluster.in_process.prompts import RenderedPrompt
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import unit_starts
 from kv_transfer.wire.codec import decode, encode
 from router.explain.explained import Explained
 from router.explain.selection_log import Entry, SelectionLog
 from skim_common.models.source import public_name
-from speculator_service.scoring.chunks import chunk_means
+from speculator_service.scoring.units import unit_means
 
 REPEATS = 20
 """Number of times that each part is measured per round; its median counts."""
@@ -78,22 +80,23 @@ async def _round(pair: AsyncPair, prompt: ChatPrompt, keep_rate: float) -> dict[
     options = SelectionOptions(keep_rate=keep_rate)
     # The same prompt again: the prefix cache has it.
     selection = await pair.select(prompt.rendered, options, return_importance=True)
-    return {"ttft_ms": timed.first_ms, **added(selection, options, prompt.rendered.protected)}
+    return {"ttft_ms": timed.first_ms, **added(selection, options, prompt.rendered)}
 
 
-def added(selection: Selection, options: SelectionOptions, protected: np.ndarray) -> dict[str, float]:
+def added(selection: Selection, options: SelectionOptions, prompt: RenderedPrompt) -> dict[str, float]:
     """Milliseconds of each part, in CPU time, for a selection with importance; `bytes` that cross the wire in addition.
 
     reading_ms: the JSON values of the explain view. They are made when they are asked for, not before the first token.
     """
     importance = selection.importance
     assert importance is not None
-    bare = replace(selection, importance=None, chunk_scores=None)
-    told = replace(bare, chunk_scores=selection.chunk_scores)
-    explained, log = Explained(told, options, protected, dict(told.timings)), SelectionLog()
+    bare = replace(selection, importance=None, unit_scores=None)
+    told = replace(bare, unit_scores=selection.unit_scores)
+    explained, log = Explained(told, options, prompt.protected, prompt.units, dict(told.timings)), SelectionLog()
+    starts = unit_starts(importance.size, options, prompt.units)
     with_scores, without = (_median_ms(partial(_cross, sent)) for sent in (told, bare))
     parts = {
-        "scores_ms": _median_ms(lambda: chunk_means(importance, options.chunk_size).astype(np.float32)),
+        "scores_ms": _median_ms(lambda: unit_means(importance, starts).astype(np.float32)),
         "wire_ms": max(0.0, with_scores - without),
         "log_ms": _median_ms(lambda: log.add("r", Entry(explained.selection.kept.context_length, explained))),
     }
@@ -127,7 +130,7 @@ def describe(result: dict[str, Any]) -> str:
     return (
         f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['engine']} engines in one"
         f" process, {settings['rounds']} prompts per length, keep rate {settings['keep_rate']}. *Added*: the mean"
-        " scores of the chunks, their bytes on the wire and the entry in the router's log, in CPU time. *Share*: of the"
+        " scores of the units, their bytes on the wire and the entry in the router's log, in CPU time. *Share*: of the"
         " time to first token, without router, Ray and network. *Reading*: the JSON of the explain view, which is made"
         " when it is asked for. Medians; in brackets the range over the prompts."
     )
@@ -154,7 +157,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     rows = result["rows"]
     lengths = [row["prompt_tokens"] for row in rows]
     with plots.figure(path, result, height=3.2) as [axes]:
-        for name, label in (("scores_ms", "chunk scores"), ("wire_ms", "wire"), ("log_ms", "log")):
+        for name, label in (("scores_ms", "unit scores"), ("wire_ms", "wire"), ("log_ms", "log")):
             axes.plot(lengths, [row[name]["median"] for row in rows], marker="o", label=label)
         plots.prompt_axis(axes, lengths)
         axes.set(ylabel="added ms", ylim=(0, None))

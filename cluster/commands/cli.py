@@ -233,7 +233,10 @@ def select(
     chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
     look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
-    chunk_size: Annotated[int, typer.Option(help="Tokens per chunk.")] = 32,
+    granularity: Annotated[
+        str, typer.Option(help="What is kept as a whole: text (lines and sentences), chunk or token.")
+    ] = "text",
+    chunk_size: Annotated[int, typer.Option(help="Tokens per chunk, of token ids and with --granularity chunk.")] = 32,
     keep_ranges: Annotated[
         str, typer.Option(metavar="JSON", help='Character ranges of the text with a keep: [[0, 900, "always"]].')
     ] = "[]",
@@ -245,7 +248,12 @@ def select(
     from cluster.commands.tools import read_options, read_prompt, run_select
 
     options = read_options(speculator_options, "--speculator-options")
-    selection = {"keep_rate": keep_rate, "look_ahead": look_ahead, "chunk_size": chunk_size}
+    selection = {
+        "keep_rate": keep_rate,
+        "look_ahead": look_ahead,
+        "granularity": granularity,
+        "chunk_size": chunk_size,
+    }
     prompt = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat, keep_ranges=keep_ranges)
     shown = Console(highlight=False)
     _finish(run_select(speculator, target or speculator, prompt, selection, engine, options, shown), json_file)

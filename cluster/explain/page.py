@@ -24,10 +24,10 @@ TITLE = "What was kept of a prompt"
 LABELS = {
     "protected": "Protected",
     "reused": "Reused",
-    "appended": "Late chunks",
+    "appended": "Late units",
     "new": "New text",
-    "top": "Best chunks",
-    "coverage": "Best chunks",
+    "top": "Best units",
+    "coverage": "Best units",
 }
 _DROPPED = {"name": "dropped", "label": "Dropped", "text": "not read by the target"}
 
@@ -63,10 +63,10 @@ def visible(text: str) -> str:
 
 
 def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """What the page's script reads. A piece is [start, end, group, chunk, text]; it lies in one group and one chunk."""
+    """What the page's script reads. A piece is [start, end, group, unit, text]; it lies in one group and one unit."""
     if not explanation.get("spans"):
         raise InvalidRequestError("the explanation has no spans: its prompt ran dense, or its server is an older one")
-    tokens, size = int(explanation["prompt_tokens"]), int(explanation["options"]["chunk_size"])
+    tokens, units = int(explanation["prompt_tokens"]), np.asarray(explanation["units"], np.int64)
     if prompt.cuts.shape != (tokens + 1,):
         raise InvalidRequestError(f"the prompt's text has {prompt.cuts.size - 1} tokens, the selection has {tokens}")
     names = list(dict.fromkeys(name for name in (*REASONS, *(span["reason"] for span in explanation["spans"]))))
@@ -80,10 +80,9 @@ def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tu
     ]
     return {
         "tokens": tokens,
-        "chunkSize": size,
-        "scores": explanation["chunk_scores"],
+        "scores": explanation["unit_scores"],
         "groups": [*described, _DROPPED | {"tokens": int((groups == len(names)).sum())}],
-        "pieces": _pieces(groups, size, prompt),
+        "pieces": _pieces(groups, units, prompt),
         "messages": [{"role": visible(m.role), "start": m.start, "end": m.end} for m in prompt.messages],
         "facts": _facts(explanation),
         "notes": [(visible(name), visible(text)) for name, text in notes],
@@ -91,16 +90,17 @@ def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tu
     }
 
 
-def _pieces(groups: npt.NDArray[np.int_], size: int, prompt: PromptText) -> list[list[Any]]:
-    """The prompt cut where the group, the chunk or the message changes."""
-    positions = np.arange(groups.size)
-    cut = np.r_[True, groups[1:] != groups[:-1]] | (positions % size == 0)
+def _pieces(groups: npt.NDArray[np.int_], units: npt.NDArray[np.int64], prompt: PromptText) -> list[list[Any]]:
+    """The prompt cut where the group, the unit or the message changes. units: their first tokens."""
+    cut = np.r_[True, groups[1:] != groups[:-1]]
+    cut[units] = True
     for message in prompt.messages:
         cut[[edge for edge in (message.start, message.end) if edge < groups.size]] = True
     edges = [*np.flatnonzero(cut).tolist(), groups.size]
     cuts = prompt.cuts.tolist()
+    unit_of = np.repeat(np.arange(units.size), np.diff(units, append=groups.size)).tolist()
     return [
-        [start, end, int(groups[start]), start // size, visible(prompt.text[cuts[start] : cuts[end]])]
+        [start, end, int(groups[start]), unit_of[start], visible(prompt.text[cuts[start] : cuts[end]])]
         for start, end in pairwise(edges)
     ]
 

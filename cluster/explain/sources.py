@@ -69,7 +69,9 @@ def from_prompt(
         finally:
             await pair.close()
         regions = regions_of(rendered.rate_spans, rendered.rates)
-        return Explained(selection, options.selection, rendered.protected, selection.timings, regions=regions)
+        return Explained(
+            selection, options.selection, rendered.protected, rendered.units, selection.timings, regions=regions
+        )
 
     explained = asyncio.run(select())
     return Source(explained.as_json(), _text(rendered, tokens))

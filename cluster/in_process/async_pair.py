@@ -191,6 +191,7 @@ class AsyncPair:
                 question=prompt.question,
                 rate_spans=prompt.rate_spans,
                 rates=prompt.rates,
+                units=prompt.units,
             )
         )
         session = selection.kept.session

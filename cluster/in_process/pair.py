@@ -40,7 +40,8 @@ class SelectFields(TypedDict, total=False):
     pool_kernel: int
     layers: Literal["all", "last_half", "last4", "last1"]
     aggregation: Literal["max", "head_max_layer_mean"]
-    granularity: Literal["chunk", "token"]
+    granularity: Literal["text", "chunk", "token"]
+    lexical_weight: float | None
     protect_last: int
     reuse: Literal["on", "off"]
     follow_acceptance: Literal["on", "off"]

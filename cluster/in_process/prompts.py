@@ -18,6 +18,7 @@ from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, MarkedChat, without_marks
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.protected_spans import prompt_spans, question_text
+from router.prompt.units import units_of
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
@@ -35,7 +36,7 @@ def no_spans() -> Int32Array:
 class RenderedPrompt:
     """A prompt as the models see it.
 
-    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates: as in
+    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates, units: as in
     SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets: int64 [M, 2],
     each token's half-open character range in `text`; None unless it is a rendered chat. chat: its contents.
     """
@@ -49,6 +50,7 @@ class RenderedPrompt:
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     unmapped: bool = False
     chat: ChatContents | None = None
+    units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
@@ -92,11 +94,12 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
     if isinstance(prompt, RenderedPrompt):
         asked = options.protected_spans or options.keep_ranges
         more = prompt_spans(prompt.token_ids.size, options, None, None, None).protected if asked else no_spans()
-        return replace(prompt, protected=np.concatenate([prompt.protected, more]))
+        units = np.union1d(prompt.units, more[more < prompt.token_ids.size]) if prompt.units.size else prompt.units
+        return replace(prompt, protected=np.concatenate([prompt.protected, more]), units=units.astype(np.int32))
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
-        encoded = tokenizer(prompt, return_offsets_mapping=bool(options.keep_ranges))
+        encoded = tokenizer(prompt, return_offsets_mapping=tokenizer.is_fast)
         return _raw(np.asarray(encoded.input_ids, np.int32), options, prompt, encoded.get("offset_mapping"))
     if all(isinstance(part, Mapping) for part in prompt):
         return _chat(prompt, tokenizer, options)  # type: ignore[arg-type]
@@ -107,7 +110,10 @@ def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
     spans = prompt_spans(token_ids.size, options, None, text, offsets)
-    return RenderedPrompt(token_ids, spans.protected, text=text, rate_spans=spans.rate_spans, rates=spans.rates)
+    units = units_of(text, offsets, spans, options, token_ids.size)
+    return RenderedPrompt(
+        token_ids, spans.protected, text=text, rate_spans=spans.rate_spans, rates=spans.rates, units=units
+    )
 
 
 def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> RenderedPrompt:
@@ -128,8 +134,18 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
+    units = units_of(text, offsets, spans, options, token_ids.size)
     return RenderedPrompt(
-        token_ids, spans.protected, spans.question, text, offsets, spans.rate_spans, spans.rates, spans.unmapped, chat
+        token_ids,
+        spans.protected,
+        spans.question,
+        text,
+        offsets,
+        spans.rate_spans,
+        spans.rates,
+        spans.unmapped,
+        chat,
+        units,
     )
 
 

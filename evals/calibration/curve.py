@@ -11,10 +11,11 @@ from cluster.in_process.async_pair import AsyncPair
 from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.spans import unit_starts
 from router.decision.guard import signals
 from router.dispatch.audit import AGREES, agreement
-from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.selection import select
+from speculator_service.scoring.units import unit_means
 from target_service.sampling import FINAL_ONLY
 
 COVERAGES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -25,7 +26,7 @@ MOST_DENSE = 0.2
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One prompt. kept, agreement: by coverage, in the order of COVERAGES: the share of the tokens that the target
-    read, and the agreement with the dense answer. entropy: of the chunks' scores; None where the guard does not judge.
+    read, and the agreement with the dense answer. entropy: of the units' scores; None where the guard does not judge.
     """
 
     name: str
@@ -49,8 +50,9 @@ async def observe(
         key = one.positions.tobytes()
         if key not in answers:
             answers[key] = await _answer(pair, one, max_tokens)
-    scores = chunk_means(importance, options.chunk_size).astype(np.float32)
-    found = signals(Selection(kept[0], 0.0, chunk_scores=scores), options, prompt.prompt.protected)
+    units = prompt.prompt.units
+    scores = unit_means(importance, unit_starts(ids.size, options, units)).astype(np.float32)
+    found = signals(Selection(kept[0], 0.0, unit_scores=scores), options, prompt.prompt.protected, units)
     return Observation(
         prompt.name,
         tuple(one.token_ids.size / ids.size for one in kept),
@@ -88,7 +90,8 @@ def entropy_limit(observations: Sequence[Observation], coverage: float) -> float
 
 
 def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> KeptPrompt:
-    positions, _ = select(torch.from_numpy(importance), options, prompt.prompt.protected.tolist())
+    spans, units = prompt.prompt.protected.tolist(), prompt.prompt.units
+    positions, _ = select(torch.from_numpy(importance), options, spans, units=units)
     at = positions.numpy().astype(np.int32)
     return KeptPrompt(prompt.prompt.token_ids[at], at, int(prompt.prompt.token_ids.size))
 

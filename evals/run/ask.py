@@ -187,7 +187,7 @@ class Engines(InProcess):
         reading = await self._reading(sample, prompt, (name, rate), {})
         options = reading.selection_options(**selector.served)
         selection = await self._pair.select(prompt, options)
-        return prompt, Explained(selection, options, prompt.protected, selection.timings)
+        return prompt, Explained(selection, options, prompt.protected, prompt.units, selection.timings)
 
     async def _reading(
         self,

@@ -72,7 +72,12 @@ def run(settings: EvidenceSettings, progress: Progress = silent) -> dict[str, An
     shown = {name: value for name, value in vars(settings).items() if name not in ("journal", "options")}
     return {
         "machine": began,
-        "settings": shown | {"speculator": model_name(settings.speculator), "options": dict(settings.options)},
+        "settings": shown
+        | {
+            "speculator": model_name(settings.speculator),
+            "options": dict(settings.options),
+            "granularity": SelectionOptions().granularity,
+        },
         "tasks": {task: describe_task(task) for task in settings.tasks},
         "rows": _rows(settings, samples, kept),
     }
@@ -123,15 +128,25 @@ def _rows(settings: EvidenceSettings, samples: Sequence[Sample], kept: Mapping[s
     return rows
 
 
+_UNITS = {
+    "chunk": "chunks that hold nothing else count for the keep rate. *look-ahead* is the default, *look-ahead, all"
+    " layers* the paper's way, and *lexical* BM25, which is at its best where the question shares words with the"
+    " evidence.",
+    "text": "the keep rate is a share of the other tokens. Lines and sentences are kept or dropped as a whole, and BM25"
+    " is in the sum of all ways but *look-ahead, chunks*, which has chunks and the speculator's scores alone."
+    " *look-ahead* is the default, and *lexical* BM25 alone.",
+}
+"""What a result says of its units, by the default granularity of the release that measured."""
+
+
 def describe(result: dict[str, Any]) -> str:
     """The conditions, and what each task is."""
     settings = result["settings"]
     lines = [
         f"Speculator `{settings['speculator']}`, {settings['prompts']} prompts per task of"
         f" {settings['prompt_tokens']} tokens. Shown is the share of the prompts of which all evidence was kept, with"
-        " its 95 % interval (Wilson). The protected tokens of serving are kept too; chunks that hold nothing else"
-        " count for the keep rate. *look-ahead* is the default, *look-ahead, all layers* the paper's way, and *lexical*"
-        " BM25, which is at its best where the question shares words with the evidence.",
+        " its 95 % interval (Wilson). The protected tokens of serving are kept too; "
+        + _UNITS[settings.get("granularity", "chunk")],
         "",
         *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
     ]

@@ -13,8 +13,8 @@ from evals.tasks.registry import Sample
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import mask_of
-from speculator_service.engine import ScoreRequest, SpeculatorEngine
-from speculator_service.lexical_engine import score_lexically
+from speculator_service.engine import SpeculatorEngine
+from speculator_service.request_scores import scores_of
 from speculator_service.scoring.selection import select
 
 LEXICAL = "lexical"
@@ -22,8 +22,8 @@ LEXICAL = "lexical"
 _DEFAULT = {"layers": "last_half", "aggregation": "max"}
 
 
-def _by(queries: str, **layers: str) -> dict[str, Any]:
-    return {"selector": "speculator", "score_queries": queries, **_DEFAULT, **layers}
+def _by(queries: str, **others: str) -> dict[str, Any]:
+    return {"selector": "speculator", "score_queries": queries, **_DEFAULT, **others}
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -36,10 +36,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "question, last four layers": _by("question", layers="last4"),
     "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
     "both": _by("both"),
+    "look-ahead, chunks": _by("look_ahead", granularity="chunk"),
     LEXICAL: {"selector": "lexical"},
 }
-"""Ways to score a prompt, as selection options. The first is the default, the second the paper's, and the last needs no
-speculator."""
+"""Ways to score a prompt, as selection options. The first is the default, the second has the paper's layers, and the
+last needs no speculator. With chunks, BM25 is not in the sum."""
 
 Recall = dict[str, dict[str, dict[float, list[bool]]]]
 """By way, task and keep rate: for each sample, whether all of its evidence was kept."""
@@ -73,9 +74,10 @@ async def importance_of(
     engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, options: SelectionOptions
 ) -> torch.Tensor:
     """The prompt's scores, float32 [M]. name: the request's id."""
-    if options.selector == "lexical":
-        return score_lexically(SelectRequest(name, prompt.token_ids, options, question=prompt.question)).importance
-    return (await engine.score(ScoreRequest(name, prompt.token_ids, options, question=prompt.question))).importance
+    request = SelectRequest(
+        name, prompt.token_ids, options, prompt.protected, question=prompt.question, units=prompt.units
+    )
+    return (await scores_of(engine, request)).importance
 
 
 def kept_share(
@@ -83,7 +85,7 @@ def kept_share(
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
     kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
-    kept[select(importance, options, prompt.protected.tolist())[0]] = True
+    kept[select(importance, options, prompt.protected.tolist(), units=prompt.units)[0]] = True
     return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
 
 

@@ -69,7 +69,7 @@ async def keep_guarded(reading: Reading) -> KeptPrompt:
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
     selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)
-    if guard.distrusts(advice, selection, prompt.protected):
+    if guard.distrusts(advice, selection, prompt.protected, prompt.units):
         return KeptPrompt.dense(prompt.token_ids)
     return selection.kept
 

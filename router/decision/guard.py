@@ -4,7 +4,7 @@ It acts twice, by signals that cost nothing:
 
 1. Before the selection, by the question's text (English). Counting and listing need most of a text, quoting needs it
    to the letter: a few chunks do not answer them (`QUESTIONS`).
-2. After the selection, by the scores of the chunks (`signals`). Scores that are nearly equal say that the speculator
+2. After the selection, by the scores of the units (`signals`). Scores that are nearly equal say that the speculator
    found no part that matters more than the others. The limit depends on the speculator and on how it scores, so there
    is no default: `skim calibrate` measures it.
 
@@ -23,18 +23,18 @@ import numpy as np
 from actors.observability.meter import Meter
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import always_kept, mask_of
+from kv_transfer.spans import always_kept, mask_of, unit_starts
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 
 Verdict = Literal["compressed", "more", "dense"]
 
 MORE = 0.4
-"""The least share of the chunks that is kept for a question of verdict `more`. A starting value: what is listed stands
+"""The least share that is kept for a question of verdict `more`. A starting value: what is listed stands
 in many chunks, so a fifth of them drops some of it."""
 
-FEW_CHUNKS = 8
-"""With fewer chunks that may be dropped, the entropy says nothing; by default they are fewer than 256 tokens."""
+FEW_UNITS = 8
+"""With fewer units that may be dropped, the entropy says nothing."""
 
 EXPLICIT = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_role", "keep_ranges"})
 """Options that say how much is kept. A request that gives one is obeyed."""
@@ -110,7 +110,7 @@ class Advice:
 class Guard:
     """The guard of one router; it counts its verdicts. enabled: False: it never acts.
 
-    entropy: a prompt whose chunk scores have a higher normalised entropy runs dense; None: the scores are not judged.
+    entropy: a prompt whose unit scores have a higher normalised entropy runs dense; None: the scores are not judged.
     """
 
     def __init__(self, meter: Meter, *, enabled: bool, entropy: float | None = None) -> None:
@@ -132,14 +132,14 @@ class Guard:
         self.count(advice.verdict, advice.kind)
         return Decision(False, advice.reason)
 
-    def distrusts(self, advice: Advice, selection: Selection, protected: Int32Array) -> str | None:
+    def distrusts(self, advice: Advice, selection: Selection, protected: Int32Array, units: Int32Array) -> str | None:
         """Why this prompt runs dense after its selection, in one word; None if the selection stands.
 
-        protected: int32 [P, 2], the request's protected spans.
+        protected: int32 [P, 2], the request's protected spans. units: as in SelectRequest.
         """
         if not advice.acts:
             return None
-        found = signals(selection, advice.options, protected)
+        found = signals(selection, advice.options, protected, units)
         reason = "guard-flat" if found.get("entropy", 0.0) > self._entropy else None
         self.count("dense" if reason else advice.verdict, "flat" if reason else advice.kind or "none")
         return reason
@@ -157,15 +157,17 @@ def keeping_more(options: PrefillOptions) -> PrefillOptions:
     return options.model_copy(update={"keep_rate": AUTO, **bounds})
 
 
-def signals(selection: Selection, options: SelectionOptions, protected: Int32Array) -> Mapping[str, float]:
-    """Signals of a selection, from the scores of the chunks that may be dropped; empty if there are too few, or if the
-    scores are missing or are not those of the prompt's chunks.
+def signals(
+    selection: Selection, options: SelectionOptions, protected: Int32Array, units: Int32Array
+) -> Mapping[str, float]:
+    """Signals of a selection, from the scores of the units that may be dropped; empty if there are too few, or if the
+    scores are missing or are not those of the prompt's units.
 
-    entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal. coverage: the share of these
-    scores that the kept chunks have.
+    units: as in SelectRequest. entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal.
+    coverage: the share of these scores that the kept units have.
     """
-    scores, positions = selection.chunk_scores, selection.kept.positions
-    starts = np.arange(0, selection.kept.context_length, options.chunk_size)
+    scores, positions = selection.unit_scores, selection.kept.positions
+    starts = unit_starts(selection.kept.context_length, options, units)
     if scores is None or scores.size != starts.size or options.granularity == "token":
         return {}
     fixed = always_kept(mask_of(protected.tolist(), selection.kept.context_length), options.protect_last)
@@ -173,7 +175,7 @@ def signals(selection: Selection, options: SelectionOptions, protected: Int32Arr
     kept[positions] = True
     droppable = np.add.reduceat(~fixed, starts, dtype=np.int64)
     weights = np.where(droppable > 0, scores.astype(np.float64), 0.0)
-    if (droppable > 0).sum() < FEW_CHUNKS or not weights.any():
+    if (droppable > 0).sum() < FEW_UNITS or not weights.any():
         return {}
     chosen = np.add.reduceat(kept & ~fixed, starts, dtype=np.int64) > 0
     return {

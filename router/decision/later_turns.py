@@ -1,7 +1,7 @@
 """What this router's prompts show about later turns: how many follow a prompt, and what each costs in both modes. Pure.
 
 A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
-late chunks on the target, while a dense conversation reads only the new tokens. A client can tell their number
+late units on the target, while a dense conversation reads only the new tokens. A client can tell their number
 (`router.options.headers`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
 """
 

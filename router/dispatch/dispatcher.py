@@ -37,6 +37,7 @@ from router.pools.interface import Pools
 from router.pools.migration import GivenUpError, Migration, ReplicaLostError, migrate
 from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import prompt_spans, question_text
+from router.prompt.units import units_of
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 from target_service.limits import check_length as check_target_length
 
@@ -150,11 +151,13 @@ class Dispatcher:
 
     async def _select(self, state: PromptState, decision: Decision, ticket: Ticket) -> KeptPrompt:
         """The kept prompt for the target, or the whole prompt for a dense run."""
-        prompt = state.prompt
+        prompt, spans = state.prompt, state.spans
+        if decision.speculative:
+            state.units = units_of(prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens)
         if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
             made, used = DecisionMade(state.reason, state.guard), state.options.selection
-            spans = state.spans
-            explained = Explained(selection, used, spans.protected, dict(state.timings), made, spans.regions)
+            timings = dict(state.timings)
+            explained = Explained(selection, used, spans.protected, state.units, timings, made, spans.regions)
             held = None
             if state.options.explain_text:
                 held = HeldPrompt(state.forecast.ids, message_spans(prompt.chat, prompt.offsets))

@@ -78,7 +78,7 @@ class SelectionClient:
         # Lexical scores in the place of the speculator's are not judged by its limit.
         if selection is None or state.options.selector != options.selector:
             return selection
-        reason = self._guard.distrusts(state.advice, selection, state.spans.protected)
+        reason = self._guard.distrusts(state.advice, selection, state.spans.protected, state.units)
         if reason is None:
             return selection
         state.distrusted(reason)
@@ -133,4 +133,5 @@ class SelectionClient:
             rate_spans=state.spans.rate_spans,
             rates=state.spans.rates,
             timeout_ms=state.call.request.deadline.left_ms,
+            units=state.units,
         )

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from actors.observability.tracing import NO_SPAN, Span
-from kv_transfer.messages import Selection
+from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import DecodeOptions
 from router.admission.ticket import PromptGroup
 from router.decision.cost_model import Estimate
@@ -33,8 +35,8 @@ class PromptState:
 
     request_id: the client may have chosen it, and knows it. wire_id: the pools' id of the prompt and of its drafting
     session, which no client can know or choose. options, decode: those that count for this prompt. spans, advice,
-    forecast, affinity: what is known before the mode is chosen; affinity is as in SelectRequest. started: when the mode
-    is chosen, in seconds of `time.perf_counter`.
+    forecast, affinity: what is known before the mode is chosen; affinity is as in SelectRequest. units: as in
+    SelectRequest; empty for a dense prompt. started: when the mode is chosen, in seconds of `time.perf_counter`.
 
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. guard: the kind of question for which the guard kept more; empty if it did not.
@@ -53,6 +55,7 @@ class PromptState:
     advice: Advice = field(init=False)
     forecast: Forecast = field(init=False)
     affinity: str = ""
+    units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     started: float = 0.0
     mode: str = ""
     reason: str = ""

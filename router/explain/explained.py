@@ -9,16 +9,16 @@ import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import always_kept, mask_of, segments_of, spans_of
+from kv_transfer.spans import always_kept, mask_of, segments_of, spans_of, unit_starts
 from router.decision.guard import signals
 
 REASONS = {
     "protected": "always kept: template, system prompt, tools, question, first and last tokens, spans of the client",
     "reused": "stands in the kept prompt of an earlier request",
-    "appended": "a late chunk: earlier text that this question needs, appended before the question",
-    "new": "text after the earlier prompt: its answer, a short text, or chunks with high scores",
-    "top": "among the chunks with the highest scores, within the keep rate",
-    "coverage": "among the fewest chunks that reach the wanted coverage",
+    "appended": "a late unit: earlier text that this question needs, appended before the question",
+    "new": "text after the earlier prompt: its answer, a short text, or units with high scores",
+    "top": "among the units with the highest scores, within the keep rate",
+    "coverage": "among the fewest units that reach the wanted coverage",
 }
 """Why a token is kept, by name. A token has the first reason of this list that holds."""
 
@@ -39,13 +39,15 @@ class DecisionMade:
 class Explained:
     """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
 
-    timings: milliseconds by part, until the selection was back at the router. decision: why the router selected; None
-    where no router decided. regions: token ranges with a keep rate of their own, as (start, end, rate).
+    units: as in SelectRequest. timings: milliseconds by part, until the selection was back at the router. decision: why
+    the router selected; None where no router decided. regions: token ranges with a keep rate of their own, as (start,
+    end, rate).
     """
 
     selection: Selection
     options: SelectionOptions
     protected: Int32Array
+    units: Int32Array
     timings: Mapping[str, float] = field(default_factory=dict)
     decision: DecisionMade | None = None
     regions: Sequence[tuple[int, int, float]] = ()
@@ -53,16 +55,16 @@ class Explained:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        kept, scores = self.selection.kept, self.selection.chunk_scores
-        arrays = (kept.token_ids, kept.positions, self.protected, *(() if scores is None else (scores,)))
+        kept, scores = self.selection.kept, self.selection.unit_scores
+        arrays = (kept.token_ids, kept.positions, self.protected, self.units, *(() if scores is None else (scores,)))
         return sum(array.nbytes for array in arrays)
 
     def as_json(self) -> dict[str, Any]:
         """JSON values. Spans are half-open ranges of token positions in the original prompt.
 
         spans: the kept spans in the order of the text, each with its reason (a name in `REASONS`) and its score, the
-        mean of its tokens' chunk scores. chunk_scores: the mean importance of each chunk of `options.chunk_size`
-        tokens, kept or not; None (as all scores are) from a speculator of an earlier release.
+        mean of its tokens' unit scores. units: the first token of each unit. unit_scores: the mean importance of
+        each unit, kept or not; None (as all scores are) from a speculator of an earlier release.
         kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
         what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
         which the target reads them; None if that is the order of kept_spans.
@@ -88,7 +90,8 @@ class Explained:
             "raised": selection.raised,
             "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
             "spans": self._spans(),
-            "chunk_scores": _rounded(self._scores),
+            "units": self._starts.tolist(),
+            "unit_scores": _rounded(self._scores),
             "kept_spans": spans(slice(None)),
             "reused_spans": spans(reused),
             "late_spans": spans(selection.late),
@@ -103,13 +106,18 @@ class Explained:
         }
 
     def _signals(self) -> Mapping[str, float]:
-        return signals(self.selection, self.options, self.protected)
+        return signals(self.selection, self.options, self.protected, self.units)
+
+    @property
+    def _starts(self) -> Int32Array:
+        """The first token of each unit."""
+        return unit_starts(self.selection.kept.context_length, self.options, self.units)
 
     @property
     def _scores(self) -> Float32Array | None:
-        """The chunk scores; None if they are missing or are not those of this prompt's chunks."""
-        scores, chunks = self.selection.chunk_scores, -(-self.selection.kept.context_length // self.options.chunk_size)
-        return scores if scores is not None and scores.size == chunks else None
+        """The unit scores; None if they are missing or are not those of this prompt's units."""
+        scores = self.selection.unit_scores
+        return scores if scores is not None and scores.size == self._starts.size else None
 
     def _spans(self) -> list[dict[str, Any]]:
         """The kept spans with reason and score. A span ends where the reason changes."""
@@ -117,7 +125,7 @@ class Explained:
         edges = np.flatnonzero(np.r_[True, reasons[1:] != reasons[:-1], True])
         scores, sums = self._scores, None
         if scores is not None:
-            tokens = np.repeat(scores.astype(np.float64), self.options.chunk_size)[: reasons.size]
+            tokens = np.repeat(scores.astype(np.float64), np.diff(self._starts, append=reasons.size))
             sums = np.add.reduceat(tokens, edges[:-1])
         found = []
         for place, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.spans import check_spans, regions_of, spans_of
 from router.options.errors import InvalidOptionError
-from router.options.policies import SYSTEM_ROLES, Keep, PolicyOptions
+from router.options.policies import Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
@@ -31,10 +31,10 @@ Offsets = Sequence[tuple[int, int]] | CharRanges
 class PromptSpans(NamedTuple):
     """protected: int32 [P, 2], half-open token spans that are never dropped.
 
-    question: half-open token span of the question of the last user turn (the whole turn if it is short). None if it is
-    unknown: raw text, a turn that is not found, a question without a visible beginning, or a last user turn that an
-    assistant or tool message follows. opening: tokens before the first message that is not the system's: the template's
-    beginning, the system prompt, the tools. 0 if it is unknown, and for raw text.
+    question: half-open token span of the question of the last user turn (the whole turn if it is short), also if
+    messages of the assistant or of tools follow it. None if it is unknown: raw text, a turn that is not found, or a
+    question without a visible beginning. opening: tokens before the first message that is not the system's: the
+    template's beginning, the system prompt, the tools. 0 if it is unknown, and for raw text.
     rate_spans, rates: as in SelectRequest. unmapped: of a chat, it is not known where the contents are; all of it is
     protected. lost: the number of contents whose place is not known; they are protected.
     """
@@ -180,8 +180,6 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
             ranges += [(by_start[start], keep) for start, _ in content.spans[-1:] if start in by_start]
         else:
             ranges += [(span, keep) for span in content.spans]
-    if any(role not in SYSTEM_ROLES for role in chat.roles[last_user + 1 :]):
-        question = None  # the prompt goes on from a tool result or from the beginning of an answer
     return ChatChars(sorted(ranges, key=lambda found: found[0]), question, min(starts, default=0))
 
 
@@ -256,8 +254,8 @@ def _refuse_ranges(why: str) -> NoReturn:
 def question_text(
     question: tuple[int, int] | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None
 ) -> str:
-    """The question of the last user turn, if its token span is known. After a tool result, the end of the last user
-    message. Of a raw prompt, its last line. "" without a text. question: as in PromptSpans. chat, text, offsets: as in
+    """The question of the last user turn, if its token span is known, else the end of the last user message. Of a raw
+    prompt, its last line. "" without a text. question: as in PromptSpans. chat, text, offsets: as in
     `protection.prompt_spans`.
     """
     if question is not None and text is not None and offsets is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
+from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, MarkedChat, changed, without_marks
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.token_cache import KnownTokens
@@ -143,9 +144,14 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
 
     async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         call = CURRENT.get()
-        if call is not None and call.request.options.keep_ranges:
+        if call is not None and not call.request.render_only and needs_offsets(call.request.options):
             tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
         return await render_cmpl(prompts, tok_params, **kwargs)
 
     renderer.render_chat_async = render_and_note
     renderer.render_cmpl_async = render_completions
+
+
+def needs_offsets(options: PrefillOptions) -> bool:
+    """Whether the places of a raw prompt's tokens in its text are used."""
+    return bool(options.keep_ranges) or (options.enabled is not False and options.granularity == "text")

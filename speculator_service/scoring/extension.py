@@ -1,25 +1,24 @@
 """Extends the kept prompt of an earlier request, so that the target finds it in its prefix cache.
 
 The order of tokens in a KV cache is free, as long as a token stands after those that it must use. So what stands is not
-moved. Late chunks, which only the new question needs, are appended before that question. Pure functions from scores and
+moved. Late units, which only the new question needs, are appended before that question. Pure functions from scores and
 positions to positions.
 
 The rule of value against cost:
 
-- Late chunks are those of the most important chunks of the old text that do not stand yet. If all of these stand, none
-  is added. The most important are an eighth of the fresh selection's chunks of the old text (LATE_SHARE), or
-  LATE_TOKENS if that is more. Further chunks of the fresh selection are added until as much of the old text stands as
-  it keeps. A chunk that is less important than the median chunk of the old text is left out, unless it is in a region
+- Late units are those of the most important units of the old text that do not stand yet. If all of these stand, none
+  is added. The most important are an eighth of the fresh selection's units of the old text (LATE_SHARE), or
+  LATE_TOKENS if that is more. Further units of the fresh selection are added until as much of the old text stands as
+  it keeps. A unit that is less important than the median unit of the old text is left out, unless it is in a region
   with a keep rate of its own. Protected tokens that do not stand are always added. After an answer whose drafts were
-  rejected unusually often (`speculator_service.acceptance`), all chunks of the fresh selection must stand.
+  rejected unusually often (`speculator_service.acceptance`), all units of the fresh selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
-  two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
+  two adjacent units among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
   without the first, so a sentence that begins in one and ends in the other is not understood.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
 from kv_transfer.spans import always_kept
-from speculator_service.scoring.chunks import chunk_means
+from speculator_service.scoring.units import Units
 
 LATE_SHARE = 1 / 8
 GROWTH = 3.0
@@ -51,7 +50,7 @@ class KnownPrefix:
 @dataclass(frozen=True, slots=True, eq=False)
 class Extended:
     """positions: int32 [K], distinct, in cache order; the last one is M - 1. reused: the number of leading positions
-    that the record supplied. late: tokens of late chunks. compacted: a fresh selection was used although more could
+    that the record supplied. late: tokens of late units. compacted: a fresh selection was used although more could
     have been reused.
     """
 
@@ -67,8 +66,8 @@ class Prompt:
 
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
     is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
-    of regions with a keep rate of their own; None: there are none. wants_all: every chunk of the fresh selection must
-    stand, not only the most important ones.
+    of regions with a keep rate of their own; None: there are none. wants_all: every unit of the fresh selection must
+    stand, not only the most important ones. text_units: `units` of the SelectRequest.
     """
 
     importance: Float32Array
@@ -78,6 +77,7 @@ class Prompt:
     question: tuple[int, int] | None = None
     rated: npt.NDArray[np.bool_] | None = None
     wants_all: bool = False
+    text_units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def size(self) -> int:
@@ -88,15 +88,20 @@ class Prompt:
         """The tokens that are always kept, bool [M]: the spans and the last `protect_last` tokens."""
         return always_kept(self.spans, self.options.protect_last)
 
+    @cached_property
+    def units(self) -> Units:
+        """What is kept or dropped as a whole."""
+        return Units.of(self.size, self.options, self.text_units)
+
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
-    """The kept prompt: the record's longest prefix before position C, the earlier answer, late chunks, the new text."""
+    """The kept prompt: the record's longest prefix before position C, the earlier answer, late units, the new text."""
     lead = _shared(prompt.fresh, _held(prompt, known, known.common))
     fresh = Extended(prompt.fresh, min(lead, known.positions.size))
     common = min(known.common, prompt.size - 1)  # the prompt's last token is read last
     plan, new = _plan(prompt, known, common)
     if plan.late and prompt.question and prompt.question[0] < common:
-        # Late chunks after the question are hardly used. A short question is read again after them.
+        # Late units after the question are hardly used. A short question is read again after them.
         again, read = _plan(prompt, known, prompt.question[0])
         if read - new <= max(SHORT_TEXT, new):
             plan, new = again, read
@@ -132,7 +137,7 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
 
 
 def _place_of_late(prompt: Prompt, answer: int, common: int) -> int:
-    """The position before which late chunks stand: the question or, if it is unknown or stands already, the first
+    """The position before which late units stand: the question or, if it is unknown or stands already, the first
     droppable text after the answer. In a tool turn that is the tool's result, and the call before it stays cached.
     """
     if prompt.question and prompt.question[0] >= common:
@@ -144,52 +149,49 @@ def _place_of_late(prompt: Prompt, answer: int, common: int) -> int:
 def _late(
     prompt: Prompt, standing: npt.NDArray[np.bool_], wanted: npt.NDArray[np.bool_], common: int
 ) -> npt.NDArray[np.bool_]:
-    """The tokens of the late chunks and of protected spans that do not stand yet, bool [M]; all before `common`."""
-    size = prompt.options.chunk_size if prompt.options.granularity == "chunk" else 1
+    """The tokens of the late units and of protected spans that do not stand yet, bool [M]; all before `common`."""
+    units, sizes = prompt.units, prompt.units.sizes
     old = np.arange(prompt.size) < common
     late = prompt.protected & old & ~standing
-    starts = np.arange(0, prompt.size, size)
     droppable = ~prompt.protected & old
-    chosen, missing, stands = (
-        np.logical_or.reduceat(droppable & mask, starts) for mask in (wanted, wanted & ~standing, standing)
-    )
+    chosen, missing, stands = (units.having(droppable & mask) for mask in (wanted, wanted & ~standing, standing))
     if not missing.any():
         return late
-    mean = chunk_means(prompt.importance, size)
+    mean = units.means(prompt.importance)
     falling = np.flatnonzero(chosen)
     falling = falling[np.argsort(-mean[falling], kind="stable")]
-    added = np.zeros(starts.size, bool)
-    most_important = (
-        falling.size if prompt.wants_all else max(math.ceil(LATE_SHARE * falling.size), LATE_TOKENS // size)
-    )
-    added[falling[:most_important]] = True
+    after = np.cumsum(sizes[falling])
+    share = 1.0 if prompt.wants_all else LATE_SHARE
+    added = np.zeros(sizes.size, bool)
+    added[falling[(after - sizes[falling] < share * after[-1]) | (after <= LATE_TOKENS)]] = True
     added &= missing
-    wanting = falling.size - int((stands | added).sum())
+    wanting = after[-1] - sizes[stands | added].sum()
     further = falling[(missing & ~added)[falling]]
-    added[further[: max(0, wanting)]] = True
-    worthy = mean >= np.median(mean[starts < common])
+    added[further[np.cumsum(sizes[further]) - sizes[further] < wanting]] = True
+    worthy = mean >= np.median(mean[units.starts < common])
     if prompt.rated is not None:
-        worthy |= np.logical_or.reduceat(prompt.rated, starts)
-    # A chunk that a region with its own keep rate divides is wanted in part.
-    return late | (np.repeat(added & worthy, size)[: prompt.size] & wanted & old & ~standing)
+        worthy |= units.having(prompt.rated)
+    # A unit that a region with its own keep rate divides is wanted in part.
+    return late | (units.each_token(added & worthy) & wanted & old & ~standing)
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
-    """Whether the second of two adjacent important chunks of the old text stands before the first.
+    """Whether the second of two adjacent important units of the old text stands before the first.
 
     positions: in cache order. Single tokens (granularity token) are no text that could be torn.
     """
     if prompt.options.granularity == "token":
         return False
-    size = prompt.options.chunk_size
-    starts = np.arange(0, prompt.size, size)
-    old = starts[np.logical_or.reduceat(~prompt.protected, starts) & (starts < common)]
-    mean = chunk_means(prompt.importance, size)[old // size]
-    important = old[np.argsort(-mean, kind="stable")[: max(2, LATE_TOKENS // size)]]
-    second = important[np.isin(important - size, important)]
+    units = prompt.units
+    old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))
+    falling = old[np.argsort(-units.means(prompt.importance)[old], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(units.sizes[falling]), LATE_TOKENS, "right"))
+    important = falling[: max(2, count)]
+    second = important[np.isin(important - 1, important)]
     slots = np.full(prompt.size, -1)
     slots[positions] = np.arange(positions.size)
-    return bool(((slots[second] >= 0) & (slots[second] < slots[second - 1])).any())
+    second, before = slots[units.starts[second]], slots[units.starts[second] - 1]
+    return bool(((second >= 0) & (second < before)).any())
 
 
 def _answer_end(prompt: Prompt, known: KnownPrefix, reused: int, common: int) -> int:

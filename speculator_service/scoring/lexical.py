@@ -1,20 +1,22 @@
 """The importance of each prompt token by the words that it shares with the question: BM25, without any model.
 
-The terms are token ids. The documents are overlapping passages of two chunks, because a fact often crosses the border
-of a chunk. The score of a passage is BM25 in Lucene's form (Robertson and Zaragoza, "The Probabilistic Relevance
-Framework: BM25 and Beyond", 2009; Kamphuis et al., "Which BM25 Do You Mean?", 2020, table 1):
+The terms are token ids. The documents are the units of the text. Where these are not known, they are overlapping
+passages of two chunks, because a fact often crosses the border of a chunk. The score of a document is BM25 in Lucene's
+form (Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009; Kamphuis et al., "Which
+BM25 Do You Mean?", 2020, table 1):
 
     sum over the question's distinct terms t of  idf(t) * tf / (tf + k1 * (1 - b + b * length / mean length))
     idf(t) = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))
 
-N passages, of which n(t) hold t; tf is how often the passage holds t. The importance of a token is the mean score of
-the passages that hold it.
+N documents, of which n(t) hold t; tf is how often the document holds t. The importance of a token is the mean score of
+the documents that hold it.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
+from speculator_service.scoring.units import NO_UNITS
 
 K1, B = 1.5, 0.75
 PASSAGE_CHUNKS = 2
@@ -23,15 +25,36 @@ STEPS_PER_CHUNK = 4
 NO_TERM = -1
 
 
-def lexical_importance(token_ids: Int32Array, question: tuple[int, int], chunk_size: int) -> Float32Array:
+def with_lexical(
+    importance: Float32Array, lexical: Float32Array, weight: float, droppable: npt.NDArray[np.bool_]
+) -> Float32Array:
+    """The sum of both scores, each as a share of its sum over the droppable tokens: float32 [M].
+
+    importance, lexical: float32 [M], not negative. weight: of `lexical`. droppable: bool [M]. Scores that are 0 for all
+    droppable tokens are left out.
+    """
+    total = np.zeros(importance.size)
+    for scores, factor in ((importance, 1.0), (lexical, weight)):
+        if mass := float(scores[droppable].sum(dtype=np.float64)):
+            total += factor / mass * scores
+    return total.astype(np.float32)
+
+
+def lexical_importance(
+    token_ids: Int32Array, question: tuple[int, int], chunk_size: int, units: Int32Array = NO_UNITS
+) -> Float32Array:
     """float32 [M], not negative; all 0 if the text shares no term with the question.
 
+    units: the first token of each unit of the text; empty if they are not known.
     token_ids: int32 [M], at least 0. question: half-open span; its tokens are the terms. It is kept in any case, so it
     is no part of the text that is searched: it would be the best match for itself.
     """
     text = token_ids.copy()
     text[question[0] : question[1]] = NO_TERM
-    starts, ends = passages(token_ids.size, chunk_size)
+    if units.size:
+        starts, ends = units.astype(np.int64), np.append(units[1:], token_ids.size).astype(np.int64)
+    else:
+        starts, ends = passages(token_ids.size, chunk_size)
     scores = bm25(text, starts, ends, np.unique(token_ids[question[0] : question[1]]))
     return _mean_of_passages(scores, starts, ends, token_ids.size)
 

@@ -9,11 +9,13 @@ from fractions import Fraction
 
 import torch
 
+from kv_transfer.messages import Int32Array
 from kv_transfer.options import AUTO, SelectionOptions
 from skim_common.errors import SkimError
+from speculator_service.scoring.units import NO_UNITS, Units
 
 Region = tuple[int, int, float]
-"""A half-open token range, and the share of its chunks to keep."""
+"""A half-open token range, and how much of it to keep."""
 
 
 def select(
@@ -21,39 +23,54 @@ def select(
     options: SelectionOptions,
     protected_spans: Iterable[tuple[int, int]] = (),
     regions: Sequence[Region] = (),
+    units: Int32Array = NO_UNITS,
 ) -> tuple[torch.Tensor, float]:
     """Positions to keep (int64 [K], increasing, on CPU), and their share of the total importance (coverage).
 
     importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
     protected_spans: half-open (start, end) ranges inside the prompt that are always kept.
-    regions: sorted and apart, inside the prompt. Their borders divide chunks. Of each region, the ceil(rate * chunks)
-    chunks with the highest mean are kept. `options` choose among all other chunks.
-    Kept are the chosen chunks, the protected spans, and the last `options.protect_last` tokens. Protected spans and
-    last tokens are added to the chosen chunks; they do not reduce their number.
+    regions: sorted and apart, inside the prompt. Their borders divide units.
+    units: as in SelectRequest. They are what `options.granularity` text chooses from; without them it chooses chunks.
+
+    Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go to
+    the earlier one. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it is a
+    share of their tokens that may be dropped (rounded up): units are taken until they have as many; the last one is
+    taken whole.
+    Kept are the chosen units, the protected spans, and the last `options.protect_last` tokens. Protected spans and last
+    tokens are added to the chosen units; they do not reduce their number.
     Raises SkimError for importance that is not finite or is negative.
     """
     mass = _mass(importance)
-    size = options.chunk_size if options.granularity == "chunk" else 1
+    by_text = options.granularity == "text" and units.size > 0
     protected = torch.zeros(mass.numel(), dtype=torch.bool)
     for start, end in protected_spans:
         protected[start:end] = True
     protected[-options.protect_last :] = True
 
-    starts, region_of = _chunk_starts(mass.numel(), size, regions)
+    cuts = torch.from_numpy(Units.of(mass.numel(), options, units).starts)
+    starts, region_of = _unit_starts(mass.numel(), cuts, regions)
     lengths = starts.diff(append=torch.tensor([mass.numel()]))
-    chunk_of = torch.arange(starts.numel()).repeat_interleave(lengths)
+    unit_of = torch.arange(starts.numel()).repeat_interleave(lengths)
 
     def sums(values: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(starts.numel(), dtype=torch.float64).index_add_(0, chunk_of, values)
+        return torch.zeros(starts.numel(), dtype=torch.float64).index_add_(0, unit_of, values)
 
-    chosen = _choose_by_rates(sums(mass) / lengths, region_of, [rate for *_, rate in regions])
+    may_drop = sums((~protected).double())
+    droppable_mass = sums(mass.masked_fill(protected, 0))
+    if by_text:
+        weights, means = may_drop, droppable_mass / may_drop.clamp(min=1)
+    else:
+        weights, means = torch.ones_like(may_drop), sums(mass) / lengths
+    rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
+    chosen = _choose_by_rates(means, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)
-    if options.keep_rate == AUTO:
-        droppable = rest[sums((~protected).double())[rest] > 0]
-        chosen[droppable] = _choose_covering(sums(mass.masked_fill(protected, 0))[droppable], options)
-    elif rest.numel():
-        chosen[rest] = _choose_chunks(sums(mass)[rest], lengths[rest], options)
-    kept = protected | chosen[chunk_of]
+    if options.keep_rate == AUTO or (by_text and options.fixed_rate is None):
+        rest = rest[may_drop[rest] > 0]
+        rank = means if by_text else droppable_mass
+        chosen[rest] = _choose_covering(droppable_mass[rest], rank[rest], weights[rest], options)
+    elif options.fixed_rate is None and rest.numel():
+        chosen[rest] = _choose_fewest(sums(mass)[rest], options.coverage or 1.0)
+    kept = protected | chosen[unit_of]
     return kept.nonzero().squeeze(1), float(mass[kept].sum() / mass.sum())
 
 
@@ -75,74 +92,75 @@ def _mass(importance: torch.Tensor) -> torch.Tensor:
     return mass if mass.any() else torch.ones_like(mass)
 
 
-def _ceil_share(share: float, chunks: int) -> int:
-    """`share` of `chunks`, rounded up in decimal, as the user wrote it: in binary, 0.07 * 100 rounds up to 8."""
-    return math.ceil(Fraction(str(share)) * chunks)
+def _ceil_share(share: float, count: int) -> int:
+    """`share` of `count`, rounded up in decimal, as the user wrote it: in binary, 0.07 * 100 rounds up to 8."""
+    return math.ceil(Fraction(str(share)) * count)
 
 
-def _chunk_starts(tokens: int, size: int, regions: Sequence[Region]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where chunks begin (int64 [chunks]): every `size` tokens, and at the borders of regions.
+def _unit_starts(tokens: int, cuts: torch.Tensor, regions: Sequence[Region]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where units begin (int64 [U]): at `cuts` [C], and at the borders of regions.
 
-    Also the region of each chunk, int64 [chunks]; the number of regions for a chunk of none.
+    Also the region of each unit, int64 [U]; the number of regions for a unit of none.
     """
-    grid = torch.arange(0, tokens, size)
     if not regions:
-        return grid, torch.zeros_like(grid)
+        return cuts, torch.zeros_like(cuts)
     first, end = torch.tensor([region[:2] for region in regions]).T.contiguous()
-    starts = torch.cat([grid, first, end[end < tokens]]).unique()  # sorted
-    region = torch.searchsorted(end, starts, right=True)  # the first region that ends after the chunk's start
+    starts = torch.cat([cuts, first, end[end < tokens]]).unique()  # sorted
+    region = torch.searchsorted(end, starts, right=True)  # the first region that ends after the unit's start
     outside = starts < torch.cat([first, torch.tensor([tokens])])[region]
     return starts, region.masked_fill(outside, len(regions))
 
 
-def _choose_by_rates(means: torch.Tensor, regions: torch.Tensor, rates: Sequence[float]) -> torch.Tensor:
-    """The chunks of the highest mean in each region, bool [chunks]; none of the chunks of no region.
+def _choose_by_rates(
+    means: torch.Tensor, weights: torch.Tensor, regions: torch.Tensor, rates: Sequence[float]
+) -> torch.Tensor:
+    """The units of the highest mean in each region, bool [U], until they have its rate of the region's weight.
 
-    means: float64 [chunks]. regions: int64 [chunks], the region of each chunk. Ties go to the earlier chunk.
+    means, weights: float64 [U]. regions: int64 [U], the region of each unit. A unit of weight 0 is not chosen.
     """
-    chunks = torch.bincount(regions, minlength=len(rates) + 1)
-    counts = torch.tensor([_ceil_share(rate, int(n)) for rate, n in zip(rates, chunks, strict=False)] + [0])
+    totals = torch.bincount(regions, weights, minlength=len(rates))
+    budgets = torch.tensor([_ceil_share(rate, int(total)) for rate, total in zip(rates, totals, strict=True)])
     order = means.sort(descending=True, stable=True).indices
     order = order[regions[order].sort(stable=True).indices]  # by region, within a region by mean
-    place = torch.arange(order.numel()) - (chunks.cumsum(0) - chunks)[regions[order]]
+    in_region = regions[order]
+    before = weights[order].cumsum(0) - weights[order] - (totals.cumsum(0) - totals)[in_region]
     chosen = torch.zeros(order.numel(), dtype=torch.bool)
-    chosen[order[place < counts[regions[order]]]] = True
+    chosen[order[(before < budgets[in_region]) & (weights[order] > 0)]] = True
     return chosen
 
 
-def _choose_covering(sums: torch.Tensor, options: SelectionOptions) -> torch.Tensor:
-    """The chunks that `keep_rate: auto` keeps, bool [chunks]: the fewest that have the wanted share of the importance.
+def _choose_covering(
+    sums: torch.Tensor, rank: torch.Tensor, weights: torch.Tensor, options: SelectionOptions
+) -> torch.Tensor:
+    """The units that have the wanted share of the importance, bool [U], in the order of `rank`; ties go to the earlier.
 
-    sums: float64 [chunks], the importance of each chunk without its protected tokens. A chunk of protected tokens alone
-    is not among them. The count is at least ceil(min_keep * chunks) and at most ceil(max_keep * chunks). So a flat
-    importance, where no chunk is better than another, keeps more than a peaked one. Ties go to the earlier chunk.
+    sums, rank, weights: float64 [U], of units that may be dropped: the importance of what may be dropped of them, by
+    what they are ordered, and what they weigh. With `keep_rate: auto`, they weigh at least `min_keep` and at most
+    `max_keep` of all, rounded up; the last one counts whole. So a flat importance, where no unit is better than
+    another, keeps more than a peaked one.
     """
     chosen = torch.zeros(sums.numel(), dtype=torch.bool)
     if not sums.numel():
         return chosen
-    order = sums.sort(descending=True, stable=True).indices
+    order = rank.sort(descending=True, stable=True).indices
     reached = sums[order].cumsum(0)
-    needed = int(torch.searchsorted(reached, (options.wanted_coverage or 1.0) * reached[-1])) + 1
-    least, most = (_ceil_share(share, order.numel()) for share in (options.min_keep, options.largest_share))
-    chosen[order[: min(max(needed, least), most)]] = True
+    count = int(torch.searchsorted(reached, (options.wanted_coverage or 1.0) * reached[-1])) + 1
+    if options.keep_rate == AUTO:
+        before = weights[order].cumsum(0) - weights[order]
+        total = int(weights.sum())
+        least, most = (
+            int((before < _ceil_share(share, total)).sum()) for share in (options.min_keep, options.largest_share)
+        )
+        count = min(max(count, least), most)
+    chosen[order[:count]] = True
     return chosen
 
 
-def _choose_chunks(sums: torch.Tensor, lengths: torch.Tensor, options: SelectionOptions) -> torch.Tensor:
-    """The chunks that the options choose, bool [chunks]. sums, lengths: their importance and their tokens.
-
-    By keep rate: the ceil(keep_rate * chunks) chunks with the highest mean. By coverage: the fewest chunks that reach
-    this share, so those with the highest sums. Ties go to the earlier chunk.
-    """
+def _choose_fewest(sums: torch.Tensor, share: float) -> torch.Tensor:
+    """The fewest units with this share of the importance, bool [U]. sums: their importance. Ties go to the earlier."""
     # float64 sums of equal float32 scores are exact, so chunks with equal scores tie even if their lengths differ.
-    rate = options.fixed_rate
-    rank = sums if rate is None else sums / lengths
-    order = rank.sort(descending=True, stable=True).indices
-    if rate is not None:
-        count = _ceil_share(rate, sums.numel())
-    else:
-        reached = sums[order].cumsum(0)
-        count = int(torch.searchsorted(reached, (options.coverage or 1.0) * reached[-1])) + 1
+    order = sums.sort(descending=True, stable=True).indices
+    reached = sums[order].cumsum(0)
     chosen = torch.zeros(sums.numel(), dtype=torch.bool)
-    chosen[order[:count]] = True
+    chosen[order[: int(torch.searchsorted(reached, share * reached[-1])) + 1]] = True
     return chosen

@@ -1,5 +1,7 @@
 """`skim eval` on the demo pair's weights: a needle among distractors, the table of it, and pages of worse answers."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,10 @@ import pytest
 from evals.results import keep_rates as results
 from evals.run.failure_pages import INDEX
 from evals.run.run import EvalSettings, run
+from kv_transfer.messages import SelectRequest
+from speculator_service import service
+from speculator_service.engine import Scores, SpeculatorEngine
+from speculator_service.request_scores import scores_of
 from tests.unit.cluster.explain.test_page import data_of
 
 pytestmark = pytest.mark.nightly
@@ -23,7 +29,22 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(pages: Path) -> dict[str, Any]:
+def reversed_scores() -> Iterator[None]:
+    """At the lowest keep rate, what matters least has the highest score."""
+
+    async def scored(engine: SpeculatorEngine, request: SelectRequest, **more: Any) -> Scores:
+        scores = await scores_of(engine, request, **more)
+        if request.options.keep_rate != ALMOST_NOTHING:
+            return scores
+        return replace(scores, importance=scores.importance.max() - scores.importance)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "scores_of", scored)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(pages: Path, reversed_scores: None) -> dict[str, Any]:
     settings = EvalSettings(
         str(MODELS / "target"), str(MODELS / "speculator"), keep_rates=(ALMOST_NOTHING, SOME, 1.0),
         tasks=("multi_key", "counting"), lengths=(1024,), samples=2, selectors=("speculator", "random"), style="plain",
@@ -64,7 +85,6 @@ def test_the_table_says_what_was_measured(measured: dict[str, Any]) -> None:
 
 
 def test_pages_show_what_was_kept_and_the_evidence_that_was_not(measured: dict[str, Any], pages: Path) -> None:
-    """At the lowest keep rate only the question is kept."""
     [first] = [s for s in measured["samples"] if s["task"] == "multi_key"][:1]
     scores = {(name, rate): score for name, rate, score, _ in first["scores"]}
     assert (scores["dense", 1.0], scores["speculator", ALMOST_NOTHING], scores["speculator", SOME]) == (1, 0, 1)

@@ -77,7 +77,8 @@ options = st.builds(
     look_ahead=st.integers(0, 64),
     pool_kernel=st.integers(0, 511).map(lambda half: 2 * half + 1),
     layers=st.sampled_from(["all", "last_half", "last4", "last1"]),
-    granularity=st.sampled_from(["chunk", "token"]),
+    granularity=st.sampled_from(["text", "chunk", "token"]),
+    lexical_weight=st.none() | st.floats(0, 9),
 )
 
 
@@ -97,6 +98,7 @@ def select_requests(draw):
         question=draw(st.none() | span) if token_ids.size else None,
         rate_spans=np.arange(2 * regions, dtype=np.int32).reshape(-1, 2),
         rates=draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
+        units=np.array(sorted(draw(st.sets(st.integers(0, 10**6), max_size=9))), np.int32),
     )
 
 

@@ -38,7 +38,7 @@ VERSION_1: dict[str, Any] = {
     "select_request": SelectRequest(
         "r1",
         np.arange(3, 60, dtype=np.int32),
-        SelectionOptions(keep_rate=0.3, look_ahead=2, layers="all"),
+        SelectionOptions(keep_rate=0.3, look_ahead=2, layers="all", granularity="chunk"),
         np.array([[0, 4], [50, 57]], np.int32),
         return_importance=True,
         cache_salt="salt",

@@ -66,11 +66,73 @@ async def test_the_engine_learns_where_the_question_is(make_request):
         replace(make_request([7, 8, 9]), question=(2, 4))
 
 
-async def test_the_mean_importance_of_each_chunk_comes_with_every_selection(make_request):
+FACT = [11, 12, 13]
+TEXT = np.array([*range(100, 110), *FACT, *range(110, 120), 7, *FACT, 8, *range(200, 210)], np.int32)
+UNITS = np.array([0, 10, 13, 18, 23, 28, 35], np.int32)
+"""Units of `TEXT`. Its question is tokens 24 to 26, with the terms of the unit at 10."""
+
+
+def asking(make_request, **options):
+    """A request for `TEXT`, whose end is a short answer of a tool."""
+    return make_request(TEXT, [(0, 1), (23, 28)], protect_last=1, keep_rate=0.1, reuse="off", **options)
+
+
+@pytest.mark.parametrize("granularity", ["text", "chunk"])
+async def test_the_words_of_the_question_are_in_the_sum(make_request, granularity):
+    """With units of text by default, else if they have a weight. Without a known question, there are none."""
+    scores = np.full(TEXT.size, 0.25, np.float32)
+    scores[13:18] = 0.3
+    asked = replace(asking(make_request, granularity=granularity, chunk_size=5), units=UNITS, return_importance=True)
+    service = SpeculatorService(ScriptedEngine(scores.tolist()))
+    plain = await service.select(asked)
+    assert np.array_equal(plain.importance, scores)
+    assert 11 not in plain.kept.positions
+    default = await service.select(replace(asked, question=(24, 27)))
+    assert (11 in default.kept.positions) == (granularity == "text")
+    for weight, found in ((1.0, True), (0.0, False)):
+        options = asked.options.model_copy(update={"lexical_weight": weight})
+        summed = await service.select(replace(asked, options=options, question=(24, 27)))
+        assert (11 in summed.kept.positions) == found
+        assert np.array_equal(summed.importance, scores) == (not found)
+
+
+async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(make_request):
+    """The queries of its tokens do not see a tool's result that stands after it."""
+    engine = ScriptedEngine([0.5] * TEXT.size)
+    asked = replace(asking(make_request), units=UNITS, question=(24, 27))
+    await SpeculatorService(engine).select(asked)
+    assert engine.asked.question is None
+    all_after = replace(asked, protected_spans=np.array([[23, TEXT.size]], np.int32))
+    await SpeculatorService(engine).select(all_after)
+    assert engine.asked.question == (24, 27)
+
+
+@pytest.mark.parametrize("wrong", [[1, 5], [0, 5, 5], [0, 7, 5], [0, 38]])
+async def test_units_that_do_not_fit_the_prompt_are_refused(make_request, wrong):
+    engine = ScriptedEngine([0.5] * TEXT.size)
+    with pytest.raises(InvalidRequestError, match="units must be ascending positions from 0 inside the 38 tokens"):
+        await SpeculatorService(engine).select(replace(asking(make_request), units=np.array(wrong, np.int32)))
+    assert engine.calls == 0
+
+
+async def test_lines_are_kept_whole_and_wrong_borders_tear_them(make_request):
+    """Negative control: borders that are those of other tokens."""
+    scores = np.full(TEXT.size, 0.1, np.float32)
+    scores[14:17] = 0.9  # the unit of tokens 13 to 17
+    for units, torn in ((UNITS, False), (np.r_[0, UNITS[1:] + 2].astype(np.int32), True)):
+        engine = ScriptedEngine(scores.tolist())
+        kept = (await SpeculatorService(engine).select(replace(asking(make_request), units=units))).kept.positions
+        assert set(range(13, 18)) <= set(kept.tolist()) or torn
+        assert (13 in kept) == (not torn)
+
+
+async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_request):
     service = SpeculatorService(ScriptedEngine([0.5, 0.25, 1.0, 0.0, 0.75]))
     selection = await service.select(make_request(range(5), chunk_size=2))
-    assert selection.chunk_scores.dtype == np.float32
-    assert selection.chunk_scores.tolist() == [0.375, 0.5, 0.75]
+    assert selection.unit_scores.dtype == np.float32
+    assert selection.unit_scores.tolist() == [0.375, 0.5, 0.75]
+    by_text = await service.select(replace(make_request(range(5)), units=np.array([0, 1, 4], np.int32)))
+    assert by_text.unit_scores.tolist() == pytest.approx([0.5, 1.25 / 3, 0.75])
 
 
 async def test_importance_only_when_asked(make_request):

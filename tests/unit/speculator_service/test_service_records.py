@@ -32,6 +32,7 @@ class RecordingEngine(MockSpeculator):
 
 ANSWER = list(range(900, 930))
 FIRST = [7] * 32 + list(range(100, 900)) * 3 + [8] * 40
+RULE = {"keep_rate": 0.1, "granularity": "chunk"}
 SECOND = [*FIRST, *ANSWER, *[9] * 40]
 
 
@@ -45,12 +46,12 @@ def turns(make_request, engine):
     """Select the first and the second turn; the second question needs chunk 60. Returns both selections."""
 
     async def run(service, first=None, second=None, salts=(None, None), between=None, **decoding):
-        first_asked = make_request(FIRST, [(0, 32), (2432, 2472)], **{"keep_rate": 0.1, **(first or {})})
+        first_asked = make_request(FIRST, [(0, 32), (2432, 2472)], **{**RULE, **(first or {})})
         engine.important = [5, 20, 21, 22, 23, 24, 25]
         one = await service.select(replace(first_asked, cache_salt=salts[0], **decoding))
         if between:
             between()
-        second_asked = make_request(SECOND, [(0, 32), (2502, 2542)], **{"keep_rate": 0.1, **(second or {})})
+        second_asked = make_request(SECOND, [(0, 32), (2502, 2542)], **{**RULE, **(second or {})})
         engine.important = [60, 20, 21, 22, 23, 24, 25]
         asked = replace(second_asked, request_id="r2", question=(2510, 2540), cache_salt=salts[1], **decoding)
         return one, await service.select(asked)
@@ -118,7 +119,7 @@ async def test_a_record_dies_with_the_kv_of_its_prompt(turns, engine):
 async def test_a_question_that_is_read_again_is_no_lost_kv(make_request, engine):
     """With score queries of a question that stands early, the engine computes most of the prompt again."""
     service = SpeculatorService(engine)
-    asked = make_request(FIRST, [(0, 32), (2432, 2472)], keep_rate=0.1, score_queries="question")
+    asked = make_request(FIRST, [(0, 32), (300, 2472)], **RULE, score_queries="question")
     asked = replace(asked, question=(300, 340))
     await service.select(asked)
     again = await service.select(replace(asked, request_id="r2"))
@@ -178,11 +179,11 @@ async def test_a_retried_turn_keeps_the_same_tokens(turns, make_request, engine)
     service = SpeculatorService(engine)
     _, two = await turns(service)
     engine.important = [61, 62, 63, 64, 65, 66]
-    request = make_request(SECOND, [(0, 32), (2502, 2542)], keep_rate=0.1)
+    request = make_request(SECOND, [(0, 32), (2502, 2542)], **RULE)
     again = await service.select(replace(request, question=(2510, 2540)))
     assert again.kept.positions.tolist() == two.kept.positions.tolist()
     assert again.reused_tokens == two.kept.positions.size
-    protected = make_request(SECOND, [(0, 32), (1000, 1010), (2502, 2542)], keep_rate=0.1)
+    protected = make_request(SECOND, [(0, 32), (1000, 1010), (2502, 2542)], **RULE)
     more = await service.select(replace(protected, question=(2510, 2540)))
     assert set(range(1000, 1010)) <= set(more.kept.positions.tolist())
 

@@ -119,7 +119,7 @@ def test_an_unknown_reason_and_missing_scores_are_shown():
     """A newer server may give other reasons; an older speculator sends no scores."""
     explanation, prompt = of_tokens(200)
     explanation["spans"][0]["reason"] = "from tomorrow"
-    explanation["chunk_scores"] = None
+    explanation["unit_scores"] = None
     data = data_of(render(explanation, prompt))
     assert "from tomorrow" in [group["label"] for group in data["groups"]]
     assert data["scores"] is None

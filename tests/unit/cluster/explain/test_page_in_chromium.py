@@ -154,7 +154,7 @@ async def test_the_control_a_script_in_the_page_would_be_noticed(tab, tmp_path):
 
 async def test_a_page_without_scores_is_shown(tab, tmp_path):
     explanation, prompt = of_tokens(1000)
-    explanation["chunk_scores"] = None
+    explanation["unit_scores"] = None
     await tab.open(write(tmp_path, render(explanation, prompt)))
     assert tab.problems == []
     assert await tab.run("document.querySelectorAll('#text mark').length") > 0

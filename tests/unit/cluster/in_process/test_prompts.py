@@ -1,5 +1,6 @@
 """Prompts in one process are those that serving makes of the same messages."""
 
+import re
 from copy import copy
 
 import numpy as np
@@ -45,6 +46,20 @@ def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
     assert from_text.token_ids.tolist() == from_ids.token_ids.tolist() == tokenizer(text).input_ids
     assert protected(from_text) == protected(from_ids) == {0}
     assert from_text.question is from_ids.question is None
+
+
+def test_texts_have_units_and_token_ids_have_none(tokenizer, document):
+    text = "".join(f"The price of the golden kettle is {number}.\n" for number in range(4821, 4831))
+    prompt = render(text, tokenizer)
+    places = tokenizer(text, return_offsets_mapping=True).offset_mapping
+    begins = {places[unit][0] for unit in prompt.units.tolist()}
+    last = places[-48][0]  # the last 32 tokens are always kept, and a short rest of a line joins its neighbour
+    assert {found.start() for found in re.finditer("The", text[:last])} <= begins
+    assert render(prompt.token_ids.tolist(), tokenizer).units.size == 0
+    chat = render(document.messages, tokenizer)
+    assert set(chat.protected.ravel().tolist()) - {chat.token_ids.size} <= set(chat.units.tolist())
+    more = render(chat, tokenizer, PrefillOptions(protected_spans=[[301, 303]]))
+    assert set(more.units.tolist()) == {1, 301, 303, *chat.units.tolist()}
 
 
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):

@@ -13,7 +13,7 @@ from tests.unit.evals.conftest import MODELS
 SETTINGS = EvidenceSettings(
     str(MODELS / "speculator"),
     tasks=("single_needle", "multi_key"),
-    ways=("look-ahead", "lexical"),
+    ways=("look-ahead, chunks", "lexical"),
     keep_rates=(0.1, 0.4),
     prompt_tokens=900,
     prompts=6,
@@ -31,7 +31,7 @@ def test_shared_words_are_found_more_often_than_by_random_scores(result):
     kept = {(row["task"], row["way"], row["keep_rate"]): row["kept"] for row in result["rows"]}
     assert len(kept) == 8
     assert kept["single_needle", "lexical", 0.4] == 6
-    assert kept["single_needle", "lexical", 0.1] > kept["single_needle", "look-ahead", 0.1]
+    assert kept["single_needle", "lexical", 0.1] > kept["single_needle", "look-ahead, chunks", 0.1]
     assert all(0 <= row["low"] < row["high"] <= 1 for row in result["rows"])
 
 
@@ -39,7 +39,7 @@ def test_the_table_has_a_row_for_each_task_and_way(result):
     columns, rows = table(result)
     assert columns == ["task", "way", "keep 0.1", "keep 0.4"]
     assert [row[:2] for row in rows] == [
-        [task, way] for task in ("single_needle", "multi_key") for way in ("look-ahead", "lexical")
+        [task, way] for task in ("single_needle", "multi_key") for way in ("look-ahead, chunks", "lexical")
     ]
     assert rows[1][3].startswith("1.000 (")
     assert "multi_key" in describe(result)

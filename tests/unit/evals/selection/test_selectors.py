@@ -12,8 +12,8 @@ from evals.selection.selectors import SELECTORS, Reading, fill
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.chunks import chunk_means
 from speculator_service.scoring.selection import select
+from speculator_service.scoring.units import unit_means
 from tests.unit.evals.conftest import MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -35,7 +35,8 @@ def keep(sample, prompt):
     pair = AsyncPair(speculator=EngineSettings(str(MODELS / "speculator"), "mock"))
 
     async def keep(name, rate, sample=sample, prompt=prompt):
-        reading = Reading(sample, prompt, PrefillOptions(keep_rate=rate), pair)
+        # Baselines rank chunks, so the budget is one of chunks.
+        reading = Reading(sample, prompt, PrefillOptions(keep_rate=rate, granularity="chunk"), pair)
         chosen = await reading.select()
         return await SELECTORS[name].keep(Reading(sample, prompt, reading.options, pair, chosen)), chosen
 
@@ -131,7 +132,7 @@ async def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, siz
     always = np.zeros(size, bool)
     for start, end in [*spans, (size - options.protect_last, size)]:
         always[start:end] = True
-    preference = chunk_means(importance.numpy(), options.chunk_size)
+    preference = unit_means(importance.numpy(), np.arange(0, importance.numel(), options.chunk_size))
     assert fill(preference, always, chosen.numel(), options.chunk_size).tolist() == chosen.tolist()
 
 

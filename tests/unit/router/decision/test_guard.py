@@ -7,12 +7,13 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions
-from router.decision.guard import FEW_CHUNKS, MORE, QUESTIONS, Guard, keeping_more, signals
+from router.decision.guard import FEW_UNITS, MORE, QUESTIONS, Guard, keeping_more, signals
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from speculator_service.scoring.units import NO_UNITS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 
@@ -82,8 +83,8 @@ class ScoredPools(LocalPools):
     async def select(self, request, admitted):
         selection = await super().select(request)
         if self.scores is None:
-            return replace(selection, chunk_scores=1.0 / (1 + np.arange(selection.chunk_scores.size, dtype=np.float32)))
-        return replace(selection, chunk_scores=np.full_like(selection.chunk_scores, self.scores))
+            return replace(selection, unit_scores=1.0 / (1 + np.arange(selection.unit_scores.size, dtype=np.float32)))
+        return replace(selection, unit_scores=np.full_like(selection.unit_scores, self.scores))
 
 
 async def run(question, pools=None, guard=True, options=None, entropy=0.97):
@@ -183,7 +184,7 @@ def selection(scores, kept=(), size=32):
     tokens = len(scores) * size
     positions = np.array([*kept, tokens - 1], np.int32)
     kept_prompt = KeptPrompt(positions, positions, tokens)
-    return Selection(kept_prompt, 0.5, chunk_scores=np.array(scores, np.float32))
+    return Selection(kept_prompt, 0.5, unit_scores=np.array(scores, np.float32))
 
 
 def spans(*pairs):
@@ -192,23 +193,23 @@ def spans(*pairs):
 
 def test_the_entropy_of_equal_scores_is_one():
     options = PrefillOptions(protect_last=1)
-    flat = signals(selection([2.0] * 20), options, spans())
+    flat = signals(selection([2.0] * 20), options, spans(), NO_UNITS)
     assert flat["entropy"] == pytest.approx(1)
-    peaked = signals(selection([100.0] + [1e-3] * 19), options, spans())
+    peaked = signals(selection([100.0] + [1e-3] * 19), options, spans(), NO_UNITS)
     assert peaked["entropy"] < 0.1
 
 
 def test_protected_chunks_do_not_count():
     options = PrefillOptions(protect_last=1)
     scores = [100.0] + [1.0] * 20
-    assert signals(selection(scores), options, spans())["entropy"] < 0.7
-    assert signals(selection(scores), options, spans((0, 32)))["entropy"] == pytest.approx(1)
+    assert signals(selection(scores), options, spans(), NO_UNITS)["entropy"] < 0.7
+    assert signals(selection(scores), options, spans((0, 32)), NO_UNITS)["entropy"] == pytest.approx(1)
 
 
 def test_coverage_is_the_kept_share_of_the_scores():
     options = PrefillOptions(protect_last=1)
     scores = [6.0, 2.0] + [1.0] * 8
-    found = signals(selection(scores, kept=range(64)), options, spans((319, 320)))
+    found = signals(selection(scores, kept=range(64)), options, spans((319, 320)), NO_UNITS)
     # The last chunk has the last token, which is protected, and 31 others, of which none is kept.
     assert found["coverage"] == pytest.approx(8 / 16)
 
@@ -216,16 +217,16 @@ def test_coverage_is_the_kept_share_of_the_scores():
 @pytest.mark.parametrize(
     ("found", "options"),
     [
-        (selection([1.0] * (FEW_CHUNKS - 1)), {}),
+        (selection([1.0] * (FEW_UNITS - 1)), {}),
         (selection([0.0] * 20), {}),
         (selection([1.0] * 20), {"granularity": "token"}),
-        (replace(selection([1.0] * 20), chunk_scores=None), {}),
+        (replace(selection([1.0] * 20), unit_scores=None), {}),
     ],
     ids=["few chunks", "no scores", "single tokens", "an older speculator"],
 )
 def test_without_enough_scores_there_are_no_signals(found, options):
     options = PrefillOptions(protect_last=1, **options)
-    assert signals(found, options, spans()) == {}
+    assert signals(found, options, spans(), NO_UNITS) == {}
     guard = Guard(LocalMeter(), enabled=True, entropy=0.97)
     advice = guard.advise(PREFILL.resolve(DEFAULTS, None, None), NEEDLE)
-    assert guard.distrusts(replace(advice, options=options), found, spans()) is None
+    assert guard.distrusts(replace(advice, options=options), found, spans(), NO_UNITS) is None

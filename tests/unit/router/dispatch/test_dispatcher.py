@@ -317,9 +317,10 @@ async def test_the_client_learns_that_rejected_drafts_raised_the_coverage(monkey
 
 
 async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
-    text = "<user>" + "a" * 400 + "</s><user>Why?</s>"
+    lines = 20 * f"{'a' * 19}\n"
+    text = f"<user>{lines}</s><user>Why?</s>"
     spans = [
-        Content(0, "user", "a" * 400, keep=0.5, spans=((6, 406),)),
+        Content(0, "user", lines, keep=0.5, spans=((6, 406),)),
         Content(1, "user", "Why?", spans=((416, 420),)),
     ]
     chat = prompt(
@@ -335,5 +336,6 @@ async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     assert pools.selects[0].rates.tolist() == [0.5]
     assert ran.dispatcher.selections.get("r").explained.as_json()["rate_spans"] == [[6, 406, 0.5]]
     kept = pools.generates[0].prompt.positions
-    assert ((kept >= 6) & (kept < 406)).sum() in range(200 - 32, 200 + 33)
+    assert ((kept >= 6) & (kept < 406)).sum() == 200
+    assert (np.bincount((kept[(kept >= 6) & (kept < 406)] - 6) // 20) % 20 == 0).all()  # whole lines
     assert len(text) - kept.size == 400 - ((kept >= 6) & (kept < 406)).sum()

@@ -1,8 +1,10 @@
 """vLLM's HTTP app with mock pools: the option has the same effect on every endpoint, with and without streaming."""
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from kv_transfer.spans import always_kept, mask_of
 from router.http.middleware import SkimMiddleware
 from router.options.headers import TIMING_PARTS, TOTAL
 from skim_common.models.info import check_pair
@@ -13,6 +15,8 @@ from tests.unit.router.asking import ENDPOINTS, KEEP, ask, events, request_body
 from tests.unit.router.conftest import MODEL_NAME, MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOKENIZER = AutoTokenizer.from_pretrained(MODELS / "target")
 
 
 async def test_a_speculator_with_another_tokenizer(client, use_pools, document, tmp_path):
@@ -30,6 +34,7 @@ async def test_a_speculator_with_another_tokenizer(client, use_pools, document, 
     protected = {place for start, end in sent.protected_spans for place in range(start, end)}
     assert protected < set(kept.positions.tolist())
     assert kept.positions.size < 0.25 * sent.token_ids.size + 32 + len(protected) + 32
+    assert sent.units.size > 20
 
     short = MockSpeculator(folder, max_model_len=512)
     pools.speculator_engine = translated(short, translation_for(folder, target))
@@ -42,12 +47,13 @@ async def test_a_speculator_with_another_tokenizer(client, use_pools, document, 
 async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, document, stream):
     kept = []
     for path in ENDPOINTS:
-        body = request_body(path, document, stream=stream, speculative_prefill=KEEP)
+        wish = {**KEEP, "granularity": "chunk"}
+        body = request_body(path, document, stream=stream, speculative_prefill=wish)
         if path == "/v1/completions":
             # A raw prompt has no turns to protect, so it gets the chat's tokens and its protected spans.
             chat = pools.selects[0]
             body["prompt"] = chat.token_ids.tolist()
-            body["speculative_prefill"] = {**KEEP, "protected_spans": chat.protected_spans.tolist()}
+            body["speculative_prefill"] = {**wish, "protected_spans": chat.protected_spans.tolist()}
         response = await ask(client, path, body)
         assert response.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
         assert response.headers["x-skim-mode"] == "speculative"
@@ -103,6 +109,34 @@ async def test_server_timing_names_its_parts(client, document, stream):
     times = {name: float(ms) for name, ms in parts}
     assert all(ms >= 0 for ms in times.values())
     assert sum(times[name] for name in TIMING_PARTS) <= times[TOTAL] + 0.01 * len(times), "up to rounding"
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_the_text_is_cut_at_sentences_on_every_endpoint(client, pools, document, path):
+    """Kept are whole sentences, but for what is protected. The selection that is shown has the same units."""
+    wish = {**KEEP, "protect_last": 1}
+    response = await ask(client, path, request_body(path, document, speculative_prefill=wish))
+    [sent], kept = pools.selects, pools.generates[-1].prompt.positions
+    pieces = TOKENIZER.convert_ids_to_tokens(sent.token_ids[sent.units - 1].tolist())
+    ends = sum(piece.endswith((".", "!", "?", "\u010a")) for piece in pieces)
+    assert ends > 0.9 * sent.units.size > 20
+    free = ~always_kept(mask_of(sent.protected_spans.tolist(), sent.token_ids.size), 1)
+    in_unit = np.add.reduceat(np.isin(np.arange(free.size), kept), sent.units)
+    sizes = np.diff(sent.units, append=free.size)
+    whole = in_unit[free[sent.units]]
+    assert set(np.unique(whole / sizes[free[sent.units]])) == {0.0, 1.0}
+    shown = (await client.get(f"/v1/requests/{response.json()['id']}/selection")).json()
+    assert shown["units"] == sent.units.tolist()
+    assert len(shown["unit_scores"]) == sent.units.size
+
+
+async def test_without_a_text_there_are_no_units(client, pools, document):
+    """Of token ids, and where the request wants chunks or a dense run."""
+    ids = TOKENIZER(document.prompt).input_ids
+    for prompt, wish in ((ids, KEEP), (document.prompt, {**KEEP, "granularity": "chunk"})):
+        body = {**request_body("/v1/completions", document, speculative_prefill=wish), "prompt": prompt}
+        await ask(client, "/v1/completions", body)
+        assert pools.selects[-1].units.size == 0
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

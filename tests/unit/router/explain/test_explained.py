@@ -8,12 +8,13 @@ from kv_transfer.options import SelectionOptions
 from router.explain.explained import DROPPED, REASONS, Explained
 
 
-def explained(positions, size, *, protected=(), scores=None, reused=0, **options):
+def explained(positions, size, *, protected=(), scores=None, reused=0, units=(), **options):
     kept = np.asarray(positions, np.int32)
-    chunk_scores = None if scores is None else np.asarray(scores, np.float32)
-    selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, chunk_scores=chunk_scores)
+    unit_scores = None if scores is None else np.asarray(scores, np.float32)
+    selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, unit_scores=unit_scores)
     spans = np.asarray(protected, np.int32).reshape(-1, 2)
-    return Explained(selection, SelectionOptions(**{"chunk_size": 4, "protect_last": 1, **options}), spans)
+    asked = SelectionOptions(**{"chunk_size": 4, "protect_last": 1, **options})
+    return Explained(selection, asked, spans, np.asarray(units, np.int32))
 
 
 def test_the_explanation_of_segments_in_another_order():
@@ -30,7 +31,15 @@ def test_each_span_has_a_reason_and_the_mean_score_of_its_tokens():
         {"start": 10, "end": 12, "reason": "protected", "score": 0.8},
         {"start": 15, "end": 16, "reason": "protected", "score": 0.2},
     ]
-    assert entry["chunk_scores"] == [0.1, 0.4, 0.8, 0.2]
+    assert entry["unit_scores"] == [0.1, 0.4, 0.8, 0.2]
+
+
+def test_units_of_text_have_their_own_borders():
+    entry = explained(np.r_[1:4, 15], 16, units=[0, 1, 4, 9], scores=[0.5, 0.75, 0.25, 0.125]).as_json()
+    assert entry["units"] == [0, 1, 4, 9]
+    assert [(span["start"], span["end"], span["score"]) for span in entry["spans"]] == [(1, 4, 0.75), (15, 16, 0.125)]
+    # Scores of chunks, from a speculator that knows no units of text.
+    assert explained(np.r_[1:4, 15], 16, units=[0, 1, 4, 9, 12], scores=[0.5] * 4).as_json()["unit_scores"] is None
 
 
 def test_the_signals_of_the_guard_are_shown():
@@ -66,5 +75,5 @@ def test_every_kept_token_has_a_reason_and_no_other():
 def test_scores_that_are_missing_or_of_other_chunks_are_not_shown(scores):
     """An older speculator sends none."""
     entry = explained([0, 7], 8, scores=scores).as_json()
-    assert entry["chunk_scores"] is None
+    assert entry["unit_scores"] is None
     assert [span["score"] for span in entry["spans"]] == [None, None]

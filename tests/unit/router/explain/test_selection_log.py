@@ -17,6 +17,7 @@ from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainVie
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from speculator_service.scoring.units import NO_UNITS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, prompt, run
@@ -25,9 +26,8 @@ NO_SPANS = np.empty((0, 2), np.int32)
 
 
 def entry(tokens=10, prompt=None):
-    return Entry(
-        tokens, Explained(Selection(KeptPrompt.dense(range(tokens)), 1.0), SelectionOptions(), NO_SPANS), prompt
-    )
+    selection = Selection(KeptPrompt.dense(range(tokens)), 1.0)
+    return Entry(tokens, Explained(selection, SelectionOptions(), NO_SPANS, NO_UNITS), prompt)
 
 
 async def test_the_explanation_adds_up():

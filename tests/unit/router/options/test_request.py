@@ -101,7 +101,7 @@ def test_spans_in_the_header_are_json():
         ("layers", "last2", "one of all, last_half, last4, last1"),
         ("aggregation", 3, "one of max, head_max_layer_mean"),
         ("score_queries", "last", "one of look_ahead, question, both"),
-        ("granularity", "word", "one of chunk, token"),
+        ("granularity", "word", "one of text, chunk, token"),
         ("protect_last", 0, "an integer >= 1 and <= 4096"),
         ("min_prompt_tokens", 0, "an integer >= 1"),
         ("protected_spans", "0-4", "a list of at most 4096 pairs [start, end] of integers >= 0"),

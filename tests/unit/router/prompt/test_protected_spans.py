@@ -234,9 +234,9 @@ def test_the_question_of_the_last_turn(content, expected):
 
 
 @pytest.mark.parametrize("role", ["tool", "assistant"])
-def test_after_a_tool_result_or_a_begun_answer_there_is_no_question(role):
+def test_a_tool_result_or_a_begun_answer_leaves_the_question_where_it_is(role):
     messages = [user(LONG), user(QUESTION), assistant("Let me see."), {"role": role, "content": "Three."}]
-    assert Chat(messages).question() is None
+    assert Chat(messages).question() == QUESTION
     assert QUESTION not in "".join(Chat(messages).dropped())
     messages[-2:] = [{"role": "system", "content": "Be short."}]
     assert Chat(messages).question() == QUESTION

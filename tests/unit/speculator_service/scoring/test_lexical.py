@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from speculator_service.scoring.lexical import K1, NO_TERM, B, bm25, lexical_importance, passages
+from speculator_service.scoring.lexical import K1, NO_TERM, B, bm25, lexical_importance, passages, with_lexical
 
 
 def lucene(documents: list[list[int]], terms: set[int]) -> list[float]:
@@ -76,6 +76,29 @@ def test_text_with_the_questions_rare_terms_is_most_important():
     importance = lexical_importance(ids, (995, 1000), 32)
     assert 380 < importance[:900].argmax() < 430
     assert importance[:300].max() < 0.1 * importance[400]  # the frequent term says little
+
+
+def test_units_of_text_are_the_documents():
+    ids = np.arange(1000, 1100, dtype=np.int32)
+    ids[[40, 95]] = 1
+    units = np.array([0, 38, 45, 90], np.int32)
+    importance = lexical_importance(ids, (94, 100), 32, units)
+    assert np.flatnonzero(importance).tolist() == list(range(38, 45))
+    ends = np.array([38, 45, 90, 100])
+    text = np.where(np.arange(100) < 94, ids, NO_TERM).astype(np.int32)
+    assert importance[40] == pytest.approx(bm25(text, units.astype(np.int64), ends, np.unique(ids[94:]))[1])
+
+
+def test_the_sum_has_both_scores_in_their_proportions():
+    droppable = np.array([False, True, True, True, False])
+    attention, words = np.array([9, 1, 1, 2, 5], np.float32), np.array([3, 0, 3, 0, 0], np.float32)
+    found = with_lexical(attention, words, 0.5, droppable)
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx([9 / 4 + 0.5, 1 / 4, 1 / 4 + 0.5, 2 / 4, 5 / 4])
+    nothing = np.zeros(5, np.float32)
+    assert with_lexical(attention, nothing, 0.5, droppable).tolist() == pytest.approx((attention / 4).tolist())
+    assert with_lexical(nothing, words, 0.5, droppable).tolist() == pytest.approx((words / 6).tolist())
+    assert np.isnan(with_lexical(np.full(5, np.nan, np.float32), words, 0.5, droppable)).all()
 
 
 def test_a_question_of_other_words_finds_nothing():

@@ -1,6 +1,8 @@
+import itertools
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -281,3 +283,82 @@ def test_auto_chooses_among_the_chunks_of_no_region():
     )
     assert (positions < 50).sum() == 25
     assert [m - 50 for m in positions.tolist() if m >= 50] == alone
+
+
+@st.composite
+def texts(draw):
+    """Scores, units, spans and regions of a prompt of text. The edges of spans and regions are among the units."""
+    scores = [n / 16 for n in draw(st.lists(st.integers(0, 6), min_size=1, max_size=90))]
+    places = st.integers(0, len(scores))
+    edges = sorted(draw(st.sets(places, max_size=6)))
+    spans = list(zip(edges[::2], edges[1::2], strict=False))
+    inner = sorted(draw(st.sets(places, max_size=4)))
+    regions = [(*pair, draw(st.sampled_from([0.07, 0.3, 1.0]))) for pair in zip(inner[::2], inner[1::2], strict=False)]
+    options = SelectionOptions(
+        keep_rate=draw(st.sampled_from(["auto", 1e-6, 0.07, 0.2, 0.5, 1.0])),
+        coverage=draw(st.none() | st.sampled_from([1e-6, 0.25, 0.5, 0.75, 1.0])),
+        protect_last=draw(st.sampled_from([1, 5, 4096])),
+        max_keep=draw(st.sampled_from([None, 0.3])),
+    )
+    cuts = {0, *edges, *inner, *draw(st.sets(places, max_size=12)), max(0, len(scores) - options.protect_last)}
+    return scores, options, spans, regions, np.array(sorted(cuts - {len(scores)}), np.int32)
+
+
+def naive_text_select(scores, options, spans, regions, units):
+    """The rule for units of text with sorted() and sets: units in the order of their means, until there are enough."""
+    prompt = len(scores)
+    if not any(scores):
+        scores = [1.0] * prompt
+    fixed = set(range(max(0, prompt - options.protect_last), prompt)).union(*(range(*span) for span in spans))
+    free = [set(range(a, b)) - fixed for a, b in itertools.pairwise([*units.tolist(), prompt])]
+    keep = set(fixed)
+    rules = [(set(range(start, end)), rate) for start, end, rate in regions]
+    rules.append((set(range(prompt)).difference(*(place for place, _ in rules)), options.fixed_rate))
+    for place, rate in rules:
+        mine = [unit for unit in free if unit & place]
+        mine.sort(key=lambda unit: (-math.fsum(scores[m] for m in unit) / len(unit), min(unit)))
+        tokens, mass = sum(map(len, mine)), math.fsum(scores[m] for unit in mine for m in unit)
+        least, most = 0.0, tokens
+        if rate is not None:
+            least = most = math.ceil(Fraction(repr(rate)) * tokens)
+        elif options.keep_rate == "auto":
+            least, most = (math.ceil(Fraction(repr(s)) * tokens) for s in (options.min_keep, options.largest_share))
+        taken, reached = 0, 0.0
+        for number, unit in enumerate(mine):
+            covered = rate is None and number and reached >= options.wanted_coverage * mass
+            if taken >= most or (taken >= least and (rate is not None or covered)):
+                break
+            keep |= unit
+            taken, reached = taken + len(unit), reached + math.fsum(scores[m] for m in unit)
+    return sorted(keep)
+
+
+@given(texts())
+def test_units_of_text_equal_the_naive_rule(problem):
+    scores, options, spans, regions, units = problem
+    positions, _ = select(torch.tensor(scores), options, spans, regions, units)
+    assert positions.tolist() == naive_text_select(scores, options, spans, regions, units)
+
+
+def test_units_of_text_are_taken_until_their_tokens_are_enough():
+    """The last one is taken whole; protected tokens do not count; a line is kept or dropped as a whole."""
+    scores = torch.tensor([9.0] * 4 + [1, 3, 2, 0, 3, 3] + [0.5] * 9 + [0])
+    units = np.array([0, 4, 8, 10, 19], np.int32)  # means 9 (protected), 1.5, 3, .5
+    for rate, expected in ((0.01, [8, 9]), (2 / 15, [8, 9]), (0.14, [4, 5, 6, 7, 8, 9]), (0.5, [*range(4, 19)])):
+        chosen = SelectionOptions(keep_rate=rate, protect_last=1)
+        assert select(scores, chosen, [(0, 4)], units=units)[0].tolist() == [0, 1, 2, 3, *expected, 19]
+
+
+@pytest.mark.parametrize("granularity", ["chunk", "token"])
+def test_chunks_and_tokens_do_not_see_the_units_of_the_text(granularity):
+    scores = torch.from_numpy(np.random.default_rng(0).random(500, np.float32))
+    options = SelectionOptions(granularity=granularity)
+    with_units = select(scores, options, units=np.arange(0, 500, 7, dtype=np.int32))
+    assert torch.equal(with_units[0], select(scores, options)[0])
+
+
+def test_without_units_the_text_is_cut_in_chunks():
+    scores = torch.from_numpy(np.random.default_rng(0).random(500, np.float32))
+    by_text, by_chunk = (select(scores, SelectionOptions(granularity=name)) for name in ("text", "chunk"))
+    assert torch.equal(by_text[0], by_chunk[0])
+    assert by_text[1] == by_chunk[1]

@@ -1,0 +1,61 @@
+"""The scores of a request: the speculator's attention, the words shared with the question (BM25), or their sum."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kv_transfer.messages import SelectRequest
+from kv_transfer.spans import always_kept, mask_of
+from skim_common.errors import SkimError
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
+from speculator_service.lexical_engine import score_lexically
+from speculator_service.scoring.lexical import with_lexical
+
+
+async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_session: bool = False) -> Scores:
+    """The scores of the prompt [M] by the request's options. keep_session: as in `SpeculatorEngine.score`.
+
+    BM25 is in the sum if the options say so and the question is known.
+    Raises as `SpeculatorEngine.score`, and SkimError for scores that do not fit the prompt.
+    """
+    options = request.options
+    if options.selector == "lexical":
+        return score_lexically(request)
+    adds_lexical = request.question is not None and options.bm25_weight > 0
+    # A worker thread looks the words up while the engine reads.
+    lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
+    scores = await engine.score(
+        ScoreRequest(
+            request.request_id,
+            request.token_ids,
+            options,
+            cache_salt=request.cache_salt,
+            keep_session=keep_session,
+            question=last_question(request),
+        )
+    )
+    if scores.importance.shape != request.token_ids.shape:
+        shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
+        raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
+    if lexical is None:
+        return scores
+    attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()
+    return replace(
+        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, _droppable(request)))
+    )
+
+
+def last_question(request: SelectRequest) -> tuple[int, int] | None:
+    """The question, if all that may be dropped stands before it: not, for example, before a tool's result, which the
+    question's tokens do not see."""
+    asked = request.question
+    return None if asked is None or _droppable(request)[asked[1] :].any() else asked
+
+
+def _droppable(request: SelectRequest) -> npt.NDArray[np.bool_]:
+    """The tokens that may be dropped, bool [M]."""
+    protected = mask_of(request.protected_spans.tolist(), request.token_ids.size)
+    return ~always_kept(protected, request.options.protect_last)

@@ -1,0 +1,156 @@
+"""The units of a prompt: where lines and sentences begin, in a tokenizer's tokens."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.options import SelectionOptions
+from router.prompt.protected_spans import PromptSpans
+from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, unit_starts, units_of
+
+LONG = "The bell of the old square rang"
+CODE = '''import os
+
+def first(number):
+    """It adds one to the number."""
+    result = number + 1
+    return result
+
+def second(text, separator=", "):
+    return separator.join(text.split("."))
+'''
+
+
+def words(text):
+    """Tokens as most tokenizers make them: white space belongs to the word after it, line breaks stand alone."""
+    return [found.span() for found in re.finditer(r"\n+|[ \t]*\w+|[ \t]*[^\w\s]|[ \t]+", text)]
+
+
+def letters(text):
+    return [(i, i + 1) for i in range(len(text))]
+
+
+def units(text, offsets=None, edges=()):
+    """The texts of the units."""
+    offsets = words(text) if offsets is None else offsets
+    starts = unit_starts(text, offsets, edges)
+    assert starts.dtype == np.int32
+    return [text[offsets[a][0] : offsets[b - 1][1]] for a, b in pairwise([*starts.tolist(), len(offsets)])]
+
+
+def lines(text):
+    return re.findall(r".*\n+|.+", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"1. {LONG} once.\n2. {LONG} twice.\n10. {LONG} often.\n",
+        f"- {LONG}\n- {LONG}\n\n* {LONG}\n",
+        "| name | city | since |\n|------|------|-------|\n| Ada | Riga | 1999 |\n| Bob | Oslo | 2001 |\n",
+        '{"id": "C1", "name": "Ada"}\n{"id": "C2", "name": "Bob"}\n',
+        "12:00:01 INFO node-1 job started\n12:00:02 ERROR node-2 job failed\n",
+        "A line of several words with no stop\r\nand a second line of as many words\r\n",
+    ],
+    ids=["numbered list", "list", "table", "records", "log", "CR LF"],
+)
+def test_a_line_is_a_unit(text):
+    assert units(text) == lines(text)
+
+
+def test_a_statement_of_code_is_a_unit_and_a_short_one_joins_the_next():
+    found = units(CODE)
+    assert "".join(found) == CODE
+    assert '    """It adds one to the number."""\n' in found
+    assert '    return separator.join(text.split("."))\n' in found
+    assert "import os\n\ndef first(number):\n" in found
+
+
+def test_a_sentence_is_a_unit():
+    text = f'{LONG} at 3.5 hours. {LONG}! "{LONG}." ({LONG}?) {LONG} (e.g. at a.b.c) and stopped.'
+    stops = [
+        f"{LONG} at 3.5 hours.",
+        f" {LONG}!",
+        f' "{LONG}."',
+        f" ({LONG}?)",
+        f" {LONG} (e.g. at a.b.c) and stopped.",
+    ]
+    assert units(text)[:4] == stops[:4]
+    chinese = [f"一只猫坐在垫子上{stop}" for stop in WIDE_STOPS]
+    assert units("".join(chinese), letters("".join(chinese))) == chinese
+
+
+def test_json_records_on_one_line_are_units():
+    records = [f'{{"invoice": {number}, "total": {2 * number}}}' for number in range(10, 13)]
+    text = f"[{', '.join(records)}]"
+    assert units(text) == [f"[{records[0]},", f" {records[1]},", f" {records[2]}]"]
+
+
+def test_a_long_line_is_cut_in_equal_parts():
+    tokens = 2 * MAX_TOKENS + 10
+    starts = unit_starts("x" * tokens, letters("x" * tokens))
+    assert np.diff(starts, append=tokens).tolist() == [67, 67, 68]
+    whole = "x" * MAX_TOKENS
+    assert unit_starts(whole, letters(whole)).tolist() == [0]
+
+
+def test_borders_of_messages_hold_also_for_short_units():
+    text = f"{LONG} twice.\n{LONG}.\nYes.\n{LONG}.\n"
+    offsets = words(text)
+    edge = next(i for i, (start, end) in enumerate(offsets) if text[start:end] == "Yes")
+    assert units(text) == [f"{LONG} twice.\n", f"{LONG}.\n", f"Yes.\n{LONG}.\n"]
+    inside = unit_starts(text, offsets, [edge, edge + 2, len(offsets)])
+    assert {edge, edge + 2} <= set(inside.tolist())
+    assert len(offsets) not in inside
+
+
+def test_the_last_unit_of_a_message_joins_the_one_before_it():
+    assert units(f"{LONG} twice.\n{LONG}.\nYes.") == [f"{LONG} twice.\n", f"{LONG}.\nYes."]
+
+
+@given(
+    st.text("ab.!? \n\t(}),\"'1。", max_size=400).filter(bool),
+    st.lists(st.integers(1, 7), min_size=1, max_size=400),
+    st.lists(st.floats(0, 1), max_size=5),
+)
+def test_units_of_any_tokens_of_any_text(text, sizes, places):
+    """They begin at 0, ascend, have every edge, and none is longer than MAX_TOKENS. Short are only those at an edge."""
+    ends = np.minimum(np.cumsum(sizes), len(text)).tolist()
+    offsets = [(0, 0), *zip([0, *ends], [*ends, len(text)], strict=False)]
+    edges = sorted(int(place * len(offsets)) for place in places)
+    starts = unit_starts(text, offsets, edges)
+    assert starts[0] == 0
+    assert (np.diff(starts) > 0).all()
+    assert starts[-1] < len(offsets)
+    assert set(edges) - {len(offsets)} <= set(starts.tolist())
+    lengths = np.diff(starts, append=len(offsets))
+    assert lengths.max() <= MAX_TOKENS
+    hard = {0, *edges, len(offsets)}
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        assert length >= MIN_TOKENS or {start, start + length} <= hard
+
+
+def test_with_wrong_offsets_lines_are_torn():
+    """Negative control: the places of the tokens matter."""
+    text = "".join(f"{number}. {LONG} {'again ' * (number % 7)}for {number} hours\n" for number in range(60))
+    offsets = words(text)
+    right = unit_starts(text, offsets)
+    for wrong in ([(start + 11, end + 11) for start, end in offsets], [(0, 0), *offsets[:-1]]):
+        assert np.isin(unit_starts(text, wrong), right).mean() < 0.5
+
+
+def test_where_units_are_not_known_there_are_none():
+    text, options = f"{LONG}.\n{LONG} twice.\n", SelectionOptions(protect_last=2)
+    offsets = words(text)
+    spans = PromptSpans(np.array([[0, 1]], np.int32), rate_spans=np.array([[3, 9]], np.int32))
+    found = units_of(text, offsets, spans, options, len(offsets))
+    assert {1, 3, 9, len(offsets) - 2} <= set(found.tolist())
+    assert units_of(None, offsets, spans, options, len(offsets)).size == 0
+    assert units_of(text, None, spans, options, len(offsets)).size == 0
+    assert units_of(text, offsets, spans, options, len(offsets) + 1).size == 0
+    by_chunk = options.model_copy(update={"granularity": "chunk"})
+    assert units_of(text, offsets, spans, by_chunk, len(offsets)).size == 0

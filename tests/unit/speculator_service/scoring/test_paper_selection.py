@@ -1,0 +1,79 @@
+"""What granularity chunk and token select: bit for bit what they selected before there were units of text."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.spans import mask_of
+from speculator_service.scoring import extension
+from speculator_service.scoring.extension import KnownPrefix, Prompt, extend
+from speculator_service.scoring.selection import select
+
+RULES = (
+    {"keep_rate": 0.07},
+    {"keep_rate": 0.3},
+    {"coverage": 0.6},
+    {"keep_rate": AUTO, "coverage": 0.5},
+    {"keep_rate": AUTO, "max_keep": 0.15},
+)
+
+
+def peaked(rng: np.random.Generator, tokens: int, peaks: np.ndarray) -> np.ndarray:
+    """Scores [M] that are high around `peaks`. Quantised: many ties, and sums that no order of addition changes."""
+    importance = (rng.integers(0, 12, tokens) / 64).astype(np.float32)
+    for peak in peaks:
+        importance[peak : peak + 24] += rng.integers(8, 40) / 8
+    return importance
+
+
+def digest(granularity: str, size: int, problems: int = 40) -> tuple[str, str]:
+    """Of what random prompts keep, each selected alone and as the next turn of an earlier prompt: positions, coverages,
+    and what was reused and appended."""
+    alone, extended = sha256(), sha256()
+    for number in range(problems):
+        rng = np.random.default_rng(number)
+        tokens = int(rng.integers(1500, 3000))
+        common = tokens - int(rng.integers(60, 400))
+        places = rng.choice(np.arange(64, common - 64, 40), 14, replace=False)
+        first, second = (peaked(rng, tokens, some) for some in (places[:11], places[3:]))
+        spans = [(0, 20), (common - 30, common), (tokens - 40, tokens)]
+        regions = [(300, 460, 0.4), (700, 820, 0.03)][: number % 3]
+        rated = mask_of([region[:2] for region in regions], tokens)
+        for rule in RULES:
+            options = SelectionOptions.model_validate({**rule, "granularity": granularity, "chunk_size": size})
+            before = [region for region in regions if region[1] <= common]
+            earlier = select(torch.from_numpy(first[:common]), options, spans[:2], before)[0].numpy().astype(np.int32)
+            chosen, coverage = select(torch.from_numpy(second), options, spans, regions)
+            alone.update(chosen.numpy().astype(np.int64).tobytes() + np.float64(coverage).tobytes())
+            fresh, wants_all = chosen.numpy().astype(np.int32), number % 4 == 0
+            prompt = Prompt(second, fresh, mask_of(spans, tokens), options, (tokens - 40, tokens), rated, wants_all)
+            kept = extend(prompt, KnownPrefix(earlier, common, common))
+            extended.update(kept.positions.tobytes() + np.array([kept.reused, kept.late, kept.compacted]).tobytes())
+    return alone.hexdigest()[:16], extended.hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "size", "golden"),
+    [
+        ("chunk", 32, ("4c0ed3f63fe03804", "e99cfa49aab3eece")),
+        ("chunk", 20, ("c9566ad71d543cd9", "246451e4b47c6859")),
+        ("chunk", 300, ("4b9cb42789c975f2", "80adc42f9ae98deb")),
+        ("token", 32, ("9cf9ac952944af2b", "96d5b5f9867452ea")),
+    ],
+)
+def test_selects_what_it_always_did(granularity: str, size: int, golden: tuple[str, str]) -> None:
+    """The digests were made by the release before units of text."""
+    assert digest(granularity, size) == golden
+
+
+@pytest.mark.parametrize(("name", "value"), [("LATE_TOKENS", 160), ("LATE_SHARE", 0.25), ("GROWTH", 1.05)])
+def test_another_rule_has_another_digest(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    """Negative control: the digests see the rules of late chunks."""
+    rule = digest("chunk", 32, 15)
+    monkeypatch.setattr(extension, name, value)
+    other = digest("chunk", 32, 15)
+    assert other[0] == rule[0]
+    assert other[1] != rule[1]
