@@ -72,14 +72,12 @@ class SpeculatorEngine(Engine, Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
-    cache_tokens: the number of tokens that its prefix cache can hold; 0 without a prefix cache.
     eos_token_ids: the tokens that end an answer, as far as they are known. Nothing is drafted ahead behind one.
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
     supports_branches: bool
     supports_drafts: bool = True
-    cache_tokens: int = 0
     eos_token_ids: frozenset[int] = frozenset()
 
     async def score(self, request: ScoreRequest) -> Scores:

@@ -1,5 +1,6 @@
 """The lexical selector: scores by shared words, without a model. Also as an engine, for a pool without a speculator."""
 
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -26,14 +27,14 @@ def score_lexically(request: SelectRequest) -> Scores:
 class LexicalSpeculator(SpeculatorEngine):
     """An engine without a model, for what serves the lexical selector only. It drafts nothing.
 
-    info: of the model whose token ids it reads.
+    info: of the model whose token ids it reads; it caches nothing.
     """
 
     supports_branches = False
     supports_drafts = False
 
     def __init__(self, info: ModelInfo) -> None:
-        self.info = info
+        self.info = replace(info, cache_tokens=0)
         self._closed = False
 
     async def score(self, request: ScoreRequest) -> Scores:

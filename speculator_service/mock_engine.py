@@ -1,6 +1,7 @@
 """A speculator without a model: deterministic scores and configurable latencies, to test the code around an engine."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -45,10 +46,10 @@ class MockSpeculator(BranchingEngine):
         and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
         fail_every n: every nth call of `score` raises EngineUnavailableError. seed: for sampled drafts.
         """
-        self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
+        info = inspect_model(model, engine="mock", max_model_len=max_model_len)
+        self.info = replace(info, cache_tokens=cache_tokens)
         self.started = self.aborted = self.running = 0
         self.compute = MockCompute(latency_ms, ms_per_token, cache_tokens, block_size, one_at_a_time)
-        self.cache_tokens = cache_tokens
         self._ms_per_look_ahead = ms_per_look_ahead
         self._fail_every = fail_every
         self._ms_per_draft = ms_per_draft

@@ -62,7 +62,7 @@ class SpeculatorService:
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
-        self.records = Records(engine.cache_tokens or MAX_TOKENS) if records is None else records
+        self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
         self._acceptances = acceptances or Acceptances()
         self._counts = RecordCounts()
         self._freeing: set[asyncio.Task[None]] = set()
@@ -185,7 +185,7 @@ class SpeculatorService:
     def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
         found = self.records.find(request.token_ids, request.cache_salt)
-        if found is None or not self.engine.cache_tokens or request.options.selector == "lexical":
+        if found is None or not self.info.cache_tokens or request.options.selector == "lexical":
             return found
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         asked = last_question(request) or (found.common, found.common)

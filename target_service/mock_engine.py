@@ -52,7 +52,8 @@ class MockTarget(TargetEngine):
         draft_channel: Mapping[str, Any] | None = None,
     ) -> None:
         self._kv_role, self._kv_host = kv_role, kv_host
-        self.info = inspect_model(model, engine="mock", max_model_len=max_model_len)
+        info = inspect_model(model, engine="mock", max_model_len=max_model_len)
+        self.info = replace(info, cache_tokens=cache_tokens)
         self.compute = MockCompute(prefill_ms, prefill_ms_per_token, cache_tokens, block_size, one_at_a_time)
         self._decode_ms = decode_ms
         self._failures_left = fail_before_first

@@ -97,6 +97,12 @@ def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **argument
             raise SkimError(f"{failure}: {_cause(error, noted)}") from error
 
 
+def cache_tokens(config: VllmConfig) -> int:
+    """The tokens that the prefix cache of a running engine with this configuration can hold; 0 without one."""
+    cache = config.cache_config
+    return (cache.kv_cache_size_tokens or 0) if cache.enable_prefix_caching else 0
+
+
 def _cause(error: Exception, noted: tuple[str, str] | None = None) -> str:
     """The cause in one line of at most 400 characters. noted: type and message of the first error in vLLM's log."""
     if noted:

@@ -145,7 +145,7 @@ class AsyncPair:
         """What was kept for earlier prompts."""
         from speculator_service.records import MAX_TOKENS, Records
 
-        return Records(self.speculator.cache_tokens or MAX_TOKENS)
+        return Records(self.speculator.info.cache_tokens or MAX_TOKENS)
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skim_common.models.costs import expert_count
 from skim_common.models.info import position_count
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of routed experts in transformers' configs."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,6 @@ def _parameters(config: Any) -> tuple[int, int] | tuple[None, None]:
 
 def _active_share(text: Any) -> float:
     """The share of the routed experts that compute one token; 1 for a model without experts."""
-    experts = next((number for name in _EXPERTS if (number := getattr(text, name, None))), None)
+    experts = expert_count(text)
     active = getattr(text, "num_experts_per_tok", None)
     return active / experts if active and experts else 1.0

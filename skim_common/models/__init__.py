@@ -1,4 +1,4 @@
-"""A model by name: where its files are, and what its config says.
+"""A model by name: where its files are, and what its config says, what it costs to read.
 
 Not here: weights, engines.
 """

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from skim_common.errors import ModelError, one_line
+from skim_common.models.costs import LINEAR, ReadCost, read_cost
 from skim_common.models.source import local_folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInfo:
-    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together.
+    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together, and to
+    forecast.
 
     path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
-    engine's limit for prompt plus answer. max_position: the number of positions of the model
-    (`model_info.position_count`).
+    engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
+    read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
     """
 
     path: str
@@ -33,6 +35,8 @@ class ModelInfo:
     max_model_len: int
     max_position: int
     engine: str
+    read_cost: ReadCost = LINEAR
+    cache_tokens: int = 0
 
 
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
@@ -77,6 +81,7 @@ def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -
         max_model_len=max_model_len or max_position,
         max_position=max_position,
         engine=engine,
+        read_cost=read_cost(text),
     )
 
 

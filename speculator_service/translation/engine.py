@@ -72,7 +72,6 @@ class TranslatingSpeculator(SpeculatorEngine):
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
         self.supports_drafts = engine.supports_drafts
-        self.cache_tokens = engine.cache_tokens
         target = translation.target
         self.info = replace(
             engine.info,

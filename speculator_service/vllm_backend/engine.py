@@ -34,7 +34,7 @@ from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
-from vllm_hooks.engine import SIGN_OF_LIFE
+from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +65,10 @@ class VllmSpeculator(BranchingEngine):
             engine_options,
         )
         config = self._engine.model_config
-        self.info = replace(info, max_model_len=config.max_model_len - 1)
+        cached = cache_tokens(self._engine.vllm_config)
+        self.info = replace(info, max_model_len=config.max_model_len - 1, cache_tokens=cached)
         # The prefix cache is off for these models (`start`), so each round would read the whole prompt again.
         self.supports_drafts = not config.is_hybrid
-        cache = self._engine.vllm_config.cache_config
-        self.cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size if cache.enable_prefix_caching else 0
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from target_service.vllm_backend.outputs import generate_output
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from target_service.vllm_backend.speculation.methods import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
-from vllm_hooks.engine import SIGN_OF_LIFE
+from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class VllmTarget(TargetEngine):
                 stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
             )
         continue_outputs(self._engine.output_processor)
-        self.info = info
+        self.info = replace(info, cache_tokens=cache_tokens(self._engine.vllm_config))
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
         self._decode_counts = DecodeCounts(config, engine_index)

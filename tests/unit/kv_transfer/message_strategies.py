@@ -20,6 +20,7 @@ from kv_transfer.messages import (
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.models.costs import ReadCost
 from skim_common.models.info import ModelInfo
 
 ids = st.integers(0, 2**31 - 1)
@@ -140,7 +141,8 @@ generate_outputs = st.builds(
     st.none() | st.lists(st.none() | logprobs, max_size=3),
     timings,
 )
-model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names)
+read_costs = st.builds(ReadCost, st.floats(1, 1e15), st.floats(0, 1e12), st.floats(0, 1e12), ids)
+model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, read_costs, ids)
 
 small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
 draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))

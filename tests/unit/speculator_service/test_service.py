@@ -21,7 +21,6 @@ class ScriptedEngine:
 
     info = INFO
     supports_drafts = True
-    cache_tokens = 0
 
     def __init__(self, importance, look_ahead_tokens=()):
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})

@@ -129,13 +129,13 @@ async def test_a_question_that_is_read_again_is_no_lost_kv(make_request, engine)
 
 async def test_an_engine_without_a_prefix_cache_keeps_records(turns, demo_speculator, engine):
     """Its zero cached tokens are no evidence."""
-    engine.cache_tokens, engine.forgets = 0, True
+    engine.info, engine.forgets = replace(engine.info, cache_tokens=0), True
     _, two = await turns(SpeculatorService(engine))
     assert two.reused_tokens > 0
 
 
 async def test_there_are_no_more_records_than_the_cache_has_tokens(turns, engine):
-    engine.cache_tokens = 2000
+    engine.info = replace(engine.info, cache_tokens=2000)
     service = SpeculatorService(engine)
     _, two = await turns(service)
     assert (two.reused_tokens, service.stats()["records"]) == (0, 0)

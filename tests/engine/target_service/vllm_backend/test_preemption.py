@@ -29,6 +29,10 @@ def engine(start: Start) -> VllmTarget:
     return start(num_gpu_blocks_override=BLOCKS, max_model_len=700)
 
 
+def test_the_engine_tells_what_its_prefix_cache_holds(engine: VllmTarget) -> None:
+    assert engine.info.cache_tokens == pytest.approx(32 * BLOCKS, rel=0.05)
+
+
 def preemptions() -> float:
     return sum(s.value for m in REGISTRY.collect() for s in m.samples if s.name == "vllm:num_preemptions_total")
 

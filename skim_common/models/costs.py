@@ -1,0 +1,134 @@
+"""What it costs to read tokens: floating-point operations by the shape of a model. Pure.
+
+    linear    = 2 * active parameters * tokens
+    attention = 2 * heads * (size of a key + size of a value) * layers * pairs
+
+Reading n tokens behind c cached ones forms n * (c + (n + 1) / 2) pairs of a query and a key in each layer. A window
+bounds them. A multiplication with its addition counts as two operations, as in `vllm.v1.metrics.perf`.
+
+Not counted: embeddings and the output head, of which a prompt needs one row; norms and biases; the scan of a layer with
+linear attention or a state space, whose projections count as those of attention.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOWED = ("sliding_attention", "chunked_attention")
+"""Layer types of transformers' configs whose queries see the latest tokens only."""
+FULL = ("full_attention", "hybrid")
+"""Layer types with a query and a key for each pair of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an engine computes of a prompt: `tokens` tokens behind `cached` cached ones."""
+
+    tokens: int
+    cached: int = 0
+
+    @classmethod
+    def of(cls, size: float, cached: float = 0) -> "Read":
+        """The rest of a prompt of `size` tokens. An engine computes at least the last one."""
+        tokens = max(1, round(size - cached))
+        return cls(tokens, max(0, round(size) - tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """The operations of a model. linear: per computed token. pair: per pair of a query and a key, in all layers with
+    full attention. window_pair: the same in the layers whose queries see at most `window` tokens.
+    """
+
+    linear: float
+    pair: float = 0.0
+    window_pair: float = 0.0
+    window: int = 0
+
+    def linear_flops(self, read: Read) -> float:
+        """Operations of everything but attention."""
+        return self.linear * read.tokens
+
+    def attention_flops(self, read: Read) -> float:
+        """Operations of all pairs."""
+        n, c = read.tokens, read.cached
+        within = min(max(self.window - c, 0), n)  # tokens that see all tokens before them
+        bounded = within * (c + (within + 1) / 2) + (n - within) * self.window
+        return self.pair * n * (c + (n + 1) / 2) + self.window_pair * bounded
+
+    def work(self, read: Read) -> float:
+        """All operations, as the number of tokens without attention that need as many."""
+        return (self.linear_flops(read) + self.attention_flops(read)) / self.linear
+
+
+LINEAR = ReadCost(1.0)
+"""The cost where no shape is known: only the number of tokens counts."""
+
+
+def read_cost(text: Any) -> ReadCost:
+    """The cost of a text model with this transformers config. LINEAR if the config does not have a usual shape."""
+    try:
+        heads, kinds = text.num_attention_heads, _layer_types(text)
+        projections, pair = _attention(text, heads)
+        experts = _expert_layers(text, len(kinds))
+        parameters = len(kinds) * projections + sum(_feed_forward(text, has_experts) for has_experts in experts)
+    except (AttributeError, TypeError):  # a name that this model's config does not have, or a list of one per layer
+        return LINEAR
+    windowed = sum(kind in WINDOWED for kind in kinds)
+    window = (getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0) * bool(
+        windowed
+    )
+    return ReadCost(2.0 * parameters, float(pair * sum(kind in FULL for kind in kinds)), float(pair * windowed), window)
+
+
+def _layer_types(text: Any) -> Sequence[str]:
+    """The type of each layer. Without a list, a window holds for all layers."""
+    if kinds := getattr(text, "layer_types", None):
+        return list(kinds)
+    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    return ["sliding_attention" if windowed else "full_attention"] * text.num_hidden_layers
+
+
+def _attention(text: Any, heads: int) -> tuple[int, int]:
+    """The parameters of a layer's projections, and the operations of a pair in one layer."""
+    hidden = text.hidden_size
+    if rank := getattr(text, "kv_lora_rank", None):  # MLA: keys and values come from one latent vector
+        rope, nope, value = text.qk_rope_head_dim, text.qk_nope_head_dim, text.v_head_dim
+        key, query_rank = nope + rope, getattr(text, "q_lora_rank", None)
+        queries = query_rank * (hidden + heads * key) if query_rank else hidden * heads * key
+        latent = hidden * (rank + rope) + rank * heads * (nope + value)
+        return queries + latent + heads * value * hidden, 2 * heads * (key + value)
+    size = getattr(text, "head_dim", None) or hidden // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return hidden * size * (2 * heads + 2 * kv_heads), 4 * heads * size
+
+
+def _feed_forward(text: Any, has_experts: bool) -> int:
+    """The parameters of a layer's feed-forward part that compute one token, with a gate."""
+    hidden: int = text.hidden_size
+    if not has_experts:
+        return 3 * hidden * int(getattr(text, "intermediate_size_mlp", None) or text.intermediate_size)
+    each: int = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    number = getattr(text, "n_shared_experts", None) or getattr(text, "num_shared_experts", None) or 0
+    shared: int = getattr(text, "shared_expert_intermediate_size", None) or each * number
+    return 3 * hidden * (each * int(text.num_experts_per_tok) + shared) + hidden * expert_count(text)
+
+
+def expert_count(text: Any) -> int:
+    """The number of routed experts of a layer; 0 for a model without experts."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((number for name in names if (number := getattr(text, name, None))), 0)
+
+
+def _expert_layers(text: Any, layers: int) -> list[bool]:
+    """For each layer, whether it has experts."""
+    if not expert_count(text):
+        return [False] * layers
+    if kinds := getattr(text, "mlp_layer_types", None):
+        return [kind == "sparse" for kind in kinds]
+    listed, dense = getattr(text, "moe_layers", None), getattr(text, "mlp_only_layers", None) or ()
+    first, step = getattr(text, "first_k_dense_replace", None) or 0, getattr(text, "decoder_sparse_step", None) or 1
+    return [
+        layer in listed if listed else layer >= first and layer not in dense and (layer + 1) % step == 0
+        for layer in range(layers)
+    ]

@@ -1,0 +1,87 @@
+"""The operations of reading, compared with parameter counts of transformers and with sums over pairs."""
+
+import itertools
+
+import pytest
+import transformers
+
+from cluster.pairs.size import model_size
+from skim_common.models.costs import LINEAR, Read, ReadCost, read_cost
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "q_lora_rank": 24}
+
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SHAPE, head_dim=32),
+    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=8, num_experts_per_tok=2),
+    "qwen2_moe": transformers.Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, num_experts=8, shared_expert_intermediate_size=48, decoder_sparse_step=2
+    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=8, mlp_only_layers=[1]),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **{**SHAPE, "num_key_value_heads": 4}, **EXPERTS, **MLA, n_routed_experts=8, first_k_dense_replace=1, n_group=2
+    ),
+    "deepseek_v2": transformers.DeepseekV2Config(
+        **{**SHAPE, "num_key_value_heads": 4}, **EXPERTS, **{**MLA, "q_lora_rank": None}, n_routed_experts=8
+    ),
+    "gemma3": transformers.Gemma3TextConfig(**SHAPE, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_operations_for_each_parameter_that_computes_a_token(tmp_path, name):
+    """Norms, biases and the gates of shared experts are not counted: less than a fiftieth here."""
+    CONFIGS[name].save_pretrained(tmp_path)
+    assert read_cost(CONFIGS[name]).linear == pytest.approx(2 * model_size(tmp_path).per_token, rel=0.02)
+
+
+def test_the_pairs_of_each_kind_of_attention():
+    assert read_cost(CONFIGS["llama"]).pair == 4 * 4 * 4 * 32
+    mla = read_cost(CONFIGS["deepseek_v3"])
+    assert mla.pair == 4 * 2 * 4 * (8 + 16 + 12)
+    gemma = read_cost(CONFIGS["gemma3"])
+    layers = CONFIGS["gemma3"].layer_types
+    full = layers.count("full_attention")
+    assert (gemma.pair, gemma.window_pair) == (full * 4 * 4 * 16, (len(layers) - full) * 4 * 4 * 16)
+    assert gemma.window == CONFIGS["gemma3"].sliding_window
+    mistral = read_cost(transformers.MistralConfig(**SHAPE, sliding_window=64))
+    assert (mistral.pair, mistral.window_pair, mistral.window) == (0, 4 * 4 * 4 * 16, 64)
+    assert read_cost(transformers.MistralConfig(**SHAPE, sliding_window=None)).window_pair == 0
+
+
+def test_layers_with_linear_attention_have_no_pairs():
+    config = transformers.Qwen3NextConfig(**SHAPE, **EXPERTS, head_dim=16, num_experts=8, full_attention_interval=2)
+    assert read_cost(config).pair == 2 * 4 * 4 * 16
+
+
+@pytest.mark.parametrize(("tokens", "cached"), itertools.product((1, 7, 40, 300), (0, 5, 63, 64, 200)))
+def test_pairs_are_counted_one_by_one(tokens, cached):
+    seen = [cached + i for i in range(1, tokens + 1)]
+    assert ReadCost(1.0, pair=1.0).attention_flops(Read(tokens, cached)) == sum(seen)
+    windowed = ReadCost(1.0, window_pair=1.0, window=64)
+    assert windowed.attention_flops(Read(tokens, cached)) == sum(min(64, s) for s in seen)
+
+
+def test_work_is_counted_in_tokens_without_attention():
+    cost = ReadCost(2000.0, pair=1.0)
+    assert cost.work(Read(3999)) == pytest.approx(2 * 3999)
+    assert LINEAR.work(Read(3999, 1000)) == 3999
+
+
+def test_at_least_one_token_is_read():
+    assert Read.of(1000, 1000) == Read(1, 999)
+    assert Read.of(1000, 128) == Read(872, 128)
+    assert Read.of(1000, 5000) == Read(1, 999)
+
+
+def test_a_config_of_another_shape_costs_by_its_tokens():
+    assert read_cost(transformers.MambaConfig(hidden_size=64, num_hidden_layers=2)) == LINEAR
+    assert read_cost(transformers.OpenELMConfig() if hasattr(transformers, "OpenELMConfig") else object()) == LINEAR
