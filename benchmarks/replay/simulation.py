@@ -97,6 +97,10 @@ class MockPools:
         ]
         return cls(speculators, _targets(model, profile, profile.gpus - gpus, held, replicas))
 
+    def replicas(self, pool: str) -> float:
+        """As many in each pool."""
+        return len(self._targets.engines)
+
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         with self._services.taken(request.affinity) as service:
             selection = await service.select(decode(encode(request), SelectRequest))

@@ -1,15 +1,21 @@
 """What a pool probably has cached of a prompt, learned from the answers that this router got from it.
 
 A ledger holds the chained hashes of the blocks of prompts (`kv_transfer.prefix_hash`). Engines evict the blocks that
-were used least recently. So a block is believed to be cached until a certain number of tokens has been written to the
-pool since its last use: the horizon. The engines' own counts of cached tokens correct it.
+were used least recently. So a block counts as evicted once more tokens have been written to the pool since its last use
+than its caches hold: the horizon. The engines' own counts of cached tokens correct it.
 
-What other routers sent is unknown here. A prefix that only they know counts as not cached.
+It approximates an LRU cache. All replicas of a pool count as one cache, to which each router writes its share. What is
+cached and used again makes others older only if it was in the older half. What is being read now is not counted yet.
+What other routers sent is unknown: a prefix that only they know counts as not cached.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from kv_transfer.messages import Int32Array
 
 BLOCK_TOKENS = 128
 """Tokens of a block, here and in affinity keys: a prompt is hashed once for both."""
@@ -19,7 +25,8 @@ BLOCK_TOKENS = 128
 class Found:
     """The known beginning of a prompt.
 
-    tokens: its length. kept: how many of these tokens were kept. age: tokens written to the pool since the last use.
+    tokens: its length. kept: how many of these tokens the pool holds. age: tokens written to the pool since the last
+    use.
     """
 
     tokens: int = 0
@@ -31,6 +38,7 @@ class Found:
 class _Block:
     kept: int
     used_at: int
+    rest: Int32Array | None = None  # what followed in the prompt that ended within the next block
 
 
 class CacheLedger:
@@ -39,42 +47,66 @@ class CacheLedger:
     def __init__(self, max_blocks: int = 65536) -> None:
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[bytes, _Block] = OrderedDict()
-        self._written = 0
-        self.horizon = max_blocks * BLOCK_TOKENS
-        """Tokens that may be written to the pool before a block counts as evicted."""
+        self._written, self._share = 0, 1.0
+        self.capacity: float = max_blocks * BLOCK_TOKENS
+        """Tokens of this router's share of the pool's prefix caches, as far as it is known."""
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def horizon(self) -> float:
+        """Tokens that may be written to the pool before a block counts as evicted."""
+        return self._share * self.capacity
 
     def wrote(self, tokens: int) -> None:
         """`tokens` tokens were computed by the pool and went into its cache, in any form."""
         self._written += tokens
 
-    def add(self, hashes: Sequence[bytes], kept: Sequence[int]) -> None:
-        """These blocks, the first ones of a prompt, are in use now. kept: for each, the kept tokens up to its end."""
+    def add(self, ids: Int32Array, hashes: Sequence[bytes], kept: Sequence[int]) -> None:
+        """A prompt is in use now. ids: int32 [M]. hashes: of its whole blocks. kept: the kept tokens up to the end of
+        each."""
+        sizes = zip(hashes, np.diff(kept, prepend=0).tolist(), strict=True)
+        self._written += sum(size for block, size in sizes if self._is_old(self._blocks.get(block)))
         # The first block comes last: it is used whenever a later one is.
         for block, count in zip(reversed(hashes), reversed(kept), strict=True):
             self._blocks[block] = _Block(count, self._written)
             self._blocks.move_to_end(block)
+        if hashes:
+            self._blocks[hashes[-1]].rest = ids[len(hashes) * BLOCK_TOKENS :].copy()
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
-    def find(self, hashes: Sequence[bytes]) -> Found:
-        """The longest known beginning of the prompt with these block hashes, if it is probably still cached."""
-        found = Found()
+    def _is_old(self, block: _Block | None) -> bool:
+        """Whether a block is in the older half of the cache."""
+        return block is not None and 2 * (self._written - block.used_at) > self.horizon
+
+    def find(self, ids: Int32Array, hashes: Sequence[bytes]) -> Found:
+        """The longest known beginning of a prompt that is probably still cached. ids, hashes: as in `add`."""
+        found, rest = Found(), None
         for count, block in enumerate(hashes, 1):
             known = self._blocks.get(block)
-            if known is None or (age := self._written - known.used_at) > self.horizon:
+            # Engines evict the end of a prompt first.
+            if known is None or (age := self._written - known.used_at) + known.kept > self.horizon:
                 break
-            found = Found(count * BLOCK_TOKENS, known.kept, age)
-        return found
+            found, rest = Found(count * BLOCK_TOKENS, known.kept, age), known.rest
+        more = 0 if rest is None else _common(rest, ids[found.tokens :])
+        return Found(found.tokens + more, found.kept + more, found.age)
 
-    def correct(self, found: Found, expected: int, cached: int) -> None:
-        """Learn the horizon: the pool was expected to have `expected` tokens of a prompt cached and had `cached`."""
-        if expected < BLOCK_TOKENS:
+    def correct(self, found: Found, cached: int) -> None:
+        """Learn the horizon: the pool was expected to have the found tokens cached and had `cached`."""
+        if found.kept < BLOCK_TOKENS:
             return
-        if 2 * cached >= expected:
-            self.horizon = max(self.horizon, 2 * found.age)
-        elif found.age < self.horizon:
+        needed = (found.age + found.kept) / self.capacity
+        if 2 * cached >= found.kept:
+            self._share = min(1.0, max(self._share, 2 * needed))
+        elif needed < self._share:
             # The geometric mean: a few misses are enough, and one miss on another replica is not too much.
-            self.horizon = int((self.horizon * max(found.age, 1)) ** 0.5)
+            self._share = (self._share * needed) ** 0.5
+
+
+def _common(one: Int32Array, other: Int32Array) -> int:
+    """The number of tokens with which both begin."""
+    size = min(one.size, other.size)
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if differ.size else size

@@ -20,6 +20,7 @@ from router.decision.cost_model import UNMEASURED, Estimate, Mode, PoolTime, Tok
 from router.decision.later_turns import LaterTurns
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
+from skim_common.models.info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,16 @@ class Forecaster:
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
         self.lexical = PoolTime(clock)
         self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
+        self._of_target = [self.dense, self.kept]
         self.turns = LaterTurns()
         self._sent = Counter[bytes]()
         self._coverage_share: float | None = None
+
+    def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
+        """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
+        if model.cache_tokens:
+            for ledger in [self.read] if pool == "speculator" else self._of_target:
+                ledger.capacity = replicas * model.cache_tokens
 
     def look(
         self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int, told: int | None = None
@@ -74,7 +82,7 @@ class Forecaster:
         told: how many later turns it has, if the client has told it (`router.options.headers`).
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
-        dense, read, kept = self.dense.find(hashes), self.read.find(hashes), self.kept.find(hashes)
+        dense, read, kept = (ledger.find(ids, hashes) for ledger in (self.dense, self.read, self.kept))
         coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
         forecast = Forecast(ids, salt, hashes, dense, read, kept, coming * BLOCK_TOKENS)
         selector, share = self._selector(options), self._kept_share(options)
@@ -133,9 +141,9 @@ class Forecaster:
         computed = _rest(forecast.ids.size, selection.cached_tokens)
         self._selector(options).measure(computed, sum(selection.timings.values()) - queue, queue)
         if options.selector != "lexical":
-            self.read.correct(forecast.read, forecast.read.tokens, selection.cached_tokens)
+            self.read.correct(forecast.read, selection.cached_tokens)
             self.read.wrote(computed)
-            self.read.add(forecast.hashes, [0] * len(forecast.hashes))
+            self.read.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
         if options.wanted_coverage is not None:
             self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
 
@@ -144,35 +152,36 @@ class Forecaster:
         computed = _rest(prompt.token_ids.size, cached)
         self.target.measure(computed, ms, queue_ms)
         self.turns.began(int(forecast.ids.size), max(forecast.known_dense, forecast.kept.tokens))
-        for ledger in (self.dense, self.kept):
+        for ledger in self._of_target:
             ledger.wrote(computed)
         if prompt.is_dense:
-            self.dense.correct(forecast.dense, forecast.dense.tokens, cached)
+            self.dense.correct(forecast.dense, cached)
         else:
-            self.kept.correct(forecast.kept, forecast.kept.kept, cached)
+            self.kept.correct(forecast.kept, cached)
             if forecast.kept.tokens:
                 self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, computed)
-        self._add(forecast.hashes, prompt)
+        self._add(forecast.ids, forecast.hashes, prompt)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
         """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
         if not answer.size:
             return
-        for ledger in (self.dense, self.kept):
+        for ledger in self._of_target:
             ledger.wrote(int(answer.size))
         whole = np.concatenate([forecast.ids, answer])
         hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
-        self._add(hashes, prompt)
+        self._add(whole, hashes, prompt)
         if prompt.session is not None:
-            self.read.add(hashes, [0] * len(hashes))
+            self.read.wrote(int(answer.size))
+            self.read.add(whole, hashes, _ends(hashes))
 
-    def _add(self, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
+    def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
         if prompt.is_dense:
-            self.dense.add(hashes, [0] * len(hashes))
+            self.dense.add(ids, hashes, _ends(hashes))
             return
-        ends = BLOCK_TOKENS * np.arange(1, len(hashes) + 1)
+        ends = np.array(_ends(hashes), np.int64)
         in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
-        self.kept.add(hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+        self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
 
     def _selector(self, options: PrefillOptions) -> PoolTime:
         """The measured times of what selects with these options."""
@@ -185,6 +194,11 @@ class Forecaster:
         if self._coverage_share is not None:
             return self._coverage_share
         return options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
+
+
+def _ends(hashes: Sequence[bytes]) -> Sequence[int]:
+    """The number of tokens up to the end of each block."""
+    return range(BLOCK_TOKENS, BLOCK_TOKENS * (len(hashes) + 1), BLOCK_TOKENS)
 
 
 def _rest(tokens: int, cached: int) -> int:

@@ -120,6 +120,9 @@ class Dispatcher:
         state.spans, state.lost_contents = spans, spans.lost
         state.advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
         state.options, hinted = state.advice.options, request.later_requests
+        for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
+            if model is not None:
+                self.forecaster.know(pool, model, self.pools.replicas(pool))
         state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, spans.protected_tokens, hinted)
         if self._keys:
             state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)

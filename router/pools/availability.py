@@ -52,11 +52,13 @@ class PoolStates:
         self._down_after_s, self._clock = down_after_s, clock
         self._empty_since: dict[str, float] = {}
         self._asleep: set[str] = set()
+        self._running: dict[str, int] = {}
         self._waiting: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
 
     def note(self, pools: Mapping[str, Replicas]) -> None:
         """Take in what Serve reports. Ends the waits for pools that are down now."""
         for pool, replicas in pools.items():
+            self._running[pool] = replicas.running
             if replicas.running:
                 self.answered(pool)
             elif not replicas.configured:
@@ -72,6 +74,10 @@ class PoolStates:
         """The pool answered, so it is up, at once. Serve's next report may say otherwise: the time then begins anew."""
         self._asleep.discard(pool)
         self._empty_since.pop(pool, None)
+
+    def per_router(self, pool: str) -> float:
+        """The replicas of a pool that serve, divided by the routers; a report without one counts as one."""
+        return (self._running.get(pool) or 1) / (self._running.get("router") or 1)
 
     def is_down(self, pool: str) -> bool:
         since = self._empty_since.get(pool)

@@ -23,6 +23,10 @@ class Pools(Protocol):
     speculator: ModelInfo | None
     target: ModelInfo
 
+    def replicas(self, pool: str) -> float:
+        """The replicas of `speculator` or `target` that read prompts, per router."""
+        ...
+
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         """Raises SkimError; cancelling the task aborts the work in the pool."""
         ...

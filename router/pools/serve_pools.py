@@ -129,6 +129,10 @@ class ServePools:
                 self.problem = str(error), True
                 return
 
+    def replicas(self, pool: str) -> float:
+        """As Pools.replicas. A prefill half counts, because it reads the prompts."""
+        return self._states.per_router("prefill" if pool == "target" and "prefill" in self._handles else pool)
+
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         """As Pools.select. There is no selection for a target that is down: no answer could follow."""
         self._check("target")

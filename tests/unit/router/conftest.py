@@ -54,6 +54,9 @@ class LocalPools:
         self.select_error: Exception | None = None
         self.generate_error: Exception | None = None
 
+    def replicas(self, pool: str) -> float:
+        return 1.0
+
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
         self.selects.append(request)
         if self.select_error is not None:

@@ -96,7 +96,7 @@ def test_without_its_ledgers_the_choice_is_much_slower(monkeypatch):
         for i in range(8):
             world.run(text(f"start {i}", 4000), [], "dense")
         if blind:
-            monkeypatch.setattr(CacheLedger, "find", lambda self, hashes: Found())
+            monkeypatch.setattr(CacheLedger, "find", lambda self, ids, hashes: Found())
         world.regrets.clear()
         for turn in range(5):
             for i in range(8):

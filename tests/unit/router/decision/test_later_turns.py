@@ -5,7 +5,6 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import SHORT_TEXT
-from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.cost_model import PoolTime
 from router.decision.later_turns import MOST, LaterTurns
 from tests.unit.router.simulated_pools import OPTIONS, Pool, World, text
@@ -125,9 +124,8 @@ def test_a_large_gain_is_worth_its_later_turns():
 def test_what_a_later_turn_reads_is_learned():
     world = Conversing()
     world.converse("first", 6, "speculative")
-    # The router knows whole blocks of a prompt: on average, half a block of known tokens looks new.
-    turns, looks_new = world.forecaster.turns, NEW + BLOCK_TOKENS / 2
-    assert turns.kept(looks_new, 0.2) == pytest.approx(NEW + LATE, abs=30)
+    turns = world.forecaster.turns
+    assert turns.kept(NEW, 0.2) == pytest.approx(NEW + LATE, abs=30)
     assert turns.kept(10 * SHORT_TEXT, 0.2) < 0.3 * turns.kept(SHORT_TEXT, 0.2) * 10
 
 

@@ -303,6 +303,13 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
     virtual_time.run(conversation())
 
 
+async def test_the_forecast_uses_what_replicas_tell_of_themselves():
+    pools = LocalPools(speculator={"cache_tokens": 1000}, target={"cache_tokens": 2000})
+    pools.replicas = {"speculator": 2.0, "target": 1.5}.get
+    forecaster = (await run(pools, prompt())).dispatcher.forecaster
+    assert (forecaster.read.capacity, forecaster.dense.capacity, forecaster.kept.capacity) == (2000, 3000, 3000)
+
+
 async def test_the_client_learns_that_rejected_drafts_raised_the_coverage(monkeypatch):
     pools = LocalPools()
     select = pools.select

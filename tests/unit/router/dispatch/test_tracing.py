@@ -56,6 +56,9 @@ class ActorPools:
     async def end_session(self, session):
         pass
 
+    def replicas(self, pool):
+        return 1.0
+
 
 class Processes:
     """The spans that router, speculator and target recorded."""

@@ -41,6 +41,12 @@ async def test_a_pool_is_down_once_it_was_empty_for_the_time(states, clock):
     states.check("unknown")
 
 
+async def test_replicas_are_counted_per_router(states):
+    assert states.per_router("target") == 1
+    states.note({"target": Replicas(4, 3), "router": Replicas(2, 2), "speculator": EMPTY})
+    assert (states.per_router("target"), states.per_router("speculator")) == (1.5, 0.5)
+
+
 async def test_a_pool_that_wakes_is_waited_for_until_it_has_run(states, clock):
     for now, replicas in ((0.0, EMPTY), (29.0, ASLEEP), (31.0, EMPTY), (99.0, EMPTY), (100.0, SHORT), (101.0, EMPTY)):
         clock.now = now

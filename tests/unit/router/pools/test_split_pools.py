@@ -17,6 +17,7 @@ from kv_transfer.messages import (
 )
 from kv_transfer.wire.codec import decode, encode, encode_error
 from router.pools.affinity_router import by_prefix
+from router.pools.availability import PoolStates, Replicas
 from router.pools.migration import MAX_REFUSALS
 from router.pools.serve_pools import MIN_INTERVAL_MS
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
@@ -36,6 +37,14 @@ from tests.unit.router.serve_handles import (
 )
 
 BLOCKS = {"remote_block_ids": [[1, 2]]}
+
+
+async def test_the_prefill_half_reads_the_prompts():
+    states = PoolStates(30.0)
+    states.note({"prefill": Replicas(3, 3), "target": Replicas(2, 2), "speculator": Replicas(4, 4)})
+    split, *_ = split_pools(states=states)
+    whole, *_ = serve_pools(states=states)
+    assert (split.replicas("target"), split.replicas("speculator"), whole.replicas("target")) == (3, 4, 2)
 
 
 def prefilled(**timings):
