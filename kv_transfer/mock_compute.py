@@ -26,6 +26,9 @@ class MockPrefixCache:
         self._capacity = capacity_tokens // block_size
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
+    def __contains__(self, block: bytes) -> bool:
+        return block in self._held
+
     def look_up(self, token_ids: Int32Array, positions: Int32Array, salt: str | None = None) -> int:
         """The number of leading tokens whose KV is held. As in vLLM, the last token is always computed."""
         found = self.match(self._hashes(token_ids[:-1], positions[:-1], salt))

@@ -9,6 +9,7 @@ import torch
 from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.mock_compute import MockCompute
 from skim_common.errors import EngineUnavailableError, SessionLostError
+from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
 from speculator_service.limits import check_length
@@ -47,7 +48,7 @@ class MockSpeculator(BranchingEngine):
         fail_every n: every nth call of `score` raises EngineUnavailableError. seed: for sampled drafts.
         """
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
-        self.info = replace(info, cache_tokens=cache_tokens)
+        self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens)
         self.started = self.aborted = self.running = 0
         self.compute = MockCompute(latency_ms, ms_per_token, cache_tokens, block_size, one_at_a_time)
         self._ms_per_look_ahead = ms_per_look_ahead

@@ -13,6 +13,7 @@ from kv_transfer.draft_channel.client import connecting
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from kv_transfer.mock_compute import MockCompute, Prefill
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
 from target_service.answer import Answers, NewToken
@@ -53,7 +54,7 @@ class MockTarget(TargetEngine):
     ) -> None:
         self._kv_role, self._kv_host = kv_role, kv_host
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
-        self.info = replace(info, cache_tokens=cache_tokens)
+        self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens)
         self.compute = MockCompute(prefill_ms, prefill_ms_per_token, cache_tokens, block_size, one_at_a_time)
         self._decode_ms = decode_ms
         self._failures_left = fail_before_first

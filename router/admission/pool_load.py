@@ -1,6 +1,6 @@
 """How long work waits in a pool, by what this router has sent there and by how fast earlier work drained.
 
-Work is measured in milliseconds of computing by the pool's measured cost (`router.decision.cost_model.PoolTime`). A
+Work is measured in milliseconds of computing by the pool's measured cost (`router.decision.pool_time.PoolTime`). A
 request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the drain rate, the wait for
 each millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
 routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the drain rate becomes

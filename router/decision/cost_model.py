@@ -3,16 +3,15 @@
     dense       = queue(target) + time(target, M - cached)
     speculative = queue(speculator) + time(speculator, M - read) + queue(target) + time(target, kept - cached)
 
-M is the prompt's length; `read`, `kept` and `cached` are tokens. The time of a pool for some computed tokens is a line
-through its latest measurements: a fixed part and a part per token.
+M is the prompt's length; `read`, `kept` and `cached` are tokens. `router.decision.pool_time` has the time of a pool.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from router.decision.pool_time import PoolTime
 from router.decision.rules import Decision
+from skim_common.models.costs import Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,8 @@ class Work:
 
 Mode = Literal["dense", "speculative"]
 
-DECAY = 0.85
-"""Weight of a measurement after the next one: about the latest seven count."""
-SURPRISE = 3.0
-"""A measurement so many times longer than its estimate counts as this many times; one so much shorter replaces all."""
-QUEUE_DECAY_S = 10.0
-"""A measured wait in the queue says little after this time."""
 MARGIN = 0.1
 """A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
-ENOUGH = 3
-"""Measurements before an estimate counts: the first requests of an engine can be slow."""
 STALE_S = 300.0
 """A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
 
@@ -52,61 +43,17 @@ SPECULATOR_SHARE = 0.25
 UNMEASURED = Decision(True, "unmeasured")
 
 
-class PoolTime:
-    """Running estimates of one pool. clock: seconds."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._queue_ms = 0.0
-        self._count = 0
-        self.measured_at = -math.inf
-
-    def measure(self, tokens: int, ms: float, queue_ms: float) -> None:
-        """One request: `tokens` computed tokens took `ms` milliseconds after `queue_ms` in the pool's queue."""
-        self._queue_ms, self.measured_at = queue_ms, self._clock()
-        self._count += 1
-        expected = self._line(tokens)
-        if expected is not None and SURPRISE * ms < expected:
-            self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        elif expected is not None:
-            ms = min(ms, SURPRISE * expected)
-        self._weight = DECAY * self._weight + 1
-        self._x, self._y = DECAY * self._x + tokens, DECAY * self._y + ms
-        self._xx, self._xy = DECAY * self._xx + tokens * tokens, DECAY * self._xy + tokens * ms
-
-    def estimate(self, tokens: int) -> float | None:
-        """Milliseconds for `tokens` computed tokens, without the queue; None before ENOUGH measurements."""
-        return self._line(tokens) if self._count >= ENOUGH else None
-
-    def _line(self, tokens: int) -> float | None:
-        if not self._weight:
-            return None
-        x, y = self._x / self._weight, self._y / self._weight
-        # Measurements of nearly one size do not show the fixed part: the line then goes through the origin.
-        through_origin, doubt = y / max(x, 1.0), (0.1 * x) ** 2 + 1
-        variance, covariance = self._xx / self._weight - x * x, self._xy / self._weight - x * y
-        slope = (covariance + doubt * through_origin) / (variance + doubt)
-        slope = min(max(slope, 0.0), through_origin)
-        return y + slope * (tokens - x)
-
-    @property
-    def queue_ms(self) -> float:
-        """The expected wait in the queue."""
-        return self._queue_ms * math.exp(-(self._clock() - self.measured_at) / QUEUE_DECAY_S)
-
-
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """What each pool would compute: the target of the whole prompt, the speculator, the target of the kept prompt.
+class Reads:
+    """What each pool would read: the target of the whole prompt, the speculator, the target of the kept prompt.
 
-    cold: what the target would compute of the whole prompt with an empty cache.
+    cold: what the target would read of the whole prompt with an empty cache.
     """
 
-    dense: int
-    cold: int
-    read: int
-    kept: int
+    dense: Read
+    cold: Read
+    read: Read
+    kept: Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +76,10 @@ class Estimate:
         return self.speculative if mode == "speculative" else self.dense
 
 
-def estimate(tokens: Tokens, speculator: PoolTime, target: PoolTime, now: float, later: float = 0.0) -> Estimate | None:
+def estimate(reads: Reads, speculator: PoolTime, target: PoolTime, now: float, later: float = 0.0) -> Estimate | None:
     """None before both pools have been measured often enough. later: as in Estimate."""
-    read, kept = speculator.estimate(tokens.read), target.estimate(tokens.kept)
-    dense, cold = target.estimate(tokens.dense), target.estimate(tokens.cold)
+    read, kept = speculator.estimate(reads.read), target.estimate(reads.kept)
+    dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
     if read is None or kept is None or dense is None or cold is None:
         return None
     waits = target.queue_ms
@@ -178,14 +125,14 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     return Decision(False, "cached" if estimate.speculative < worth else "sooner")
 
 
-def fewer(tokens: Tokens, extra: float) -> Decision:
+def fewer(reads: Reads, extra: float) -> Decision:
     """As `sooner`, before both pools have been measured: speculative, unless dense reads no more tokens.
 
     Reasons: `unmeasured` (speculative), `cached` and `later-turns` as in `sooner`.
     extra: how many more tokens later turns read if this one runs speculative (`LaterTurns.extra_tokens`).
     """
-    if tokens.dense <= tokens.kept:
+    if reads.dense.tokens <= reads.kept.tokens:
         return Decision(False, "cached")
-    if extra and tokens.dense <= SPECULATOR_SHARE * tokens.read + tokens.kept + extra:
+    if extra and reads.dense.tokens <= SPECULATOR_SHARE * reads.read.tokens + reads.kept.tokens + extra:
         return Decision(False, "later-turns")
     return UNMEASURED

@@ -16,10 +16,12 @@ from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
-from router.decision.cost_model import UNMEASURED, Estimate, Mode, PoolTime, Tokens, Work, estimate, fewer, sooner
+from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.later_turns import LaterTurns
+from router.decision.pool_time import PoolTime
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
+from skim_common.models.costs import Read
 from skim_common.models.info import ModelInfo
 
 
@@ -28,8 +30,9 @@ class Forecast:
     """What is known of a prompt before it runs.
 
     dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
-    kept. coming: tokens at the beginning that the target reads now for other dense prompts. estimate: None before both
-    pools have been measured often enough. choice: the mode whose first token is sooner, and why (`router.cost`).
+    kept. share: the share of its tokens that a selection keeps. coming: tokens at the beginning that the target reads
+    now for other dense prompts. estimate: None before both pools have been measured often enough. choice: the mode
+    whose first token is sooner, and why (`router.decision.cost_model`).
     """
 
     ids: Int32Array
@@ -38,6 +41,7 @@ class Forecast:
     dense: Found
     read: Found
     kept: Found
+    share: float = 1.0
     coming: int = 0
     estimate: Estimate | None = None
     choice: Decision = UNMEASURED
@@ -70,8 +74,10 @@ class Forecaster:
 
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
+        time, ledgers = (self.speculator, [self.read]) if pool == "speculator" else (self.target, self._of_target)
+        time.cost = model.read_cost
         if model.cache_tokens:
-            for ledger in [self.read] if pool == "speculator" else self._of_target:
+            for ledger in ledgers:
                 ledger.capacity = replicas * model.cache_tokens
 
     def look(
@@ -84,16 +90,16 @@ class Forecaster:
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         dense, read, kept = (ledger.find(ids, hashes) for ledger in (self.dense, self.read, self.kept))
         coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
-        forecast = Forecast(ids, salt, hashes, dense, read, kept, coming * BLOCK_TOKENS)
         selector, share = self._selector(options), self._kept_share(options)
+        forecast = Forecast(ids, salt, hashes, dense, read, kept, share, coming * BLOCK_TOKENS)
         later = 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
-            later = self.turns.extra_ms(selector, self.target, share, told)
-        tokens = self._tokens(forecast, options, protected_tokens)
-        found = estimate(tokens, selector, self.target, self._clock(), later)
+            later = self.turns.extra_ms(selector, self.target, int(ids.size), share, told)
+        reads = self._reads(forecast, options, protected_tokens)
+        found = estimate(reads, selector, self.target, self._clock(), later)
         if found is None:
-            return replace(forecast, choice=fewer(tokens, self.turns.extra_tokens(share, told or 0)))
+            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
         return replace(forecast, estimate=found, choice=sooner(found, forecast.before))
 
     @contextmanager
@@ -113,20 +119,20 @@ class Forecaster:
         self, forecast: Forecast, options: PrefillOptions, protected_tokens: int, most_tokens: int, *, selects: bool
     ) -> Work:
         """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured."""
-        tokens = self._tokens(forecast, options, protected_tokens)
+        reads = self._reads(forecast, options, protected_tokens)
         if not selects:
-            return Work(0.0, self.target.estimate(tokens.dense) or 0.0, most_tokens=most_tokens)
-        read, kept = self._selector(options).estimate(tokens.read), self.target.estimate(tokens.kept)
+            return Work(0.0, self.target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
+        read, kept = self._selector(options).estimate(reads.read), self.target.estimate(reads.kept)
         return Work(read or 0.0, kept or 0.0, True, most_tokens)
 
-    def _tokens(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Tokens:
-        size, share = int(forecast.ids.size), self._kept_share(options)
-        fresh = min(size, protected_tokens + share * size)
-        return Tokens(
-            dense=_rest(size, forecast.known_dense),
-            cold=size,
-            read=_rest(size, 0 if options.selector == "lexical" else forecast.read.tokens),
-            kept=max(1, round(self._kept_tokens(size, forecast.kept, fresh, share))),
+    def _reads(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Reads:
+        size, share, known = int(forecast.ids.size), self._kept_share(options), forecast.kept
+        kept = self._kept_tokens(size, known, min(size, protected_tokens + share * size), share)
+        return Reads(
+            dense=Read.of(size, forecast.known_dense),
+            cold=Read.of(size),
+            read=Read.of(size, 0 if options.selector == "lexical" else forecast.read.tokens),
+            kept=Read.of(known.kept + kept, known.kept),
         )
 
     def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
@@ -138,28 +144,28 @@ class Forecaster:
     def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
         """Learn from a selection."""
         queue = selection.timings.get("queue", 0.0)
-        computed = _rest(forecast.ids.size, selection.cached_tokens)
-        self._selector(options).measure(computed, sum(selection.timings.values()) - queue, queue)
+        read = Read.of(forecast.ids.size, selection.cached_tokens)
+        self._selector(options).measure(read, sum(selection.timings.values()) - queue, queue)
         if options.selector != "lexical":
             self.read.correct(forecast.read, selection.cached_tokens)
-            self.read.wrote(computed)
+            self.read.wrote(read.tokens)
             self.read.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
         if options.wanted_coverage is not None:
             self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
-        computed = _rest(prompt.token_ids.size, cached)
-        self.target.measure(computed, ms, queue_ms)
+        read = Read.of(prompt.token_ids.size, cached)
+        self.target.measure(read, ms, queue_ms)
         self.turns.began(int(forecast.ids.size), max(forecast.known_dense, forecast.kept.tokens))
         for ledger in self._of_target:
-            ledger.wrote(computed)
+            ledger.wrote(read.tokens)
         if prompt.is_dense:
             self.dense.correct(forecast.dense, cached)
         else:
             self.kept.correct(forecast.kept, cached)
             if forecast.kept.tokens:
-                self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, computed)
+                self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, read.tokens, forecast.share)
         self._add(forecast.ids, forecast.hashes, prompt)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
@@ -199,8 +205,3 @@ class Forecaster:
 def _ends(hashes: Sequence[bytes]) -> Sequence[int]:
     """The number of tokens up to the end of each block."""
     return range(BLOCK_TOKENS, BLOCK_TOKENS * (len(hashes) + 1), BLOCK_TOKENS)
-
-
-def _rest(tokens: int, cached: int) -> int:
-    """Tokens to compute; an engine computes at least the last one."""
-    return max(1, int(tokens) - cached)

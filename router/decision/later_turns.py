@@ -6,7 +6,9 @@ late units on the target, while a dense conversation reads only the new tokens. 
 """
 
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
-from router.decision.cost_model import SPECULATOR_SHARE, PoolTime
+from router.decision.cost_model import SPECULATOR_SHARE
+from router.decision.pool_time import PoolTime
+from skim_common.models.costs import Read
 
 DECAY = 0.97
 """Weight of a prompt after the next one: about the latest 33 count."""
@@ -28,10 +30,11 @@ class LaterTurns:
         self._later = DECAY * self._later + is_later
         self._new = DECAY * self._new + is_later * (tokens - known)
 
-    def extended(self, new: int, computed: int) -> None:
-        """The target computed `computed` tokens of a later turn's kept prompt, whose prompt has `new` new tokens."""
+    def extended(self, new: int, computed: int, share: float) -> None:
+        """The target computed `computed` tokens of a later turn's kept prompt, whose prompt has `new` new tokens, of
+        which `share` are kept."""
         self._extended = DECAY * self._extended + 1
-        self._late = DECAY * self._late + computed - new
+        self._late = DECAY * self._late + computed - _kept_of_new(new, share)
 
     @property
     def expected(self) -> float:
@@ -42,7 +45,7 @@ class LaterTurns:
     def kept(self, new: int, share: float) -> float:
         """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
         late = self._late / self._extended if self._extended else LATE_TOKENS
-        return max(0.0, (new if new <= SHORT_TEXT else share * new) + late)
+        return max(0.0, _kept_of_new(new, share) + late)
 
     @property
     def _new_tokens(self) -> int:
@@ -54,17 +57,24 @@ class LaterTurns:
         new = self._new_tokens
         return told * max(0.0, SPECULATOR_SHARE * new + self.kept(new, share) - new)
 
-    def extra_ms(self, speculator: PoolTime, target: PoolTime, share: float, told: int | None = None) -> float:
+    def extra_ms(
+        self, speculator: PoolTime, target: PoolTime, size: int, share: float, told: int | None = None
+    ) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
 
-        told: their number, if the client has told it; otherwise `expected`.
+        size: tokens of the prompt, which the pools have cached then. told: the number of later turns, if the client has
+        told it; otherwise `expected`.
         """
         new = self._new_tokens
         read, kept, dense = (
-            speculator.estimate(new),
-            target.estimate(round(self.kept(new, share))),
-            target.estimate(new),
+            speculator.estimate(Read(new, size)),
+            target.estimate(Read(max(1, round(self.kept(new, share))), round(share * size))),
+            target.estimate(Read(new, size)),
         )
         if read is None or kept is None or dense is None:
             return 0.0
         return (self.expected if told is None else told) * max(0.0, read + kept - dense)
+
+
+def _kept_of_new(new: int, share: float) -> float:
+    return new if new <= SHORT_TEXT else share * new

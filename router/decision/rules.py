@@ -26,7 +26,7 @@ class RequestTraits:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative. Where time
-    decides (`router.cost`), it is a word for that."""
+    decides (`router.decision.cost_model`), it is a word for that."""
 
     speculative: bool
     reason: str

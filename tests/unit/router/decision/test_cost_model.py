@@ -1,102 +1,52 @@
-"""Estimates of a pool's time, and the choice of the sooner mode."""
+"""Estimates of both modes, and the choice of the sooner one."""
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.cost_model import ENOUGH, MARGIN, STALE_S, Estimate, PoolTime, Tokens, estimate, sooner
+from router.decision.cost_model import MARGIN, STALE_S, Estimate, Reads, estimate, sooner
+from router.decision.pool_time import ENOUGH, PoolTime
 from router.decision.rules import Decision
+from skim_common.models.costs import Read
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def pool(fixed, per_token, sizes, clock=None, noise=0.0, seed=1):
-    time, draw = PoolTime(clock or Clock()), random.Random(seed)
+def pool(fixed, per_token, sizes=(100, 5000, 900)):
+    time = PoolTime(lambda: 0.0)
     for size in sizes:
-        time.measure(size, (fixed + per_token * size) * (1 + noise * draw.uniform(-1, 1)), 0.0)
+        time.measure(Read(size), fixed + per_token * size, 0.0)
     return time
 
 
-def test_nothing_is_estimated_before_enough_measurements():
-    empty, known = pool(10, 0.1, [100] * (ENOUGH - 1)), pool(10, 0.1, [100] * ENOUGH)
-    assert empty.estimate(100) is None
-    assert known.estimate(100) == pytest.approx(20)
-    assert estimate(Tokens(1, 1, 1, 1), empty, known, 0.0) is None
-    assert estimate(Tokens(1, 1, 1, 1), known, empty, 0.0) is None
+def reads(dense, cold, read, kept):
+    return Reads(Read(dense, cold - dense), Read(cold), Read(read, cold - read), Read(kept))
 
 
-@given(st.floats(0, 1000), st.floats(0.001, 10), st.integers(1, 100_000))
-def test_a_line_is_found_again(fixed, per_token, tokens):
-    time = pool(fixed, per_token, [500, 8000, 200, 30_000, 1500, 60_000] * 3)
-    assert time.estimate(tokens) == pytest.approx(fixed + per_token * tokens, rel=0.1, abs=5 + 0.05 * fixed)
-
-
-def test_measurements_of_one_size_make_a_rate():
-    time = pool(0, 0.5, [1000, 1001, 999, 1002])
-    assert time.estimate(4000) == pytest.approx(2000, rel=0.02)
-    assert time.estimate(0) >= 0
-
-
-def test_one_slow_measurement_moves_little_and_a_slow_first_one_is_forgotten():
-    time = pool(20, 0.1, [1000, 5000, 200] * 4)
-    time.measure(1000, 60_000, 0.0)
-    assert time.estimate(1000) < 2 * 120
-    first = pool(20, 0.1, [])
-    first.measure(1000, 60_000, 0.0)
-    for _ in range(ENOUGH):
-        first.measure(1000, 120, 0.0)
-    assert first.estimate(1000) == pytest.approx(120, rel=0.1)
-
-
-def test_a_pool_that_becomes_slower_is_noticed():
-    time = pool(0, 0.1, [1000, 5000] * 5)
-    for _ in range(20):
-        time.measure(1000, 800, 0.0)
-    assert time.estimate(1000) == pytest.approx(800, rel=0.1)
-
-
-def test_a_wait_in_the_queue_counts_and_fades():
-    clock = Clock()
-    busy = PoolTime(clock)
-    busy.measure(100, 10, 5000.0)
-    assert busy.queue_ms == 5000
-    clock.now = 100
-    assert busy.queue_ms < 1
-
-
-@given(st.integers(0, 20), st.floats(0, 0.3))
-def test_noise_leaves_the_estimate_near(seed, noise):
-    sizes = random.Random(seed).choices(range(100, 20_000), k=60)
-    time = pool(30, 0.2, sizes, noise=noise, seed=seed)
-    assert time.estimate(8000) == pytest.approx(1630, rel=0.05 + noise)
+def test_nothing_is_estimated_before_both_pools_are_measured():
+    empty, known = pool(10, 0.1, [100] * (ENOUGH - 1)), pool(10, 0.1)
+    assert estimate(reads(1, 1, 1, 1), empty, known, 0.0) is None
+    assert estimate(reads(1, 1, 1, 1), known, empty, 0.0) is None
+    assert estimate(reads(1, 1, 1, 1), known, known, 0.0) is not None
 
 
 def test_what_is_cached_counts_in_both_modes():
-    speculator, target = pool(5, 0.1, [100, 5000, 900]), pool(10, 1.0, [100, 5000, 900])
-    cold = estimate(Tokens(10_000, 10_000, 10_000, 2000), speculator, target, 0.0)
+    speculator, target = pool(5, 0.1), pool(10, 1.0)
+    cold = estimate(reads(10_000, 10_000, 10_000, 2000), speculator, target, 0.0)
     assert (cold.dense, cold.speculative) == (pytest.approx(10_010, rel=0.01), pytest.approx(3015, rel=0.01))
-    warm = estimate(Tokens(300, 10_000, 10_000, 2000), speculator, target, 0.0)
+    warm = estimate(reads(300, 10_000, 10_000, 2000), speculator, target, 0.0)
     assert warm.dense == pytest.approx(310, rel=0.2)
     assert warm.cold == cold.dense
-    record = estimate(Tokens(300, 10_000, 300, 100), speculator, target, 0.0)
+    record = estimate(reads(300, 10_000, 300, 100), speculator, target, 0.0)
     assert record.speculative == pytest.approx(145, rel=0.2)
 
 
 def test_what_later_turns_lose_delays_others_too():
     """Behind a queue a dense prompt delays others by what it reads more, unless its later turns read as much more."""
-    speculator, target = pool(5, 0.1, [100, 5000, 900]), pool(10, 1.0, [100, 5000, 900])
-    target.measure(900, 910, 60_000.0)
-    tokens = Tokens(3000, 10_000, 3000, 2500)
-    alone, many = (estimate(tokens, speculator, target, 0.0, later) for later in (0.0, 1000.0))
+    speculator, target = pool(5, 0.1), pool(10, 1.0)
+    target.measure(Read(900), 910, 60_000.0)
+    prompt = reads(3000, 10_000, 3000, 2500)
+    alone, many = (estimate(prompt, speculator, target, 0.0, later) for later in (0.0, 1000.0))
     assert alone.burden > 0 > many.burden
     slower = replace(alone, speculative=alone.dense + 100)
     assert sooner(slower) == Decision(True, "load")

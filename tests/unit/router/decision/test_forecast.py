@@ -11,6 +11,7 @@ from router.decision.cache_ledger import CacheLedger, Found
 from router.decision.forecast import Forecaster
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
+from skim_common.models.costs import Read
 from tests.unit.router.simulated_pools import OPTIONS, World, text
 
 
@@ -156,8 +157,8 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     forecaster, ids = Forecaster(lambda: 0.0), np.array(text("a", 12_800), np.int32)
     kept = World().kept(ids)
     for size in (200, 3000, 900):
-        forecaster.speculator.measure(size, 0.1 * size, 0.0)
-        forecaster.target.measure(size, 1.0 * size, 0.0)
+        forecaster.speculator.measure(Read(size), 0.1 * size, 0.0)
+        forecaster.target.measure(Read(size), 1.0 * size, 0.0)
     first = forecaster.look(ids, None, OPTIONS, 65)
     forecaster.selected(first, Selection(kept, 0.9, timings={"speculate": 1280.0}), OPTIONS)
     forecaster.began(first, kept, 0, 2600, 0.0)

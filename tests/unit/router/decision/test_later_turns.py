@@ -3,37 +3,20 @@
 import numpy as np
 import pytest
 
-from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import SHORT_TEXT
-from router.decision.cost_model import PoolTime
 from router.decision.later_turns import MOST, LaterTurns
-from tests.unit.router.simulated_pools import OPTIONS, Pool, World, text
+from router.decision.pool_time import PoolTime
+from tests.unit.router.simulated_pools import BLOCK, LATE, OPTIONS, Pool, World, text
 
-LATE, NEW = 64, 40
+NEW = 40
 
 
 class Conversing(World):
-    """Pools of a real pair: the speculator's time is a large part of the target's. A kept prompt extends the last one
-    by the new tokens and late chunks.
-    """
+    """Pools of a real pair: the speculator's time is a large part of the target's."""
 
     def __init__(self, noise=0.0, speculator_per_token=1.2):
-        super().__init__(noise=noise)
-        self.speculator = Pool(200, speculator_per_token, noise)
-        self.target = Pool(190, 2.0, noise)
-        self.record = None
-
-    def kept(self, ids):
-        ids = np.asarray(ids)
-        if self.record is None or ids[: self.record.context_length].tolist() != self.before:
-            positions = super().kept(ids.tolist()).positions
-        else:
-            old = self.record
-            late = np.setdiff1d(np.arange(0, old.context_length), old.positions)[:LATE]
-            positions = np.concatenate([old.positions, late, np.arange(old.context_length, ids.size)])
-        return KeptPrompt(
-            ids[positions].astype(np.int32), positions.astype(np.int32), ids.size, session=SessionHandle("a:1", "s")
-        )
+        pools = {"speculator": Pool(200, speculator_per_token, noise), "target": Pool(190, 2.0, noise)}
+        super().__init__(extends=True, **pools)
 
     def look(self, ids, told=None):
         """The forecast of a prompt of which the client tells how many later requests it has."""
@@ -45,12 +28,11 @@ class Conversing(World):
     def converse(self, name, turns, mode=None):
         """The modes of a conversation, and the sum of its times to first token over that of a dense one."""
         history, modes, dense = text(f"document {name}", 2600), [], 0.0
-        self.record, self.took = None, []
+        self.took = []
         for turn in range(turns):
             dense += self.target.fixed + self.target.per_token * (len(history) if turn == 0 else NEW)
             modes.append(self.run(history, [], mode)[1])
-            if modes[-1] == "speculative":
-                self.record, self.before = self.kept(history), history
+            self.before = history
             history = history + text(f"{name} {turn}", NEW)
         return modes, sum(self.took) / dense
 
@@ -125,13 +107,13 @@ def test_what_a_later_turn_reads_is_learned():
     world = Conversing()
     world.converse("first", 6, "speculative")
     turns = world.forecaster.turns
-    assert turns.kept(NEW, 0.2) == pytest.approx(NEW + LATE, abs=30)
+    assert turns.kept(NEW, 0.2) == pytest.approx(NEW + LATE, abs=BLOCK)
     assert turns.kept(10 * SHORT_TEXT, 0.2) < 0.3 * turns.kept(SHORT_TEXT, 0.2) * 10
 
 
 def test_the_expected_number_of_later_turns():
     turns = LaterTurns()
-    assert turns.expected == turns.extra_ms(PoolTime(lambda: 0.0), PoolTime(lambda: 0.0), 0.2) == 0
+    assert turns.expected == turns.extra_ms(PoolTime(lambda: 0.0), PoolTime(lambda: 0.0), 3000, 0.2) == 0
     for _ in range(200):
         turns.began(3000, 100)
         for _ in range(3):

@@ -17,6 +17,7 @@ from router.options.settings import RouterConfig
 from router.pools.availability import PoolDownError
 from router.prompt.contents import ChatContents, Content
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
+from skim_common.models.costs import ReadCost
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, prompt, run
@@ -306,7 +307,9 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
 async def test_the_forecast_uses_what_replicas_tell_of_themselves():
     pools = LocalPools(speculator={"cache_tokens": 1000}, target={"cache_tokens": 2000})
     pools.replicas = {"speculator": 2.0, "target": 1.5}.get
+    pools.target = replace(pools.target, read_cost=ReadCost(2000.0, pair=1.0))
     forecaster = (await run(pools, prompt())).dispatcher.forecaster
+    assert (forecaster.speculator.cost, forecaster.target.cost) == (pools.speculator.read_cost, pools.target.read_cost)
     assert (forecaster.read.capacity, forecaster.dense.capacity, forecaster.kept.capacity) == (2000, 3000, 3000)
 
 
