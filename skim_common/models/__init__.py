@@ -1,4 +1,4 @@
-"""A model by name: where its files are, and what its config says, what it costs to read.
+"""A model by name: where its files are, what its config says, what a read costs, and how its weights are known again.
 
-Not here: weights, engines.
+Not here: engines.
 """

@@ -124,7 +124,7 @@ def longrope_original(text: Any) -> int | None:
 
 def short_longrope_positions(path: str) -> int | None:
     """`longrope_original` of the model `path`. Raises ModelError."""
-    return longrope_original(_text_config(path))
+    return longrope_original(text_config(path))
 
 
 def window_of_all_layers(text: Any) -> int | None:
@@ -138,7 +138,7 @@ def window_of_all_layers(text: Any) -> int | None:
 
 def speculator_window(path: str) -> int | None:
     """`window_of_all_layers` of the model `path`: up to this length its attention is full. Raises ModelError."""
-    return window_of_all_layers(_text_config(path))
+    return window_of_all_layers(text_config(path))
 
 
 def check_speculator(path: str, *, max_model_len: int | None = None) -> None:
@@ -147,7 +147,7 @@ def check_speculator(path: str, *, max_model_len: int | None = None) -> None:
     A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
     prompt plus answer; the default is the model's number of positions.
     """
-    text = _text_config(path)
+    text = text_config(path)
     if getattr(text, "index_topk", None):
         _refuse_speculator(path, f"sparse attention (index_topk {text.index_topk})")
     window = window_of_all_layers(text)
@@ -201,7 +201,7 @@ def _refuse_speculator(path: str, reason: str) -> None:
     raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
 
 
-def _text_config(path: str) -> Any:
+def text_config(path: str) -> Any:
     """The transformers config of the model's text part."""
     folder = Path(local_folder(path, weights=False))
     _read_config_file(folder)
