@@ -93,22 +93,46 @@ def layer_scores(
         raise ValueError(f"pool_kernel must be odd, not {pool_kernel}")
     group = heads // kv_heads
     at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
-    hidden = None if visible is None else _hidden(visible, prompt)
+    hidden = None if visible is None else hidden_keys(visible, prompt)
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
         group_queries = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
         for first in range(0, group, at_once):
-            some_queries = group_queries[first : first + at_once]
-            pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
-            logits = _products(some_queries, pieces, prompt)
-            if soft_cap:
-                logits.div_(soft_cap).tanh_().mul_(soft_cap)
-            if hidden is not None:
-                logits[..., prompt - hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
-            head = kv_head * group + first
-            weights = _softmax(logits, None if sinks is None else sinks[head : head + len(some_queries)])
+            some_queries, head = group_queries[first : first + at_once], kv_head * group + first
+            weights = attention_weights(
+                some_queries,
+                keys,
+                kv_head,
+                soft_cap=soft_cap,
+                sinks=None if sinks is None else sinks[head : head + len(some_queries)],
+                hidden=hidden,
+            )
             _maximum_with_pooled(best, weights, pool_kernel)
     return best.div_(pool_kernel)  # divide once, at the end: the largest sum is the largest average
+
+
+def attention_weights(
+    queries: torch.Tensor,
+    keys: torch.Tensor | Keys,
+    kv_head: int,
+    *,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    hidden: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The weights [heads, S, M], float32, of query heads that share one KV head.
+
+    queries: float32 [heads, S, D], times the layer's scale. soft_cap: as in `AttentionFormula`. sinks: [heads], those
+    of these heads. hidden: see `hidden_keys`.
+    """
+    pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
+    prompt = keys.shape[1]
+    logits = _products(queries, pieces, prompt)
+    if soft_cap:
+        logits.div_(soft_cap).tanh_().mul_(soft_cap)
+    if hidden is not None:
+        logits[..., prompt - hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
+    return _softmax(logits, sinks)
 
 
 def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int) -> torch.Tensor:
@@ -122,7 +146,7 @@ def _products(queries: torch.Tensor, pieces: Iterator[torch.Tensor], prompt: int
     return products.view(*queries.shape[:2], prompt)
 
 
-def _hidden(visible: torch.Tensor, prompt: int) -> torch.Tensor:
+def hidden_keys(visible: torch.Tensor, prompt: int) -> torch.Tensor:
     """Which of the last keys a step does not see, bool [S, E]. All steps see the M - E keys before them."""
     first = int(visible.min())
     return torch.arange(first, prompt, device=visible.device) >= visible[:, None]

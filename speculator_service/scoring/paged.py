@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from speculator_service.scoring.head_masses import head_masses
 from speculator_service.scoring.importance import Aggregate, AttentionFormula, Keys, layer_scores
 
 _log = logging.getLogger(__name__)
@@ -31,12 +33,25 @@ class PagedKeys(Keys, Protocol):
         """None if the cache has no such view: CPU backends pack their blocks."""
 
 
+class HeadsOfLayer(NamedTuple):
+    """Some heads of one layer, and what they read; the fields are those of `head_masses.head_masses`.
+
+    queries: [S, n, D]. kv_heads: n. formula: with the sinks of these heads.
+    """
+
+    queries: torch.Tensor
+    keys: PagedKeys
+    kv_heads: Sequence[int]
+    formula: AttentionFormula
+
+
 class Kernels(NamedTuple):
-    """The functions `supports`, `fill_table` and `step_counts` of `triton_kernels`."""
+    """The functions `supports`, `fill_table` and `step_counts` of `triton_kernels`, and that of `triton_masses`."""
 
     supports: Callable[[Sequence[torch.Tensor], int], bool]
     fill_table: Callable[..., None]
     step_counts: Callable[[int], list[int]]
+    weighted_masses: Callable[..., torch.Tensor]
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -45,10 +60,11 @@ def kernels_for(device: torch.device) -> Kernels | None:
         return None
     try:
         from speculator_service.scoring.triton_kernels import fill_table, step_counts, supports
+        from speculator_service.scoring.triton_masses import weighted_masses
     except ImportError as error:
         _warn(error)
         return None
-    return Kernels(supports, fill_table, step_counts)
+    return Kernels(supports, fill_table, step_counts, weighted_masses)
 
 
 class PagedScoring:
@@ -81,6 +97,57 @@ class PagedScoring:
             aggregate.add(
                 layer_scores(of_layer, layer, scale, pool_kernel, soft_cap=soft_cap, sinks=sinks, visible=visible)
             )
+
+    def masses(
+        self, layers: Sequence[HeadsOfLayer], row_weights: torch.Tensor, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The attention mass of each head, float32 [heads of all layers, M] (`head_masses.head_masses`), by torch."""
+        return torch.cat([head_masses(*layer, row_weights, visible) for layer in layers])
+
+    def weighted_mass(
+        self,
+        layers: Sequence[HeadsOfLayer],
+        head_weights: torch.Tensor,
+        row_weights: torch.Tensor,
+        visible: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum of `masses` with one weight per head, float32 [M]. head_weights: float32 [heads of all layers]."""
+        mass = self._mass_by_kernels(layers, head_weights, row_weights, visible)
+        return head_weights @ self.masses(layers, row_weights, visible) if mass is None else mass
+
+    def _mass_by_kernels(
+        self,
+        layers: Sequence[HeadsOfLayer],
+        head_weights: torch.Tensor,
+        row_weights: torch.Tensor,
+        visible: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        if self.kernels is None or any(layer.keys.pages is None for layer in layers):
+            return None
+        parts = _by_kv_head(layers, head_weights)
+        formulas = [part.formula for part in parts]
+        caches = [part.pages.cache for part in parts]
+        with_sinks = [formula.sinks for formula in formulas if formula.sinks is not None]
+        if 0 < len(with_sinks) < len(formulas) or len({formula[:2] for formula in formulas}) > 1:
+            return None
+        if caches[0].dtype != parts[0].queries.dtype or not self.kernels.supports(caches, 1):
+            return None
+        try:
+            return self.kernels.weighted_masses(
+                pad_sequence([part.queries.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2),
+                caches,
+                parts[0].pages.blocks.int(),
+                layers[0].keys.shape[1],
+                formulas[0].scale,
+                row_weights[:, None] * pad_sequence([part.weights for part in parts], batch_first=True)[:, None],
+                soft_cap=formulas[0].soft_cap,
+                sinks=pad_sequence(with_sinks, batch_first=True) if with_sinks else None,
+                visible=visible,
+            )
+        except Exception as error:  # see `_fill_by_kernels`
+            self.kernels = None
+            _warn(error)
+            return None
 
     def _fill_by_kernels(
         self,
@@ -119,6 +186,30 @@ class PagedScoring:
             return False
         aggregate.complete()
         return True
+
+
+class _KvHeadPart(NamedTuple):
+    """The asked heads of one KV head. queries: [S, n, D]. weights: [n]. pages: of this KV head alone."""
+
+    queries: torch.Tensor
+    weights: torch.Tensor
+    formula: AttentionFormula
+    pages: Pages
+
+
+def _by_kv_head(layers: Sequence[HeadsOfLayer], head_weights: torch.Tensor) -> list[_KvHeadPart]:
+    """head_weights: of all heads of all layers."""
+    parts = []
+    for layer, weights in zip(layers, head_weights.split([len(layer.kv_heads) for layer in layers]), strict=True):
+        pages = layer.keys.pages
+        assert pages is not None
+        for kv_head in sorted(set(layer.kv_heads)):
+            places = [place for place, own in enumerate(layer.kv_heads) if own == kv_head]
+            sinks = layer.formula.sinks
+            formula = layer.formula._replace(sinks=None if sinks is None else sinks[places])
+            own_pages = pages._replace(cache=pages.cache.narrow(1, kv_head, 1))
+            parts.append(_KvHeadPart(layer.queries[:, places], weights[places], formula, own_pages))
+    return parts
 
 
 def _warn(error: Exception) -> None:

@@ -25,7 +25,7 @@ import triton.language as tl
 _ALIGNED = 16
 _LN2 = math.log(2.0)
 # Not specialised: otherwise Triton compiles again if one of these is 1 or a multiple of 16.
-_OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
+OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
 
 
 class Tiling(NamedTuple):
@@ -85,54 +85,97 @@ def fill_table(
     all M. All on one device.
     A step whose query contains a NaN gets NaN everywhere, as in the reference.
     """
-    layers, steps, heads, size = queries.shape
-    _, kv_heads, block_tokens, _ = caches[0].shape
-    prompt = table.shape[2]
-    group = heads // kv_heads
-    rows, (step_blocks, at_once, wide) = _rows(queries, kv_heads, tiling.rows)
-    seen = torch.full((step_blocks * at_once, wide), prompt, dtype=torch.int32, device=queries.device)
+    layers, steps, heads, _ = queries.shape
+    prompt, kv_heads = table.shape[2], caches[0].shape[1]
+    at_once = _steps_at_once(steps, triton.next_power_of_2(heads // kv_heads), tiling.rows)
+    rows, counts = padded_rows(queries, kv_heads, at_once)
+    launch, sums = softmax_sums(
+        rows, counts, steps, heads // kv_heads, caches, blocks, prompt, scale, tiling,
+        soft_cap=soft_cap, sinks=None if sinks is None else sinks.view(layers, kv_heads, -1), visible=visible,
+    )  # fmt: skip
+    nans = (sums[:, :, :steps, : heads // kv_heads] * 0).sum((0, 1, 3))  # NaN for steps that contain a NaN, else 0
+    outputs = tiling.tile - pool_kernel + 1
+    grid = (triton.cdiv(prompt, outputs), len(table), counts[0])
+    _pooled_maxima[grid](
+        *launch.reads, without_padding(sums, steps, heads // kv_heads), table, *launch.factors, steps,
+        layers // len(table) * kv_heads, *launch.sizes, POOL=pool_kernel, STEPS=at_once, **launch.shape,
+    )  # fmt: skip
+    table += nans[:, None]
+
+
+class Launch(NamedTuple):
+    """Arguments of all kernels. reads: rows, seen, cache, offsets, blocks. factors: scale2, cap2. sizes: of the prompt
+    and the cache. shape: compile-time constants.
+    """
+
+    reads: tuple[torch.Tensor, ...]
+    factors: tuple[float, float]
+    sizes: tuple[int, ...]
+    shape: dict[str, int | bool]
+
+
+def softmax_sums(
+    rows: torch.Tensor,
+    counts: tuple[int, int, int],
+    steps: int,
+    group: int,
+    caches: Sequence[torch.Tensor],
+    blocks: torch.Tensor,
+    prompt: int,
+    scale: float,
+    tiling: Tiling,
+    *,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+) -> tuple[Launch, torch.Tensor]:
+    """The first kernel: log of each query's softmax denominator, float32 [L, G, rows, heads], both padded.
+
+    rows, counts: of `padded_rows`. steps, group: without padding. sinks: [L, G, group]. The rest is as in `fill_table`.
+    """
+    layers, device = len(caches), rows.device
+    _, kv_heads, block_tokens, size = caches[0].shape
+    step_blocks, at_once, wide = counts
+    seen = torch.full((step_blocks * at_once, wide), prompt, dtype=torch.int32, device=device)
     if visible is not None:
         seen[:steps] = visible[:, None].int()
     offsets = [(c.data_ptr() - caches[0].data_ptr()) // c.element_size() for c in caches]
     stride_block, stride_head, stride_token, _ = caches[0].stride()
-    host = torch.tensor(offsets, dtype=torch.int64, pin_memory=queries.is_cuda)
-    paged = (caches[0], host.to(queries.device, non_blocking=True), blocks)
+    host = torch.tensor(offsets, dtype=torch.int64, pin_memory=rows.is_cuda)
     sizes = (prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token)
     shape = {"ROWS": at_once * wide, "TILE": tiling.tile, "DIM": rows.shape[-1], "num_warps": tiling.warps}
     shape["CAPPED"] = bool(soft_cap)
-    scale2, cap2 = scale / _LN2, soft_cap / _LN2
+    reads = (rows, seen, caches[0], host.to(device, non_blocking=True), blocks)
+    launch = Launch(reads, (scale / _LN2, soft_cap / _LN2), sizes, shape)
 
     tiles = triton.cdiv(prompt, tiling.tile)
     spans = max(1, min(tiles, tiling.spread // (layers * kv_heads * step_blocks)))
     span = triton.cdiv(tiles, spans) * tiling.tile
     spans = triton.cdiv(prompt, span)
-    partial = torch.empty((*rows.shape[:3], spans), dtype=torch.float32, device=queries.device)
-    _row_sums[(layers * kv_heads, spans, step_blocks)](
-        rows, seen, *paged, partial, scale2, cap2, span, spans, *sizes, **shape
-    )
-
+    partial = torch.empty((*rows.shape[:3], spans), dtype=torch.float32, device=device)
+    _row_sums[(layers * kv_heads, spans, step_blocks)](*reads, partial, *launch.factors, span, spans, *sizes, **shape)
     sums = partial.logsumexp(-1).view(layers, kv_heads, -1, wide)
     if sinks is not None:
         of_heads = sums[..., :group]
-        of_heads.copy_(torch.logaddexp(of_heads, sinks.float().view(layers, kv_heads, 1, group)))
-    nans = (sums[:, :, :steps, :group] * 0).sum((0, 1, 3))  # NaN for steps that contain a NaN, else 0
-    sums[:, :, steps:] = torch.inf  # gives padding rows the weight 0
+        of_heads.copy_(torch.logaddexp(of_heads, sinks.float()[:, :, None]))
+    return launch, sums
+
+
+def without_padding(sums: torch.Tensor, steps: int, group: int) -> torch.Tensor:
+    """`sums` of `softmax_sums`, changed in place so that padding rows have the weight 0."""
+    sums[:, :, steps:] = torch.inf
     sums[..., group:] = torch.inf
-    outputs = tiling.tile - pool_kernel + 1
-    grid = (triton.cdiv(prompt, outputs), len(table), step_blocks)
-    _pooled_maxima[grid](
-        rows, seen, *paged, sums, table, scale2, cap2, steps, layers // len(table) * kv_heads, *sizes,
-        POOL=pool_kernel, STEPS=at_once, **shape,
-    )  # fmt: skip
-    table += nans[:, None]
+    return sums
 
 
-def _rows(queries: torch.Tensor, kv_heads: int, max_rows: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """Queries as [L, G, step blocks * steps * heads, D], zero-padded to powers of two; (step blocks, steps, heads)."""
+def padded_rows(queries: torch.Tensor, kv_heads: int, at_once: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    """Queries as [L, G, step blocks * steps * heads, D], zero-padded to powers of two; (step blocks, steps, heads).
+
+    at_once: steps of a block, a power of two.
+    """
     layers, steps, heads, size = queries.shape
     group = heads // kv_heads
     wide = triton.next_power_of_2(group)
-    at_once = _steps_at_once(steps, wide, max_rows)
     count = triton.cdiv(steps, at_once)
     dim = max(16, triton.next_power_of_2(size))
     rows = queries.new_zeros((layers, kv_heads, count * at_once, wide, dim))
@@ -156,7 +199,7 @@ def step_counts(group: int, tiling: Tiling = TILING) -> list[int]:
 
 
 @triton.jit
-def _tile_keys(
+def tile_keys(
     cache, offset, blocks, positions, inside, head, block_tokens, size, stride_block, stride_head, stride_token,
     DIM: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +213,7 @@ def _tile_keys(
 
 
 @triton.jit
-def _logits(query, keys, scale2, cap2, CAPPED: tl.constexpr):
+def tile_logits(query, keys, scale2, cap2, CAPPED: tl.constexpr):
     """The attention logits [rows, tile] of queries and keys, for exp2: times 1 / ln 2."""
     logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale2
     if CAPPED:
@@ -179,7 +222,7 @@ def _logits(query, keys, scale2, cap2, CAPPED: tl.constexpr):
     return logits
 
 
-@triton.jit(do_not_specialize=_OF_THE_PROMPT)
+@triton.jit(do_not_specialize=OF_THE_PROMPT)
 def _row_sums(
     rows, seen, cache, offsets, blocks, partial, scale2, cap2, span, spans,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
@@ -199,11 +242,11 @@ def _row_sums(
     for first in range(part * span, tl.minimum(prompt, (part + 1) * span), TILE):
         positions = first + tl.arange(0, TILE)
         inside = positions < prompt
-        keys = _tile_keys(
+        keys = tile_keys(
             cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
             stride_block, stride_head, stride_token, DIM,
         )  # fmt: skip
-        scores = _logits(query, keys, scale2, cap2, CAPPED)
+        scores = tile_logits(query, keys, scale2, cap2, CAPPED)
         scores = tl.where(positions[None, :] < sees[:, None], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
@@ -212,7 +255,7 @@ def _row_sums(
     tl.store(partial + lines * spans + part, (top + tl.log2(total)) * 0.6931471805599453)
 
 
-@triton.jit(do_not_specialize=_OF_THE_PROMPT)
+@triton.jit(do_not_specialize=OF_THE_PROMPT)
 def _pooled_maxima(
     rows, seen, cache, offsets, blocks, sums, table, scale2, cap2, steps, layer_heads,
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
@@ -233,11 +276,11 @@ def _pooled_maxima(
         lines = (layer_head * tl.num_programs(2) + step_block) * ROWS + tl.arange(0, ROWS)
         query = tl.load(rows + lines[:, None] * DIM + tl.arange(0, DIM)[None, :])
         offset = tl.multiple_of(tl.load(offsets + layer_head // kv_heads), 16)
-        keys = _tile_keys(
+        keys = tile_keys(
             cache, offset, blocks, positions, inside, layer_head % kv_heads, block_tokens, size,
             stride_block, stride_head, stride_token, DIM,
         )  # fmt: skip
-        scores = _logits(query, keys, scale2, cap2, CAPPED)
+        scores = tile_logits(query, keys, scale2, cap2, CAPPED)
         scores -= tl.load(sums + lines)[:, None] * 1.4426950408889634
         visible = inside[None, :] & (positions[None, :] < sees[:, None])
         weights = tl.where(visible, tl.exp2(scores), 0.0)

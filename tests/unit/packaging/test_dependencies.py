@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "evals": (*ENGINE, "bench"),
     "router/vllm_front": ENGINE,
     "speculator_service/scoring/triton_kernels.py": ENGINE,
+    "speculator_service/scoring/triton_masses.py": ENGINE,
     "speculator_service/vllm_backend": ENGINE,
     "target_service/vllm_backend": (*ENGINE, "split"),
     "tests": tuple(EXTRAS),

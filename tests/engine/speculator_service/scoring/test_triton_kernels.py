@@ -15,6 +15,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from speculator_service.scoring.triton_kernels import TILING, _pooled_maxima, _row_sums, supports  # noqa: E402
+from speculator_service.scoring.triton_masses import _weighted_sums  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 
@@ -31,6 +32,16 @@ def told():
 def test_equals_the_reference(told):
     assert len(told["differences"]) == 19
     assert {name: d for name, d in told["differences"].items() if not d <= 1e-5} == {}
+
+
+def test_masses_equal_the_reference(told):
+    assert len(told["masses"]) == 9
+    assert {name: d for name, d in told["masses"].items() if not d <= 1e-5} == {}
+
+
+def test_keys_after_a_row_and_a_missing_query_of_masses_would_be_seen(told):
+    assert told["blind masses"] > 0.1
+    assert told["missing mass"]
 
 
 def test_a_worker_with_kernels_scores_as_one_without(told):
@@ -65,7 +76,7 @@ def _compiled(kernel, arch, **constants):
     from triton.compiler import ASTSource
 
     pointers = {"rows": "*bf16", "cache": "*bf16", "offsets": "*i64", "blocks": "*i32", "seen": "*i32"}
-    pointers |= dict.fromkeys(("partial", "sums", "table"), "*fp32")
+    pointers |= dict.fromkeys(("partial", "sums", "table", "weights", "masses"), "*fp32")
     names = kernel.arg_names
     signature = {
         name: "constexpr" if name in constants else {**pointers, "scale2": "fp32", "cap2": "fp32"}.get(name, "i32")
@@ -85,7 +96,7 @@ def test_compiles_for_gpus(arch, size, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     shape = {"ROWS": TILING.rows, "TILE": TILING.tile, "DIM": size, "CAPPED": size == 64}
-    for kernel, more in ((_row_sums, {}), (_pooled_maxima, {"POOL": 13, "STEPS": 16})):
+    for kernel, more in ((_row_sums, {}), (_pooled_maxima, {"POOL": 13, "STEPS": 16}), (_weighted_sums, {})):
         built = _compiled(kernel, arch, **shape, **more)
         ptx = built.asm["ptx"]
         # Keys arrive in wide loads and are multiplied on the tensor cores, or it would be slow without a sign.

@@ -81,7 +81,7 @@ def test_kernels_do_all_layers_at_once(queries, keys):
         calls.append((*arguments, formula))
 
     formulas = [AttentionFormula(0.25, 3.0, SINKS), AttentionFormula(0.25, 3.0, 2 * SINKS)]
-    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS), 13), queries, keys, formulas) == 1).all()
+    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS, None), 13), queries, keys, formulas) == 1).all()
     [(given, caches, blocks, scale, pool, formula)] = calls
     assert given is queries
     assert [cache.data_ptr() for cache in caches] == [layer.memory.data_ptr() for layer in keys]
@@ -96,7 +96,7 @@ def test_without_kernels_torch_scores(queries, keys):
 
 
 def test_failing_kernels_are_replaced_for_good_with_one_warning(queries, keys, caplog):
-    broken = PagedScoring(Kernels(YES, breaks_halfway, NO_STEPS), 13)
+    broken = PagedScoring(Kernels(YES, breaks_halfway, NO_STEPS, None), 13)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             torch.testing.assert_close(filled(broken, queries, keys), by_torch(queries, keys))
@@ -110,7 +110,7 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
         pages = None
 
     packed = [Packed(k.memory, k.blocks, k.length) for k in keys]
-    chosen = PagedScoring(Kernels(YES, ones, NO_STEPS), 13)
+    chosen = PagedScoring(Kernels(YES, ones, NO_STEPS, None), 13)
     plain = AttentionFormula(0.25)
     others = [
         [plain, AttentionFormula(0.5)],
@@ -122,9 +122,9 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
     half = queries.half()
     torch.testing.assert_close(filled(chosen, half, keys), by_torch(half, keys))
     torch.testing.assert_close(
-        filled(PagedScoring(Kernels(NO, ones, NO_STEPS), 13), queries, keys), by_torch(queries, keys)
+        filled(PagedScoring(Kernels(NO, ones, NO_STEPS, None), 13), queries, keys), by_torch(queries, keys)
     )
-    other_pool = PagedScoring(Kernels(YES, ones, NO_STEPS), 15)
+    other_pool = PagedScoring(Kernels(YES, ones, NO_STEPS, None), 15)
     torch.testing.assert_close(filled(other_pool, queries, keys), by_torch(queries, keys))
     assert chosen.kernels is not None
     assert other_pool.kernels is not None
@@ -134,20 +134,23 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
 def test_kernels_are_for_cuda():
     pytest.importorskip("triton")
     from speculator_service.scoring.triton_kernels import fill_table
+    from speculator_service.scoring.triton_masses import weighted_masses
 
     assert kernels_for(torch.device("cpu")) is None
     found = kernels_for(torch.device("cuda"))
     assert found is not None
     assert found.fill_table is fill_table
+    assert found.weighted_masses is weighted_masses
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 32, 64, 100])
 def test_the_step_counts_of_the_start_need_every_variant_of_the_kernels(group):
     pytest.importorskip("triton")
-    from speculator_service.scoring.triton_kernels import TILING, _rows, step_counts
+    from speculator_service.scoring.triton_kernels import TILING, _steps_at_once, padded_rows, step_counts
 
     def variant(steps):
-        return _rows(torch.zeros(1, steps, group, 16), 1, TILING.rows)[1][1:]
+        at_once = _steps_at_once(steps, 1 << (group - 1).bit_length(), TILING.rows)
+        return padded_rows(torch.zeros(1, steps, group, 16), 1, at_once)[1][1:]
 
     at_start = {variant(steps) for steps in step_counts(group)}
     assert {variant(steps) for steps in range(1, 66)} == at_start

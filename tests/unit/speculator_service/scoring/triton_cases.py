@@ -9,10 +9,12 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
 from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
-from speculator_service.scoring.paged import Kernels, PagedScoring
+from speculator_service.scoring.paged import HeadsOfLayer, Kernels, PagedScoring
 from speculator_service.scoring.triton_kernels import Tiling, fill_table, step_counts, supports
+from speculator_service.scoring.triton_masses import weighted_masses
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
 
+KERNELS = Kernels(supports, fill_table, step_counts, weighted_masses)
 SMALL = Tiling(tile=32, rows=16, spread=16)
 
 _dot = InterpreterBuilder.create_dot
@@ -120,7 +122,7 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     queries = 2 * torch.randn(
         case.layers, case.steps, case.heads, case.size, generator=torch.Generator().manual_seed(1)
     )
-    scorings = [PagedScoring(kernels, case.pool) for kernels in (None, Kernels(supports, fill_table, step_counts))]
+    scorings = [PagedScoring(kernels, case.pool) for kernels in (None, KERNELS)]
     found = []
     for scoring in scorings:
         full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
@@ -149,6 +151,53 @@ def tables_of_distant_heads() -> tuple[torch.Tensor, torch.Tensor]:
     return found[0], found[1]
 
 
+@dataclass(frozen=True)
+class MassCase:
+    """kv_heads: those of the asked heads of each layer. rows: of a question in the middle of the prompt."""
+
+    kv_heads: tuple[tuple[int, ...], ...] = ((0, 1, 1), (1,))
+    rows: int = 5
+    prompt: int = 300
+    block: int = 16
+    dtype: str = "float32"
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+
+MASS_CASES = {
+    "heads of two layers": MassCase(),
+    "the last token alone": MassCase(rows=0, prompt=77),
+    "a long question": MassCase(rows=64, prompt=260),
+    "many heads of one KV head": MassCase(kv_heads=((1,) * 7,), prompt=129),
+    "one token": MassCase(rows=0, prompt=1),
+    "one contiguous block": MassCase(block=300),
+    "bfloat16": MassCase(dtype="bfloat16"),
+    "soft cap": MassCase(soft_cap=2.0),
+    "sinks": MassCase(has_sinks=True),
+}
+
+
+def masses(case: MassCase, *, missing: bool = False, blind: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted mass by torch and by the kernels. blind, missing: as in `tables`."""
+    dtype, generator, size = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt), 16
+    keys = random_keys(len(case.kv_heads), prompt=case.prompt, block=case.block, size=size, dtype=dtype)
+    steps = case.rows + 1
+    layers = []
+    for layer, kv_heads in zip(keys, case.kv_heads, strict=True):
+        queries = (2 * torch.randn(steps, len(kv_heads), size, generator=generator)).to(dtype)
+        if missing:
+            queries[0, 0] = torch.nan
+        sinks = torch.randn(len(kv_heads), generator=generator) if case.has_sinks else None
+        layers.append(HeadsOfLayer(queries, layer, kv_heads, AttentionFormula(size**-0.5, case.soft_cap, sinks)))
+    weights = torch.rand(sum(map(len, case.kv_heads)), generator=generator)
+    rows = torch.rand(steps, generator=generator)
+    visible = torch.tensor([case.prompt // 2 - case.rows + row for row in range(case.rows)] + [case.prompt])
+    scoring = PagedScoring(KERNELS, 13)
+    found = scoring.weighted_mass(layers, weights, rows, None if blind else visible)
+    assert scoring.kernels is not None
+    return PagedScoring(None, 13).weighted_mass(layers, weights, rows, visible), found
+
+
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     """Largest relative error; absolute for values under 1e-3."""
     return float(((expected - found).abs() / expected.clamp(min=1e-3)).max())
@@ -167,6 +216,9 @@ def main() -> None:
     *of_worker, told["worker keeps them"] = tables_of_a_worker(CASES["a row per layer"])
     told["worker"] = difference(*of_worker)
     told["distant heads"] = difference(*tables_of_distant_heads())
+    told["masses"] = {name: difference(*masses(case)) for name, case in MASS_CASES.items()}
+    told["blind masses"] = difference(*masses(MASS_CASES["heads of two layers"], blind=True))
+    told["missing mass"] = masses(MASS_CASES["heads of two layers"], missing=True)[1].isnan().any().item()
     json.dump(told, sys.stdout)
 
 

@@ -1,0 +1,118 @@
+"""The head profile of a speculator: its retrieval heads, and how much each of them counts.
+
+A retrieval head attends from a question to the text that answers it (Wu et al., "Retrieval Head Mechanistically
+Explains Long-Context Factuality", arXiv 2404.15574; found by the attention to known evidence: Zhang et al.,
+"Query-Focused Retrieval Heads", arXiv 2506.09944). `skim heads` finds them for a model, and writes a profile as JSON:
+
+    {"model": "...", "fingerprint": "...", "question": 0.5, "last": 0.5,
+     "heads": [{"layer": 16, "head": 7, "weight": 0.25}, ...], "made": {...}}
+
+The importance of prompt token j is the sum over the profile's heads h of weight[h] times the attention of h to j: the
+mean of the question's rows times `question`, plus the row of the last prompt token times `last`. The weights of the
+heads and those of the rows count by their shares. So the importance of a whole prompt adds up to 1 at most, and what
+no head finds stays on the first token.
+"""
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from skim_common.errors import SkimError, one_line
+
+PACKAGED = resources.files("speculator_service") / "scoring" / "profiles"
+"""The profiles that Skim brings along."""
+
+
+class Head(BaseModel):
+    """A query head. layer, head: counted from 0, as in the model's config, over all ranks. weight: above 0."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    layer: int = Field(ge=0)
+    head: int = Field(ge=0)
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+
+class HeadProfile(BaseModel):
+    """The retrieval heads of one model.
+
+    fingerprint: `skim_common.models.fingerprint` of the model. question, last: the weights of the rows of the question
+    and of the last prompt token. model, made: for people; the model's name, and how the profile was made.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: str
+    fingerprint: str
+    question: float = Field(ge=0, allow_inf_nan=False)
+    last: float = Field(ge=0, allow_inf_nan=False)
+    heads: tuple[Head, ...] = Field(min_length=1)
+    made: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_rows_and_each_head_once(self) -> Self:
+        if self.question == self.last == 0:
+            raise ValueError("question or last must be above 0")
+        if len({(head.layer, head.head) for head in self.heads}) < len(self.heads):
+            raise ValueError("a head is listed twice")
+        return self
+
+    def check(self, fingerprint: str, layers: int, heads: int) -> None:
+        """Raise SkimError unless this is a profile of the model with this fingerprint and these sizes."""
+        if self.fingerprint != fingerprint:
+            raise SkimError(
+                f"the head profile is of {self.model} (fingerprint {self.fingerprint[:12]}), not of this speculator"
+                f" ({fingerprint[:12]}); make one with `skim heads`"
+            )
+        for head in self.heads:
+            if head.layer >= layers or head.head >= heads:
+                raise SkimError(
+                    f"the head profile of {self.model} names layer {head.layer}, head {head.head}, but the model has"
+                    f" {layers} layers of {heads} heads; make one with `skim heads`"
+                )
+
+
+def load(path: Path) -> HeadProfile:
+    """Read a profile. Raises SkimError that names the file for one that cannot be read or is none."""
+    try:
+        return HeadProfile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SkimError(f"head profile {path} cannot be read: {one_line(error)}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise SkimError(f"{path} is no head profile: {where}: {first['msg']}") from None
+
+
+def save(profile: HeadProfile, path: Path) -> None:
+    """Write a profile that `load` reads. Raises SkimError for a file that cannot be written."""
+    try:
+        path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SkimError(f"cannot write {path}: {error.strerror}") from None
+
+
+def packaged(fingerprint: str) -> HeadProfile | None:
+    """The profile that Skim brings along for the model with this fingerprint."""
+    files = (Path(str(file)) for file in PACKAGED.iterdir() if file.name.endswith(".json"))
+    return next((profile for profile in map(load, files) if profile.fingerprint == fingerprint), None)
+
+
+def row_weights(question: float, last: float, rows: int) -> torch.Tensor:
+    """The weight of each query, float32 [rows + 1]: the question's rows, then the last prompt token.
+
+    The question's rows share `question`. Both weights count by their share of the sum. Without rows of a question the
+    last token has all of it.
+    """
+    if not rows:
+        return torch.ones(1)
+    return torch.tensor([question / rows] * rows + [last]) / (question + last)
+
+
+def head_weights(weights: Sequence[float]) -> torch.Tensor:
+    """The share of each head, float32 [n], of the weights of all heads."""
+    return torch.tensor(weights, dtype=torch.float64).div(sum(weights)).float()
