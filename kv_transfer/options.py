@@ -55,6 +55,10 @@ class SelectionOptions(BaseModel):
         "speculator",
         description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
     )
+    scoring: Literal["attention", "heads"] = Field(
+        "attention",
+        description="the speculator's attention: pooled over all heads (the paper), or the mass of its retrieval heads",
+    )
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
@@ -63,7 +67,7 @@ class SelectionOptions(BaseModel):
         8,
         ge=0,
         le=MAX_LOOK_AHEAD,
-        description="tokens decoded after the prompt; none are if score_queries is question",
+        description="tokens decoded after the prompt; none are with scoring heads or score_queries question",
     )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk")
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
@@ -147,7 +151,8 @@ class SelectionOptions(BaseModel):
     @property
     def tokens_ahead(self) -> int:
         """N, the number of tokens that the speculator decodes after the prompt."""
-        return 0 if self.selector == "lexical" or self.score_queries == "question" else self.look_ahead
+        decodes = self.selector != "lexical" and self.scoring != "heads" and self.score_queries != "question"
+        return self.look_ahead if decodes else 0
 
 
 class DecodeOptions(BaseModel):

@@ -34,6 +34,7 @@ class SelectFields(TypedDict, total=False):
     coverage: float | None
     min_keep: float
     selector: Literal["speculator", "lexical"]
+    scoring: Literal["attention", "heads"]
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int

@@ -1,7 +1,8 @@
 """Which tokens' queries score a prompt: those of its question, those of the look-ahead, or both.
 
 The paper (Speculative Prefill, arXiv 2502.02789, section 3.2) uses the queries of the last prompt token and of N tokens
-decoded after it. The queries of the question's own tokens need no decoding, so they cost less.
+decoded after it. The queries of the question's own tokens need no decoding, so they cost less. Retrieval heads
+(`heads`) have the queries of the question and of the last prompt token.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,11 @@ class ScoreQueries:
     def of(cls, options: SelectionOptions, prompt: int, question: tuple[int, int] | None) -> "ScoreQueries":
         """prompt: M, at least 1. question: half-open span; None: the last `options.protect_last` tokens."""
         steps = range(prompt - 1, prompt + options.tokens_ahead)
-        if options.score_queries == "look_ahead":
+        queries = "both" if options.scoring == "heads" else options.score_queries
+        if queries == "look_ahead":
             return cls(range(0), steps)
         first, end = question or (max(0, prompt - options.protect_last), prompt)
-        if options.score_queries == "question":
+        if queries == "question":
             return cls(range(max(first, end - MAX_QUESTION_ROWS), end), range(0))
         end = min(end, prompt - 1)  # the last prompt token is a step already
         return cls(range(min(end, max(first, end - MAX_QUESTION_ROWS)), end), steps)

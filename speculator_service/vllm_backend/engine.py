@@ -23,15 +23,14 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.messages import Int32Array, KeptPrompt
-from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
-from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
+from speculator_service.vllm_backend.score_arguments import ScoreArguments, profile_of
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
@@ -50,14 +49,18 @@ class VllmSpeculator(BranchingEngine):
 
     info: ModelInfo
 
-    def __init__(self, model: str, *, tensor_parallel: int = 1, **engine_options: Any) -> None:
+    def __init__(
+        self, model: str, *, tensor_parallel: int = 1, head_profile: str | None = None, **engine_options: Any
+    ) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
 
-        Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError if the
-        engine does not start.
+        head_profile: the file of the model's head profile (`scoring.heads`); None: the one that Skim has, if any.
+        Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
+        profile or if the engine does not start.
         """
         info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
         check_speculator(model, max_model_len=info.max_model_len)
+        profile = profile_of(info, head_profile)
         self._engine = start_engine(
             local_folder(model, weights=True),
             engine_length(model, info.max_model_len, info.max_position),
@@ -72,24 +75,24 @@ class VllmSpeculator(BranchingEngine):
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self._arguments = ScoreArguments(model, profile)
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
-        token_ids, options, cache_salt = request.token_ids, request.options, request.cache_salt
+        token_ids, cache_salt, options = (
+            request.token_ids,
+            request.cache_salt,
+            self._arguments.possible(request.options),
+        )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        needed = ScoreQueries.of(options, int(token_ids.size), request.question)
-        sampling = self._score_sampling(options, needed)
+        asked = self._arguments.of(options, int(token_ids.size), request.question)
         began = time.perf_counter()
-        output = await self._generate(request.request_id, token_ids, sampling, cache_salt)
-        payload = output.kv_transfer_params
-        if not payload or "importance" not in payload:
-            raise SkimError(f"the speculator engine gave no scores for request {request.request_id}")
+        output, payload, importance = await self._scored(request.request_id, token_ids, asked, cache_salt)
         total = 1e3 * (time.perf_counter() - began)
         speculate = min(payload["speculate_ms"], total)
-        importance = torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
         if request.keep_session:
             session = EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt)
             self._sessions.add(request.request_id, session)
@@ -175,24 +178,40 @@ class VllmSpeculator(BranchingEngine):
         """Per rank, `SpeculatorWorker.speculator_stats`."""
         return await self._engine.collective_rpc("speculator_stats")
 
-    def _score_sampling(self, options: SelectionOptions, needed: ScoreQueries) -> SamplingParams:
-        return SamplingParams(
+    async def head_masses(
+        self, request_id: str, token_ids: Int32Array, question: tuple[int, int] | None
+    ) -> tuple[list[tuple[int, int]], torch.Tensor]:
+        """The attention mass of every head that can score, to find a head profile.
+
+        (layer, head) of each of n heads, and float32 [2, n, M]: of the mean of the question's rows, and of the row of
+        the last prompt token. Raises as `score`.
+        """
+        check_prompt(token_ids, 0, self.info, self._vocab_size)
+        heads = (await self._engine.collective_rpc("scored_heads"))[0]
+        found = []
+        for last in (False, True):
+            asked = self._arguments.of_each_head(heads, int(token_ids.size), question, last=last)
+            found.append((await self._scored(f"{request_id}-{last}", token_ids, asked, None))[2])
+        return [(layer, head) for layer, head in heads], torch.stack(found).view(2, len(heads), -1)
+
+    async def _scored(
+        self, request_id: str, token_ids: Int32Array, asked: dict[str, Any], cache_salt: str | None
+    ) -> tuple[RequestOutput, dict[str, Any], torch.Tensor]:
+        """Run a scoring request: vLLM's output, the worker's payload, and its scores, float32, flat."""
+        sampling = SamplingParams(
             temperature=0,
             # One more than the look-ahead, because the query of the last look-ahead token is needed too.
-            max_tokens=options.tokens_ahead + 1,
+            max_tokens=asked["look_ahead"] + 1,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={
-                SCORE_ARG: {
-                    **options.model_dump(include={"pool_kernel", "layers", "aggregation"}),
-                    "look_ahead": options.tokens_ahead,
-                    "rows": (needed.rows[0], needed.rows[-1] + 1) if needed.rows else (0, 0),
-                    "steps": len(needed.steps),
-                    "eos_token_ids": sorted(self.eos_token_ids),
-                }
-            },
+            extra_args={SCORE_ARG: {**asked, "eos_token_ids": sorted(self.eos_token_ids)}},
         )
+        output = await self._generate(request_id, token_ids, sampling, cache_salt)
+        payload = output.kv_transfer_params
+        if not payload or "importance" not in payload:
+            raise SkimError(f"the speculator engine gave no scores for request {request_id}")
+        return output, payload, torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
 
     async def _generate(
         self, request_id: str, token_ids: Int32Array, sampling: SamplingParams, cache_salt: str | None

@@ -43,6 +43,7 @@ from speculator_service.vllm_backend.capture.scored_requests import (
 )
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
 from speculator_service.vllm_backend.full_graphs import piecewise_while
+from speculator_service.vllm_backend.head_scoring import HeadScoring
 from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SCORES
 from vllm_hooks.worker import RestoringWorker
@@ -76,6 +77,7 @@ class SpeculatorWorker(RestoringWorker):
         self._ledger = RequestLedger(block_size, group, self._question_rows)
         self._keys = KeyReader(self._layers[0], block_size, self.model_config.dtype)
         self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
+        self._heads = HeadScoring(self._layers, self._keys, self._scoring, self._capture.missing)
         if kernels := self._scoring.kernels:
             layer = self._layers[0]
             self._compile_kernels(kernels.step_counts(layer.num_heads // layer.num_kv_heads))
@@ -166,8 +168,15 @@ class SpeculatorWorker(RestoringWorker):
             "scoring_ms": self._scoring_ms,
         }
 
+    def scored_heads(self) -> list[tuple[int, int]]:
+        """`HeadScoring.all_heads`."""
+        return self._heads.all_heads()
+
     def _score(self, request: ScoredRequest) -> torch.Tensor:
         """Importance [M]. Only the driver rank knows the look-ahead tokens, so only its result is right."""
+        if "heads" in request.options:
+            self._scored += 1
+            return self._heads.score(request)
         valid = _valid(request) if self.is_driver_worker else torch.ones(request.needed.count, dtype=torch.bool)
         layers = scored_layers(len(self._layers), request.options["layers"])
         table_rows = 1 if request.options["aggregation"] == "max" else len(layers)
@@ -224,6 +233,17 @@ class SpeculatorWorker(RestoringWorker):
             asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": (0, 0), "steps": look_ahead + 1}
             queries = dict.fromkeys(range(look_ahead + 1), query)
             self._attention(ScoredRequest("", 1, asked, [0], queries), slice(None))
+        own = [(layer, head, 1.0) for layer, head in self._heads.all_heads()]  # this rank has some of them
+        asked = {
+            "heads": own,
+            "question": 0.0,
+            "last": 1.0,
+            "apart": False,
+            "look_ahead": 0,
+            "rows": (0, 0),
+            "steps": 1,
+        }
+        self._heads.score(ScoredRequest("", 1, asked, [0], {0: query}))
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
@@ -242,7 +262,10 @@ def _look_ahead(request: ScoredRequest) -> list[int]:
 
 
 def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]:
-    """importance: float32 [M] as bytes. tokens: up to the first EOS, included. speculate_ms: first step to scores."""
+    """importance: the scores, float32, as bytes. tokens: up to the first EOS, included.
+
+    speculate_ms: from the first step to the scores.
+    """
     steps = _valid(request)[len(request.needed.rows) :]
     return {
         "importance": importance.cpu().numpy().tobytes(),

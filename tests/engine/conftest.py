@@ -10,7 +10,12 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SHARING = {
-    "tests/engine/speculator_service/vllm_backend": ("test_question_rows.py", "test_scores.py", "test_sessions.py"),
+    "tests/engine/speculator_service/vllm_backend": (
+        "test_heads.py",
+        "test_question_rows.py",
+        "test_scores.py",
+        "test_sessions.py",
+    ),
     "tests/engine/target_service/vllm_backend": ("test_continued_answers.py", "test_engine.py"),
 }
 """Modules that share an engine, by folder: one worker of pytest-xdist runs them, in this order."""

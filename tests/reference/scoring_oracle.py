@@ -81,6 +81,29 @@ def score(
     return OracleScores((total / len(steps)).float(), tokens)
 
 
+@torch.inference_mode()
+def score_by_heads(
+    model: PreTrainedModel,
+    token_ids: list[int],
+    heads: Sequence[tuple[int, int, float]],
+    rows: Sequence[int],
+    row_weights: Sequence[float],
+) -> torch.Tensor:
+    """float32 [M]: the attention of single heads, summed over weighted rows and heads.
+
+    heads: (layer, head, weight). rows: rising prompt positions; each sees the tokens up to itself.
+    """
+    total, past, read = torch.zeros(len(token_ids)).double(), None, 0
+    for row, weight in zip(rows, row_weights, strict=True):
+        if row > read:
+            past = model(torch.tensor([token_ids[read:row]]), past_key_values=past, use_cache=True).past_key_values
+        out = model(torch.tensor([[token_ids[row]]]), past_key_values=past, use_cache=True, output_attentions=True)
+        past, read = out.past_key_values, row + 1
+        for layer, head, of_head in heads:
+            total[: row + 1] += weight * of_head * out.attentions[layer][0, head, 0].double()
+    return total.float()
+
+
 def _whole_layers(model: PreTrainedModel) -> list[int]:
     """Which of the attentions that the model returns cover the whole prompt. Linear attention returns none."""
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers

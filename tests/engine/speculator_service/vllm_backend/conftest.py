@@ -121,7 +121,7 @@ def start(device, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def llama_rig(device, tmp_path_factory):
-    """Shared by test_question_rows, test_scores and, after them, test_sessions, which ends the engine."""
+    """Shared by test_heads, test_question_rows, test_scores and, after them, test_sessions, which ends the engine."""
     with starting(device, tmp_path_factory) as start:
         model = {"head_dim": 64, "layers": 5, "max_position": 2048}
         yield start("llama", model, max_num_batched_tokens=256, max_num_seqs=16, seed=1)

@@ -10,6 +10,7 @@ import torch
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError
 from speculator_service.vllm_backend.engine import VllmSpeculator
+from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of
 from tests.reference.models import WINDOW, build_model, random_prompt
 
@@ -47,6 +48,13 @@ async def test_scores(rig):
     longer = PROMPT + random_prompt(90, seed=6)  # after a cached prefix
     assert await rig.errors([(longer, OPTIONS)]) <= [TOLERANCE]
     assert (await rig.engine.worker_stats())[0]["cached_tokens"] > WINDOW
+
+
+async def test_heads_of_the_layers_that_see_the_whole_prompt(rig):
+    """Layers count as in the config."""
+    await rig.call(sinks_as_the_cpu_wants)
+    heads = [(1, 0, 1.0), (3, 1, 2.0), (3, 3, 1.0)]
+    assert await error(rig, PROMPT, (250, 280), profile_of(heads)) <= TOLERANCE
 
 
 async def test_control_an_incomplete_formula_is_seen(rig):

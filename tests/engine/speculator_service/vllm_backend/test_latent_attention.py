@@ -8,6 +8,7 @@ import torch
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.vllm_backend.capture.latent_attention import absorbed
+from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 
@@ -46,6 +47,11 @@ async def test_scores(rig):
     assert max(await rig.errors(cases)) <= TOLERANCE
     # From the prefix cache, the question takes the path of a prefill with context.
     assert await rig.errors(cases[-1:]) <= [TOLERANCE]
+
+
+async def test_heads(rig):
+    profile = profile_of([(0, 1, 1.0), (1, 0, 2.0), (1, 3, 3.0)])
+    assert await error(rig, random_prompt(300, seed=6), (250, 290), profile) <= TOLERANCE
 
 
 async def test_control_the_latent_part_of_the_key_matters(rig):

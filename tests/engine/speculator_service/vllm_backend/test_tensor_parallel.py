@@ -1,12 +1,15 @@
 """A Qwen3 (QK norm, head size 128, GQA) on two ranks: each rank has half of the heads."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from kv_transfer.options import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of
 from tests.reference.models import random_prompt
 from vllm_hooks.stacks import SIGNAL
@@ -35,6 +38,22 @@ async def test_two_ranks_score_as_one(rig):
         cases.append((random_prompt(300, seed=7), SelectionOptions(score_queries=queries, look_ahead=2), question))
     assert max(await rig.errors(cases)) <= TOLERANCE
     assert [stats["scored"] for stats in await rig.engine.worker_stats()] == [len(cases)] * 2
+
+
+HEADS_OF_BOTH = profile_of([(0, 1, 1.0), (1, 0, 2.0), (1, 3, 3.0)])
+HEADS_OF_ONE = profile_of([(1, 2, 1.0), (1, 3, 1.0)], question=0.0)
+
+
+@pytest.mark.parametrize("profile", [HEADS_OF_BOTH, HEADS_OF_ONE])
+async def test_the_masses_of_two_ranks_add_up(rig, profile):
+    for length, question in ((1, None), (300, (250, 280))):
+        assert await error(rig, random_prompt(length, seed=length), question, profile) <= TOLERANCE
+
+
+async def test_every_head_of_both_ranks_is_read(rig):
+    heads, masses = await rig.engine.head_masses("m", np.array(random_prompt(200), np.int32), None)
+    assert heads == [(layer, head) for layer in range(len(heads) // 4) for head in range(4)]
+    assert (masses.sum(-1) - 1).abs().max() <= TOLERANCE
 
 
 async def test_one_stopped_rank_keeps_the_sign_of_life_back(rig):
@@ -74,6 +93,25 @@ async def test_two_ranks_draft_as_one(rig):
     for prompt, likeliest, random in zip(prompts.values(), drafts[:2], drafts[2:], strict=True):
         rig.check_greedy(prompt, answer, likeliest, 4)
         rig.check_sampled(prompt, answer, random, 4, 0.9, 16)
+
+
+async def test_control_without_the_sum_a_rank_misses_heads(rig):
+    def skip(worker):
+        from speculator_service.vllm_backend import head_scoring
+
+        head_scoring.torch = SimpleNamespace(**vars(torch))
+        head_scoring.torch.distributed = SimpleNamespace(all_reduce=lambda *args, **kwargs: None)
+
+    def as_before(worker):
+        from speculator_service.vllm_backend import head_scoring
+
+        head_scoring.torch = torch
+
+    await rig.call(skip)
+    try:
+        assert await error(rig, random_prompt(200, seed=2), (150, 190), HEADS_OF_BOTH) > 10 * TOLERANCE
+    finally:
+        await rig.call(as_before)
 
 
 @pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])

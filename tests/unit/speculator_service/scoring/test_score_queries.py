@@ -31,6 +31,12 @@ def test_both():
     assert positions(100, (99, 100), score_queries="both", look_ahead=0) == ([], [99])
 
 
+def test_retrieval_heads_need_the_question_and_the_last_token():
+    assert positions(100, (40, 50), scoring="heads", look_ahead=8) == (list(range(40, 50)), [99])
+    assert positions(100, (97, 100), scoring="heads", score_queries="question") == ([97, 98], [99])
+    assert SelectionOptions(scoring="heads", look_ahead=8).tokens_ahead == 0
+
+
 def test_of_a_long_question_the_last_tokens():
     assert positions(1000, (100, 900), score_queries="question")[0] == list(range(900 - MAX_QUESTION_ROWS, 900))
     assert positions(1000, (100, 1000), score_queries="both")[0] == list(range(999 - MAX_QUESTION_ROWS, 999))

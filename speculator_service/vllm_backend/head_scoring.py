@@ -1,0 +1,101 @@
+"""Scores a prompt by some heads of the model: captured queries, the keys of these heads alone, a sum over the ranks.
+
+Each tensor parallel rank has the keys of its own heads. A head belongs to one rank only, so the masses of all ranks add
+up. Run on CPU with TP 1 and 2. Not run: any GPU.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.attention import MLAAttention
+from vllm.model_executor.models.utils import extract_layer_index
+
+from speculator_service.scoring.heads import head_weights, row_weights
+from speculator_service.scoring.paged import HeadsOfLayer, PagedScoring
+from speculator_service.vllm_backend.capture.key_reader import KeyReader
+from speculator_service.vllm_backend.capture.latent_attention import absorbed
+from speculator_service.vllm_backend.capture.query_capture import ScoredLayer, attention_formula
+from speculator_service.vllm_backend.capture.scored_requests import ScoredRequest
+
+
+class _Own(NamedTuple):
+    """The asked heads that this rank has in one layer. layer: index among the scored layers.
+
+    heads: indices among the rank's heads. places: of each, its index among the asked heads.
+    """
+
+    layer: int
+    heads: list[int]
+    places: list[int]
+
+
+class HeadScoring:
+    """Scores of requests whose options name `heads`. One for each rank."""
+
+    def __init__(
+        self, layers: Sequence[ScoredLayer], keys: KeyReader, scoring: PagedScoring, missing: torch.Tensor
+    ) -> None:
+        """layers: the scored layers. missing: `QueryCapture.missing`."""
+        self._layers, self._keys, self._scoring, self._missing = layers, keys, scoring, missing
+        self._index = {extract_layer_index(layer.layer_name): index for index, layer in enumerate(layers)}
+
+    def all_heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of every head of all ranks that can score, counted as in the model's config."""
+        count = self._layers[0].num_heads * get_tp_group().world_size
+        return [(layer, head) for layer in self._index for head in range(count)]
+
+    def score(self, request: ScoredRequest) -> torch.Tensor:
+        """Importance [M] (`scoring.heads`); with the option `apart`, the mass of each asked head [n, M].
+
+        A head in a layer that does not attend to the whole prompt scores nothing.
+        """
+        asked = request.options["heads"]
+        shape = (len(asked), request.prompt) if request.options["apart"] else (request.prompt,)
+        masses = torch.zeros(shape, device=self._missing.device)
+        if own := self._own([(layer, head) for layer, head, _ in asked]):
+            places = [place for layer in own for place in layer.places]
+            read = self._reads(request, own)
+            if request.options["apart"]:
+                masses[places] = self._scoring.masses(*read)
+            else:
+                weights = head_weights([weight for *_, weight in asked])[places]
+                masses = self._scoring.weighted_mass(read[0], weights.to(masses.device), *read[1:])
+        if get_tp_group().world_size > 1:
+            torch.distributed.all_reduce(masses, group=get_tp_group().device_group)
+        return masses
+
+    def _own(self, asked: Sequence[tuple[int, int]]) -> list[_Own]:
+        count = self._layers[0].num_heads
+        first = get_tp_group().rank_in_group * count
+        found: dict[int, _Own] = {}
+        for place, (layer, head) in enumerate(asked):
+            if layer in self._index and first <= head < first + count:
+                own = found.setdefault(layer, _Own(self._index[layer], [], []))
+                own.heads.append(head - first)
+                own.places.append(place)
+        return list(found.values())
+
+    def _reads(
+        self, request: ScoredRequest, own: Sequence[_Own]
+    ) -> tuple[list[HeadsOfLayer], torch.Tensor, torch.Tensor]:
+        """Queries and keys of each layer in `own`, and the weight and the number of visible keys of each query."""
+        needed, device = request.needed, self._missing.device
+        captured = [request.queries.get(position, self._missing) for position in (*needed.rows, *needed.steps)]
+        queries = torch.stack(captured, dim=1)
+        layers = [self._layers[each.layer] for each in own]
+        keys = self._keys.read(layers, request.blocks, request.prompt)
+        reads = []
+        for each, layer, of_layer in zip(own, layers, keys, strict=True):
+            asking = queries[each.layer]
+            if isinstance(layer, MLAAttention):
+                asking = absorbed(layer, asking)
+            formula = attention_formula(layer)
+            if formula.sinks is not None:
+                formula = formula._replace(sinks=formula.sinks[each.heads])
+            group = layer.num_heads // of_layer.shape[0]
+            reads.append(HeadsOfLayer(asking[:, each.heads], of_layer, [head // group for head in each.heads], formula))
+        weights = row_weights(request.options["question"], request.options["last"], len(needed.rows))
+        visible = torch.tensor(needed.visible(request.prompt))
+        return reads, weights.to(device), visible.to(device, non_blocking=True)
