@@ -47,7 +47,7 @@ def measure(
     if plot_file is not None:
         plots.require()
     console = Console(highlight=False)
-    with _progress_bar(console) as report:
+    with progress_bar(console) as report:
         result = run(report)
     proxy = [f"{ENABLE}={os.environ[ENABLE]}"] if ENABLE in os.environ else []
     result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
@@ -68,7 +68,7 @@ def measure(
 
 
 @contextmanager
-def _progress_bar(console: Console) -> Iterator[Report]:
+def progress_bar(console: Console) -> Iterator[Report]:
     """A progress bar over the whole run. Gives a function that sets its text and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -29,6 +29,7 @@ LAZY: dict[str | None, dict[str, str]] = {
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",
+        "heads": "evals.commands.heads:heads",
     },
 }
 

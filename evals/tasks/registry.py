@@ -103,12 +103,23 @@ def make_samples(
     for length in lengths:
         for task in tasks:
             for index in range(count):
-                name = f"{seed} {task} {length} {index}"
-                rng = random.Random(name)
-                quiz = TASKS[task](length, rng)
-                try:
-                    document = compose(quiz, length, style, tokens, rng)
-                except ValueError as error:
-                    raise SkimError(f"task {task} at length {length}: {error}") from None
-                *history, last = converse(quiz, document, style)
-                yield Sample(task, length, quiz, last["content"], name, tuple(history), last["role"])
+                yield sample_of(task, TASKS[task], length, f"{seed} {task} {length} {index}", style, tokens)
+
+
+def sample_of(
+    task: str,
+    make: Callable[[int, random.Random], Quiz],
+    length: int,
+    seed: str,
+    style: Style,
+    tokens: Count,
+) -> Sample:
+    """One prompt of a task's function `make`. Raises SkimError for a length that is too short for it."""
+    rng = random.Random(seed)
+    quiz = make(length, rng)
+    try:
+        document = compose(quiz, length, style, tokens, rng)
+    except ValueError as error:
+        raise SkimError(f"task {task} at length {length}: {error}") from None
+    *history, last = converse(quiz, document, style)
+    return Sample(task, length, quiz, last["content"], seed, tuple(history), last["role"])

@@ -1,0 +1,107 @@
+"""Which heads of a model are retrieval heads, how many of them to use, and how much their rows and they count.
+
+A head is ranked by the attention mass that it puts on the evidence (QRHead, arXiv 2506.09944, section 3). Without the
+mass on the rest of the text: subtracting it ranks heads first that look at no text at all. The candidates are the best
+4, 8 and 16 heads, with several weights of the rows, all heads alike or by their mass. On held-out prompts, the best one
+keeps all evidence of most prompts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from evals.heads.prompts import EvidencePrompt
+from evals.selection.chunk_recall import kept_share
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import mask_of
+from speculator_service.scoring.heads import Head
+
+COUNTS = (4, 8, 16)
+LAST = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The weight of the last prompt token's row; that of the question's rows is the rest to 1."""
+KEEP_RATES = (0.05, 0.1, 0.2)
+
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What every head looks at in one prompt. masses: float32 [2, n, M], rows of the question and of the last token."""
+
+    prompt: EvidencePrompt
+    masses: Values
+
+    def found(self) -> Values:
+        """float32 [2, n]: each head's mass on the evidence, as far as it may be dropped."""
+        size = self.masses.shape[-1]
+        protected = mask_of(self.prompt.rendered.protected.tolist(), size)
+        return self.masses[..., mask_of(self.prompt.evidence, size) & ~protected].sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Heads, with the weights of their rows."""
+
+    heads: tuple[Head, ...]
+    last: float
+    even: bool
+
+    @property
+    def question(self) -> float:
+        return 1 - self.last
+
+
+def candidates(names: Sequence[tuple[int, int]], readings: Sequence[Reading]) -> Iterator[Candidate]:
+    """All candidates, ranked by `readings`; the simplest come first. names: (layer, head) of each head."""
+    found = np.mean([reading.found() for reading in readings], axis=0)
+    for count in COUNTS:
+        for last in LAST:
+            worth = (1 - last) * found[0] + last * found[1]
+            best = np.argsort(-worth, kind="stable")[:count]
+            for even in (True, False):
+                weights = np.ones(len(best)) if even else worth[best] + 1e-4
+                yield Candidate(
+                    tuple(
+                        Head(layer=names[place][0], head=names[place][1], weight=round(float(weight), 4))
+                        for place, weight in zip(best, weights, strict=True)
+                    ),
+                    last,
+                    even,
+                )
+
+
+def importance(candidate: Candidate, names: Sequence[tuple[int, int]], reading: Reading) -> torch.Tensor:
+    """The scores that serving gives the prompt with this candidate's profile, float32 [M]."""
+    places = [names.index((head.layer, head.head)) for head in candidate.heads]
+    weights = np.array([head.weight for head in candidate.heads])
+    rows = np.tensordot([candidate.question, candidate.last], reading.masses[:, places], 1)
+    return torch.from_numpy((weights / weights.sum()) @ rows).float()
+
+
+def kept(prompt: EvidencePrompt, scores: torch.Tensor) -> list[float]:
+    """The share of the evidence that a selection by these scores keeps, for each of KEEP_RATES."""
+    options = [SelectionOptions(keep_rate=rate) for rate in KEEP_RATES]
+    return [kept_share(prompt.rendered, prompt.evidence, scores, option) for option in options]
+
+
+def choose(
+    names: Sequence[tuple[int, int]], ranking: Sequence[Reading], held_out: Sequence[Reading]
+) -> tuple[Candidate, list[list[float]]]:
+    """The candidate that keeps all evidence most often, and what it keeps of each held-out prompt (`kept`).
+
+    Of equals, the one that keeps the larger mean share, then the one with fewer heads.
+    """
+    found = []
+    for candidate in candidates(names, ranking):
+        shares = [kept(reading.prompt, importance(candidate, names, reading)) for reading in held_out]
+        found.append(((all_kept(shares), float(np.mean(shares))), candidate, shares))
+    _, candidate, shares = max(found, key=lambda one: one[0])
+    return candidate, shares
+
+
+def all_kept(shares: Sequence[Sequence[float]]) -> int:
+    """How often all evidence was kept, over all prompts and keep rates."""
+    return sum(share == 1.0 for of_prompt in shares for share in of_prompt)

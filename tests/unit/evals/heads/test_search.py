@@ -1,0 +1,100 @@
+"""The search for heads, with a reader whose heads are known: two find the evidence, the others do not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from evals.heads import choose
+from evals.heads.prompts import TASKS, make_prompts
+from evals.heads.search import SearchSettings, search
+from kv_transfer.spans import mask_of
+from speculator_service.engine import Scores
+from speculator_service.scoring.heads import Head, HeadProfile, load
+from tests.unit.evals.conftest import REAL
+
+NAMES = [(layer, head) for layer in range(4) for head in range(8)]
+RIGHT = {(1, 2), (3, 7)}
+
+
+class KnownReader:
+    """`right` heads put half of their mass on the evidence, in the rows of the question only; all else is noise."""
+
+    def __init__(self, prompts, right=RIGHT):
+        self._evidence = {tuple(prompt.rendered.token_ids): prompt.evidence for prompt in prompts}
+        self._right = right
+
+    async def head_masses(self, request_id, token_ids, question):
+        rng = np.random.default_rng(int(token_ids.sum()))
+        masses = rng.dirichlet(np.full(token_ids.size, 0.05), (2, len(NAMES))).astype(np.float32)
+        evidence = mask_of(self._evidence[tuple(token_ids)], token_ids.size)
+        for place, name in enumerate(NAMES):
+            if name in self._right:
+                masses[0, place] = 0.5 * masses[0, place] + 0.5 * evidence / evidence.sum()
+        return NAMES, torch.from_numpy(masses)
+
+    async def score(self, request):
+        return Scores(torch.rand(request.token_ids.size, generator=torch.Generator().manual_seed(1)), [])
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer):
+    return list(make_prompts(tokenizer, REAL, 2, seed=5))
+
+
+async def test_the_heads_that_find_the_evidence_are_found(prompts):
+    told = []
+    chosen, made = await search(KnownReader(prompts), prompts, lambda what, done: told.append(done))
+    assert {(head.layer, head.head) for head in chosen.heads[:2]} == RIGHT
+    assert len(chosen.heads) == choose.COUNTS[0]
+    assert chosen.question > chosen.last
+    assert made["held_out_prompts"] == len(TASKS)
+    assert sum(made["all_evidence_kept"]) > sum(made["all_evidence_kept_by_attention"])
+    assert told == sorted(told)
+
+
+async def test_control_without_a_head_that_finds_it_little_is_kept(prompts):
+    _, right = await search(KnownReader(prompts), prompts)
+    _, none = await search(KnownReader(prompts, right=set()), prompts)
+    assert sum(none["all_evidence_kept"]) < sum(right["all_evidence_kept"])
+
+
+async def test_control_shuffled_heads_keep_less_evidence(prompts):
+    reader = KnownReader(prompts)
+    chosen, _ = await search(reader, prompts)
+    others = [head.model_copy(update={"head": (head.head + 1) % 8}) for head in chosen.heads]
+    kept = []
+    for heads in (chosen.heads, others):
+        shares = []
+        for prompt in prompts:
+            masses = (await reader.head_masses("", prompt.rendered.token_ids, None))[1].numpy()
+            candidate = dataclasses.replace(chosen, heads=tuple(heads))
+            scores = choose.importance(candidate, NAMES, choose.Reading(prompt, masses))
+            shares.append(choose.kept(prompt, scores))
+        kept.append(choose.all_kept(shares))
+    assert kept[1] < kept[0]
+
+
+def test_the_command_writes_a_profile(skim, tmp_path, monkeypatch, prompts):
+    from evals.heads import search as module
+    from tests.unit.conftest import MODELS
+
+    def run(settings, report):
+        assert settings == SearchSettings(str(MODELS / "speculator"), 600, 2, 7, {"dtype": "float32"})
+        made = {
+            "held_out_prompts": 14,
+            "keep_rates": [0.1],
+            "all_evidence_kept": [9],
+            "all_evidence_kept_by_attention": [3],
+        }
+        heads = (Head(layer=1, head=2, weight=0.5),)
+        return HeadProfile(model="owner/some", fingerprint="f", question=1.0, last=0.0, heads=heads, made=made)
+
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.chdir(tmp_path)
+    flags = ("--prompt-tokens", "600", "--prompts", "2", "--seed", 7, "--speculator-options", '{"dtype": "float32"}')
+    ran = skim("heads", MODELS / "speculator", *flags)
+    assert ran.code == 0, ran.err
+    assert load(tmp_path / "owner--some.heads.json").heads == (Head(layer=1, head=2, weight=0.5),)
+    assert "(1, 2) 0.5" in ran.out
