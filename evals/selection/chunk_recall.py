@@ -23,7 +23,7 @@ _DEFAULT = {"layers": "last_half", "aggregation": "max"}
 
 
 def _by(queries: str, **others: str) -> dict[str, Any]:
-    return {"selector": "speculator", "score_queries": queries, **_DEFAULT, **others}
+    return {"selector": "speculator", "scoring": "attention", "score_queries": queries, **_DEFAULT, **others}
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
     "both": _by("both"),
     "look-ahead, chunks": _by("look_ahead", granularity="chunk"),
+    "heads": {"selector": "speculator", "scoring": "heads"},
     LEXICAL: {"selector": "lexical"},
 }
 """Ways to score a prompt, as selection options. The first is the default, the second has the paper's layers, and the

@@ -89,6 +89,7 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
         assert sources <= set(names)
     assert {"cluster/monitoring/dashboard.json", "cluster/monitoring/rules.yaml", "skim/py.typed"} <= set(names)
     assert "cluster/explain/template.html" in names
+    assert "speculator_service/scoring/profiles/qwen2.5-coder-0.5b-instruct.json" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
