@@ -2,12 +2,13 @@
 
 A head is ranked by the attention mass that it puts on the evidence (QRHead, arXiv 2506.09944, section 3). Without the
 mass on the rest of the text: subtracting it ranks heads first that look at no text at all. The candidates are the best
-4, 8 and 16 heads, with several weights of the rows, all heads alike or by their mass. On held-out prompts, the best one
-keeps all evidence of most prompts.
+4, 8 and 16 heads, with several weights of the rows, all heads alike or by their mass. The best one keeps all evidence
+of most prompts, each judged with heads that the other half of the prompts ranked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -42,35 +43,34 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """How heads are chosen by readings. count: of heads. last: the weight of the last row. even: all heads alike."""
+
+    count: int
+    last: float
+    even: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """Heads, with the weights of their rows."""
 
     heads: tuple[Head, ...]
+    question: float
     last: float
-    even: bool
-
-    @property
-    def question(self) -> float:
-        return 1 - self.last
 
 
-def candidates(names: Sequence[tuple[int, int]], readings: Sequence[Reading]) -> Iterator[Candidate]:
-    """All candidates, ranked by `readings`; the simplest come first. names: (layer, head) of each head."""
+def ranked(rule: Rule, names: Sequence[tuple[int, int]], readings: Sequence[Reading]) -> Candidate:
+    """The heads with the largest mean mass on the evidence. names: (layer, head) of each head."""
     found = np.mean([reading.found() for reading in readings], axis=0)
-    for count in COUNTS:
-        for last in LAST:
-            worth = (1 - last) * found[0] + last * found[1]
-            best = np.argsort(-worth, kind="stable")[:count]
-            for even in (True, False):
-                weights = np.ones(len(best)) if even else worth[best] + 1e-4
-                yield Candidate(
-                    tuple(
-                        Head(layer=names[place][0], head=names[place][1], weight=round(float(weight), 4))
-                        for place, weight in zip(best, weights, strict=True)
-                    ),
-                    last,
-                    even,
-                )
+    worth = (1 - rule.last) * found[0] + rule.last * found[1]
+    best = np.argsort(-worth, kind="stable")[: rule.count]
+    weights = np.ones(len(best)) if rule.even else worth[best] + 1e-4
+    heads = tuple(
+        Head(layer=names[place][0], head=names[place][1], weight=round(float(weight), 4))
+        for place, weight in zip(best, weights, strict=True)
+    )
+    return Candidate(heads, 1 - rule.last, rule.last)
 
 
 def importance(candidate: Candidate, names: Sequence[tuple[int, int]], reading: Reading) -> torch.Tensor:
@@ -88,18 +88,22 @@ def kept(prompt: EvidencePrompt, scores: torch.Tensor) -> list[float]:
 
 
 def choose(
-    names: Sequence[tuple[int, int]], ranking: Sequence[Reading], held_out: Sequence[Reading]
+    names: Sequence[tuple[int, int]], halves: tuple[Sequence[Reading], Sequence[Reading]]
 ) -> tuple[Candidate, list[list[float]]]:
-    """The candidate that keeps all evidence most often, and what it keeps of each held-out prompt (`kept`).
+    """The candidate of the best rule, ranked by all readings, and what that rule keeps of each prompt (`kept`).
 
-    Of equals, the one that keeps the larger mean share, then the one with fewer heads.
+    The best rule keeps all evidence most often; of equals, the one that keeps the larger mean share, then the one with
+    fewer heads.
     """
-    found = []
-    for candidate in candidates(names, ranking):
-        shares = [kept(reading.prompt, importance(candidate, names, reading)) for reading in held_out]
-        found.append(((all_kept(shares), float(np.mean(shares))), candidate, shares))
-    _, candidate, shares = max(found, key=lambda one: one[0])
-    return candidate, shares
+    judged = []
+    for rule in (Rule(*each) for each in product(COUNTS, LAST, (True, False))):
+        shares = []
+        for ranking, others in (halves, halves[::-1]):
+            candidate = ranked(rule, names, ranking)
+            shares += [kept(reading.prompt, importance(candidate, names, reading)) for reading in others]
+        judged.append(((all_kept(shares), float(np.mean(shares))), rule, shares))
+    _, rule, shares = max(judged, key=lambda one: one[0])
+    return ranked(rule, names, [*halves[0], *halves[1]]), shares
 
 
 def all_kept(shares: Sequence[Sequence[float]]) -> int:

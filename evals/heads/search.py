@@ -33,7 +33,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """prompts: of each task, half of them to rank the heads, the others to choose between candidates. At least 2."""
+    """prompts: of each task, at least 2, because each half judges the heads that the other half ranks."""
 
     model: str
     prompt_tokens: int = 1024
@@ -69,22 +69,21 @@ def run(settings: SearchSettings, progress: Progress = silent) -> HeadProfile:
 async def search(
     engine: Reader, prompts: Sequence[EvidencePrompt], progress: Progress = silent
 ) -> tuple[Candidate, dict[str, Any]]:
-    """The best candidate, and what it and the default scores keep of the held-out prompts, by keep rate."""
-    middle = len(TASKS) * (len(prompts) // len(TASKS) // 2)
-    readings, by_attention = [], []
+    """The best candidate, and of how many prompts its rule and the default scores keep all evidence, by keep rate."""
+    halves: tuple[list[Reading], list[Reading]] = ([], [])
+    by_attention = []
     names: list[tuple[int, int]] = []
     for number, prompt in enumerate(prompts):
         progress(f"reading prompt {number + 1} of {len(prompts)}", number / len(prompts))
         token_ids, question = prompt.rendered.token_ids, prompt.rendered.question
         names, masses = await engine.head_masses(f"heads-{number}", token_ids, question)
-        readings.append(Reading(prompt, masses.numpy()))
-        if number >= middle:
-            request = ScoreRequest(f"attention-{number}", token_ids, SelectionOptions(), question=question)
-            by_attention.append(kept(prompt, (await engine.score(request)).importance))
+        halves[number // len(TASKS) % 2].append(Reading(prompt, masses.numpy()))
+        request = ScoreRequest(f"attention-{number}", token_ids, SelectionOptions(), question=question)
+        by_attention.append(kept(prompt, (await engine.score(request)).importance))
     progress("choosing the heads", 1)
-    chosen, shares = choose(names, readings[:middle], readings[middle:])
+    chosen, shares = choose(names, halves)
     return chosen, {
-        "held_out_prompts": len(shares),
+        "prompts": len(shares),
         "keep_rates": list(KEEP_RATES),
         "all_evidence_kept": _by_rate(shares),
         "all_evidence_kept_by_attention": _by_rate(by_attention),
@@ -106,6 +105,6 @@ def describe(profile: HeadProfile) -> str:
     return (
         f"Heads of {profile.model} (layer, head) with their weights: {heads}.\n"
         f"Weights of the rows: question {profile.question:g}, last token {profile.last:g}.\n"
-        f"All evidence of {made['held_out_prompts']} held-out prompts is kept at keep rate {rates}: {counts} times,"
-        f" by the default scores {others} times."
+        f"All evidence of {made['prompts']} prompts is kept at keep rate {rates}: {counts} times (each judged with"
+        f" heads that other prompts ranked), by the default scores {others} times."
     )

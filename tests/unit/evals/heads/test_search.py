@@ -49,7 +49,7 @@ async def test_the_heads_that_find_the_evidence_are_found(prompts):
     assert {(head.layer, head.head) for head in chosen.heads[:2]} == RIGHT
     assert len(chosen.heads) == choose.COUNTS[0]
     assert chosen.question > chosen.last
-    assert made["held_out_prompts"] == len(TASKS)
+    assert made["prompts"] == 2 * len(TASKS)
     assert sum(made["all_evidence_kept"]) > sum(made["all_evidence_kept_by_attention"])
     assert told == sorted(told)
 
@@ -83,7 +83,7 @@ def test_the_command_writes_a_profile(skim, tmp_path, monkeypatch, prompts):
     def run(settings, report):
         assert settings == SearchSettings(str(MODELS / "speculator"), 600, 2, 7, {"dtype": "float32"})
         made = {
-            "held_out_prompts": 14,
+            "prompts": 14,
             "keep_rates": [0.1],
             "all_evidence_kept": [9],
             "all_evidence_kept_by_attention": [3],
