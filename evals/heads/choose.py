@@ -24,6 +24,8 @@ COUNTS = (4, 8, 16)
 LAST = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The weight of the last prompt token's row; that of the question's rows is the rest to 1."""
 KEEP_RATES = (0.05, 0.1, 0.2)
+ALONE = SelectionOptions(lexical_weight=0)
+"""Serving's selection without BM25 in the sum, which would hide what the heads find."""
 
 Values = npt.NDArray[np.float32]
 
@@ -83,7 +85,7 @@ def importance(candidate: Candidate, names: Sequence[tuple[int, int]], reading: 
 
 def kept(prompt: EvidencePrompt, scores: torch.Tensor) -> list[float]:
     """The share of the evidence that a selection by these scores keeps, for each of KEEP_RATES."""
-    options = [SelectionOptions(keep_rate=rate) for rate in KEEP_RATES]
+    options = [ALONE.model_copy(update={"keep_rate": rate}) for rate in KEEP_RATES]
     return [kept_share(prompt.rendered, prompt.evidence, scores, option) for option in options]
 
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cluster.in_process.prompts import RenderedPrompt, render
+from evals.selection.chunk_recall import request_of
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.quiz import Frame, Quiz
 from evals.tasks.registry import Sample, sample_of
 from evals.tasks.source_texts import NAMES, some_code, some_prose
+from kv_transfer.options import SelectionOptions
+from speculator_service.request_scores import last_question
 
 DETAILS = (
     ("{name} keeps a {thing} under the bed.", "What lies beneath the place where {name} sleeps?", "thing"),
@@ -113,12 +116,13 @@ TASKS: dict[str, Callable[[int, random.Random], Quiz]] = {
 
 
 class EvidencePrompt:
-    """A rendered prompt with the token spans of its evidence. name: its seed."""
+    """A rendered prompt with the token spans of its evidence. name: its seed. question: as the engine is asked."""
 
     def __init__(self, sample: Sample, tokenizer: Any) -> None:
         self.name = sample.seed
         self.rendered: RenderedPrompt = render(template_messages(sample.messages), tokenizer)
         self.evidence = evidence_spans(self.rendered, sample.quiz)
+        self.question = last_question(request_of(sample.seed, self.rendered, SelectionOptions()))
 
 
 def make_prompts(tokenizer: Any, length: int, count: int, seed: int) -> Iterator[EvidencePrompt]:

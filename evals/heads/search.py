@@ -9,26 +9,24 @@ import numpy as np
 import torch
 
 from benchmarks.report.progress import Progress, silent
-from evals.heads.choose import KEEP_RATES, Candidate, Reading, all_kept, choose, kept
+from evals.heads.choose import ALONE, KEEP_RATES, Candidate, Reading, all_kept, choose, kept
 from evals.heads.prompts import TASKS, EvidencePrompt, make_prompts
 from evals.run.ask import load_tokenizer
+from evals.selection.chunk_recall import importance_of
 from kv_transfer.messages import Int32Array
-from kv_transfer.options import SelectionOptions
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from skim_common.models.source import public_name
-from speculator_service.engine import ScoreRequest, Scores
+from speculator_service.engine import SpeculatorEngine
 from speculator_service.scoring.heads import HeadProfile
 
 
-class Reader(Protocol):
-    """The engine's part in the search: `speculator_service.vllm_backend.engine.VllmSpeculator`."""
+class Reader(SpeculatorEngine, Protocol):
+    """An engine that tells what each head looks at: `speculator_service.vllm_backend.engine.VllmSpeculator`."""
 
     async def head_masses(
         self, request_id: str, token_ids: Int32Array, question: tuple[int, int] | None
     ) -> tuple[list[tuple[int, int]], torch.Tensor]: ...
-
-    async def score(self, request: ScoreRequest) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,9 @@ async def search(
     names: list[tuple[int, int]] = []
     for number, prompt in enumerate(prompts):
         progress(f"reading prompt {number + 1} of {len(prompts)}", number / len(prompts))
-        token_ids, question = prompt.rendered.token_ids, prompt.rendered.question
-        names, masses = await engine.head_masses(f"heads-{number}", token_ids, question)
+        names, masses = await engine.head_masses(f"heads-{number}", prompt.rendered.token_ids, prompt.question)
         halves[number // len(TASKS) % 2].append(Reading(prompt, masses.numpy()))
-        request = ScoreRequest(f"attention-{number}", token_ids, SelectionOptions(), question=question)
-        by_attention.append(kept(prompt, (await engine.score(request)).importance))
+        by_attention.append(kept(prompt, await importance_of(engine, f"attention-{number}", prompt.rendered, ALONE)))
     progress("choosing the heads", 1)
     chosen, shares = choose(names, halves)
     return chosen, {

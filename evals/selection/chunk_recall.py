@@ -75,10 +75,14 @@ async def importance_of(
     engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, options: SelectionOptions
 ) -> torch.Tensor:
     """The prompt's scores, float32 [M]. name: the request's id."""
-    request = SelectRequest(
+    return (await scores_of(engine, request_of(name, prompt, options))).importance
+
+
+def request_of(name: str, prompt: RenderedPrompt, options: SelectionOptions) -> SelectRequest:
+    """What the router sends for this prompt. name: the request's id."""
+    return SelectRequest(
         name, prompt.token_ids, options, prompt.protected, question=prompt.question, units=prompt.units
     )
-    return (await scores_of(engine, request)).importance
 
 
 def kept_share(

@@ -60,10 +60,11 @@ async def test_control_without_a_head_that_finds_it_little_is_kept(prompts):
     assert sum(none["all_evidence_kept"]) < sum(right["all_evidence_kept"])
 
 
-async def test_control_shuffled_heads_keep_less_evidence(prompts):
+async def test_control_other_heads_keep_less_evidence(prompts):
     reader = KnownReader(prompts)
     chosen, _ = await search(reader, prompts)
-    others = [head.model_copy(update={"head": (head.head + 1) % 8}) for head in chosen.heads]
+    wrong = [name for name in NAMES if name not in RIGHT]
+    others = [Head(layer=layer, head=head) for layer, head in wrong[: len(chosen.heads)]]
     kept = []
     for heads in (chosen.heads, others):
         shares = []
