@@ -8,8 +8,8 @@ DraftAhead = Literal["off", "chain", "branches"]
 
 MAX_LOOK_AHEAD = 64
 
-AUTO = "auto"
-AUTO_COVERAGE = 0.75
+AUTO: Literal["auto"] = "auto"
+AUTO_COVERAGE = 0.5
 """The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
 AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
@@ -45,12 +45,16 @@ class SelectionOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     keep_rate: Annotated[float | Literal["auto"], PlainValidator(_rate)] = Field(
-        0.2, description="share of the prompt's chunks to keep, in (0, 1]; auto: as many as `coverage` asks for"
+        AUTO,
+        description="share to keep of what may be dropped, in (0, 1]; auto: as much as `coverage` asks for",
     )
     coverage: float | None = Field(
-        None, gt=0, le=1, description="keep the smallest set with this share of the importance instead of keep_rate"
+        None,
+        gt=0,
+        le=1,
+        description="share of the importance to keep: with keep_rate auto within bounds, with a number instead of it",
     )
-    min_keep: float = Field(0.1, gt=0, le=1, description="smallest share of the chunks that keep_rate auto keeps")
+    min_keep: float = Field(0.05, gt=0, le=1, description="smallest share that keep_rate auto keeps")
     selector: Literal["speculator", "lexical"] = Field(
         "speculator",
         description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
@@ -59,6 +63,12 @@ class SelectionOptions(BaseModel):
         "attention",
         description="the speculator's attention: pooled over all heads (the paper), or the mass of its retrieval heads",
     )
+    read: Literal["whole", "windows"] = Field(
+        "whole",
+        description="how the speculator reads the prompt with scoring heads: as a whole, or in windows, which are "
+        "short prompts of their own with the question after each",
+    )
+    window_tokens: int = Field(1024, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
@@ -103,7 +113,7 @@ class SelectionOptions(BaseModel):
         None,
         gt=0,
         le=1,
-        description="largest kept share, of keep_rate auto and with reuse; none: half the chunks with auto, with reuse "
+        description="largest kept share, of keep_rate auto and with reuse; none: half with auto, with reuse "
         "three times what a fresh selection keeps",
     )
 
@@ -111,6 +121,14 @@ class SelectionOptions(BaseModel):
     def _bounds_have_room(self) -> Self:
         if self.keep_rate == AUTO and self.largest_share < self.min_keep:
             raise ValueError(f"max_keep must be at least min_keep, not {self.largest_share:g} and {self.min_keep:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_are_scored_by_heads(self) -> Self:
+        if self.read == "windows" and self.scoring != "heads":
+            raise ValueError(
+                "read windows needs scoring heads: the attention of other heads depends on the whole prompt"
+            )
         return self
 
     @property

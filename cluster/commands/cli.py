@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from cluster.commands import config as config_commands
 from cluster.commands.explain import explain
+from cluster.commands.keep_rate import KeepRate, keep_rate_value
 from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
@@ -107,7 +108,7 @@ def serve(
     target: Model = None,
     speculator: Model = None,
     engine: Annotated[str | None, typer.Option(help="Engine of both pools: vllm or mock.")] = None,
-    keep_rate: Annotated[float | None, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = None,
+    keep_rate: KeepRate = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
@@ -141,7 +142,7 @@ def serve(
             "target.engine": engine,
             "speculator.model": speculator,
             "speculator.engine": engine,
-            "selection.keep_rate": keep_rate,
+            "selection.keep_rate": keep_rate_value(keep_rate),
             "selection.look_ahead": look_ahead,
             "router.host": host,
             "router.port": port,
@@ -202,7 +203,7 @@ def _announce(url: str, model: str, how_it_stops: str = "") -> None:
 @app.command(rich_help_panel=SERVING)
 def demo(
     tokens: Annotated[int, typer.Option(min=1024, max=16384, help="Length of the document.")] = 4096,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.1,
+    keep_rate: KeepRate = None,
     seed: Annotated[int, typer.Option(help="Another seed, another document.")] = 7,
     port: Annotated[int, typer.Option(help="Port of the demo's endpoint; 0 takes a free one.")] = 0,
     target: Model = None,
@@ -213,7 +214,7 @@ def demo(
     from cluster.commands.demo import run_demo
 
     run_demo(
-        tokens=tokens, keep_rate=keep_rate, seed=seed, port=port, target=target, speculator=speculator,
+        tokens=tokens, keep_rate=keep_rate_value(keep_rate), seed=seed, port=port, target=target, speculator=speculator,
         json_file=json_file, console=Console(highlight=False),
     )  # fmt: skip
 
@@ -232,7 +233,7 @@ def select(
     prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
+    keep_rate: KeepRate = None,
     look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
     granularity: Annotated[
         str, typer.Option(help="What is kept as a whole: text (lines and sentences), chunk or token.")
@@ -250,7 +251,7 @@ def select(
 
     options = read_options(speculator_options, "--speculator-options")
     selection = {
-        "keep_rate": keep_rate,
+        **({} if keep_rate is None else {"keep_rate": keep_rate_value(keep_rate)}),
         "look_ahead": look_ahead,
         "granularity": granularity,
         "chunk_size": chunk_size,

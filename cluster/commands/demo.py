@@ -44,7 +44,7 @@ class Answer:
 def run_demo(
     *,
     tokens: int,
-    keep_rate: float,
+    keep_rate: float | str | None,
     seed: int,
     port: int,
     target: Path | None,
@@ -78,7 +78,9 @@ def ask_twice(client: httpx.Client, model: str, document: DemoDocument, console:
     return result
 
 
-def _demo_config(target: Path | None, speculator: Path | None, port: int, keep_rate: float) -> DeploymentConfig:
+def _demo_config(
+    target: Path | None, speculator: Path | None, port: int, keep_rate: float | str | None
+) -> DeploymentConfig:
     example = REPOSITORY / "examples" / "demo.yaml"
     if not example.exists():
         raise SkimError("the demo models are only in the repository: run `skim demo` in a clone of it")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cluster.commands.keep_rate import KeepRate, keep_rate_value
 from skim_common.errors import SkimError
 
 
@@ -30,7 +31,7 @@ def explain(
         typer.Option(metavar="MODEL", help="Target whose tokens are selected. The default is the speculator."),
     ] = None,
     chat: Annotated[bool, typer.Option(help="Wrap a text as one user turn of the chat template.")] = False,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt to keep, in (0, 1].")] = 0.2,
+    keep_rate: KeepRate = None,
     options: Annotated[
         str, typer.Option(metavar="JSON", help="Further options of speculative_prefill, such as '{\"coverage\": 0.9}'.")
     ] = "{}",
@@ -56,7 +57,8 @@ def explain(
     elif text is None or speculator is None:
         raise SkimError("give --prompt and --speculator, or --request")
     else:
-        asked = {"keep_rate": keep_rate, **read_options(options, "--options")}
+        rate = {} if keep_rate is None else {"keep_rate": keep_rate_value(keep_rate)}
+        asked = {**rate, **read_options(options, "--options")}
         source = from_prompt(
             text,
             str(speculator),

@@ -118,7 +118,7 @@ class Guard:
 
     def advise(self, options: PrefillOptions, question: str, *, explicit: bool = False) -> Advice:
         """The advice for a request by its question; "" if the question is unknown. explicit: a content has a `keep`."""
-        if explicit or not self._enabled or options.enabled != AUTO or options.model_fields_set & EXPLICIT:
+        if explicit or not self._enabled or options.enabled != AUTO or says_how_much(options):
             return Advice(options, acts=False)
         kind = next((kind for kind in QUESTIONS if kind.matches(question)), None)
         if kind is None:
@@ -147,6 +147,12 @@ class Guard:
     def count(self, verdict: Verdict, kind: str) -> None:
         """Count one verdict on a prompt that would run speculative."""
         self._meter.record("skim_router_guard_total", 1, verdict=verdict, reason=kind)
+
+
+def says_how_much(options: PrefillOptions) -> bool:
+    """Whether the request itself says how much is kept. `keep_rate: auto` leaves it to Skim."""
+    given = options.model_fields_set & EXPLICIT
+    return bool(given - {"keep_rate"} if options.keep_rate == AUTO else given)
 
 
 def keeping_more(options: PrefillOptions) -> PrefillOptions:

@@ -67,7 +67,7 @@ VERSION_1: dict[str, Any] = {
         kv_blocks={"host": "a"},
     ),
     "model_info": ModelInfo("/models/m", "LlamaForCausalLM", 32000, "ab12", 4096, 8192, "vllm"),
-    "selection_options": SelectionOptions(coverage=0.9, granularity="token", layers="all"),
+    "selection_options": SelectionOptions(keep_rate=0.2, coverage=0.9, granularity="token", layers="all"),
     "draft_request": DraftRequest(
         7,
         [DraftRow("r1", 2, _ids(4, 5), 4, 0.5, 2)],

@@ -87,8 +87,10 @@ async def test_a_pool_without_a_model_serves_only_the_lexical_selector(demo_spec
 async def test_a_second_question_extends_what_was_kept(demo_speculator, make_request):
     service = SpeculatorService(create_engine("lexical", demo_speculator))
     ids = needle(2000)
-    first = await service.select(replace(make_request(ids[:-4], selector="lexical"), question=(1990, 1996)))
-    second = await service.select(replace(make_request(ids, selector="lexical"), question=(1996, 2000)))
+    first = await service.select(
+        replace(make_request(ids[:-4], selector="lexical", keep_rate=0.2), question=(1990, 1996))
+    )
+    second = await service.select(replace(make_request(ids, selector="lexical", keep_rate=0.2), question=(1996, 2000)))
     assert first.reused_tokens == 0
     assert second.reused_tokens > 0
     assert 330 in second.kept.positions

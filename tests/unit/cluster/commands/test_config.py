@@ -71,4 +71,4 @@ def test_what_is_shown_is_the_same_config(skim, tmp_path):
     shown = skim("config", "show", EXAMPLES / "multi-node.yaml").out
     (tmp_path / "shown.yaml").write_text(shown)
     assert load_config(tmp_path / "shown.yaml") == load_config(EXAMPLES / "multi-node.yaml")
-    assert "# share of the prompt's chunks to keep" in shown
+    assert "# share to keep of what may be dropped" in shown

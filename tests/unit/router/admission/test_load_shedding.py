@@ -42,11 +42,11 @@ def test_load(wait, longest, load):
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        ({"keep_rate": 0.2}, 0.1),
+        ({"keep_rate": 0.2}, 0.05),
         ({"keep_rate": 0.2, "min_keep": 0.15}, 0.15),
-        ({"keep_rate": "auto"}, 0.1),
-        ({"coverage": 0.9}, 0.1),
-        ({"keep_rate": 0.1}, None),
+        ({"keep_rate": "auto"}, 0.05),
+        ({"coverage": 0.9}, 0.05),
+        ({"keep_rate": 0.1}, 0.05),
         ({"keep_rate": 0.05}, None),
     ],
 )

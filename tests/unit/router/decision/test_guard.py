@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
-from kv_transfer.options import DecodeOptions
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.decision.guard import FEW_UNITS, MORE, QUESTIONS, Guard, keeping_more, signals
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
@@ -120,10 +120,10 @@ async def test_a_listing_question_keeps_more():
     outcome, pools, counts = await run(LISTING)
     assert (outcome.mode, outcome.explained) == ("speculative", "unmeasured;guard=listing")
     assert outcome.keep_rate >= MORE
-    assert pools.selects[0].options.keep_rate == MORE
+    assert pools.selects[0].options.min_keep == MORE
     assert counts == [("more", "listing")]
-    plain, _, _ = await run(LISTING, guard=False)
-    assert (plain.explained, plain.keep_rate < 0.3) == ("unmeasured", True)
+    plain, pools, _ = await run(LISTING, guard=False)
+    assert (plain.explained, pools.selects[0].options.min_keep) == ("unmeasured", SelectionOptions().min_keep)
 
 
 @pytest.mark.parametrize(

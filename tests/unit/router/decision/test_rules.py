@@ -21,7 +21,7 @@ def test_a_plain_request_is_speculative():
     [
         ({}, {"enabled": False}, "disabled"),
         ({}, {"keep_rate": 1.0}, "keep-all"),
-        ({}, {"coverage": 1.0}, "keep-all"),
+        ({}, {"keep_rate": 0.2, "coverage": 1.0}, "keep-all"),
         ({"prompt_tokens": 99}, {}, "short-prompt"),
         ({"multimodal": True}, {}, "multimodal"),
         ({"prompt_logprobs": True}, {}, "prompt-logprobs"),

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kv_transfer.options import DecodeOptions
+from kv_transfer.options import AUTO, DecodeOptions
 from router.admission.controller import Admission
 from router.admission.load_shedding import KEEP
 from router.admission.ticket import AdmissionRequest, OverloadedError
@@ -71,11 +71,11 @@ async def test_a_refused_prompt_touches_no_engine():
 @pytest.mark.parametrize(
     ("share", "method", "ahead", "rate", "shed"),
     [
-        (0.0, "remote", "chain", 0.2, ""),
-        (0.2, "remote", "chain", 0.2, ""),
-        (0.3, "remote", "off", 0.2, "draft-ahead"),
-        (0.6, "none", "chain", 0.2, "drafts"),
-        (0.8, "none", "chain", 0.1, "drafts+keep"),
+        (0.0, "remote", "chain", AUTO, ""),
+        (0.2, "remote", "chain", AUTO, ""),
+        (0.3, "remote", "off", AUTO, "draft-ahead"),
+        (0.6, "none", "chain", AUTO, "drafts"),
+        (0.8, "none", "chain", 0.05, "drafts+keep"),
     ],
 )
 async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, rate, shed):

@@ -76,7 +76,7 @@ async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, d
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_without_the_option_the_deployments_defaults_hold(client, pools, document, path):
     default = await ask(client, path, request_body(path, document))
-    asked = await ask(client, path, request_body(path, document, speculative_prefill={"keep_rate": 0.2}))
+    asked = await ask(client, path, request_body(path, document, speculative_prefill={"keep_rate": "auto"}))
     assert default.headers["x-skim-kept-tokens"] == asked.headers["x-skim-kept-tokens"]
     off = await ask(client, path, request_body(path, document, speculative_prefill=False))
     assert off.headers["x-skim-mode"] == "dense"

@@ -13,7 +13,7 @@ def explained(positions, size, *, protected=(), scores=None, reused=0, units=(),
     unit_scores = None if scores is None else np.asarray(scores, np.float32)
     selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, unit_scores=unit_scores)
     spans = np.asarray(protected, np.int32).reshape(-1, 2)
-    asked = SelectionOptions(**{"chunk_size": 4, "protect_last": 1, **options})
+    asked = SelectionOptions(**{"keep_rate": 0.2, "chunk_size": 4, "protect_last": 1, **options})
     return Explained(selection, asked, spans, np.asarray(units, np.int32))
 
 

@@ -15,9 +15,9 @@ from speculator_service.scoring.selection import select
 RULES = (
     {"keep_rate": 0.07},
     {"keep_rate": 0.3},
-    {"coverage": 0.6},
-    {"keep_rate": AUTO, "coverage": 0.5},
-    {"keep_rate": AUTO, "max_keep": 0.15},
+    {"keep_rate": 0.2, "coverage": 0.6},
+    {"keep_rate": AUTO, "coverage": 0.5, "min_keep": 0.1},
+    {"keep_rate": AUTO, "coverage": 0.75, "min_keep": 0.1, "max_keep": 0.15},
 )
 
 

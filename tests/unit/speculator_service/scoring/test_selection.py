@@ -8,13 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.options import SelectionOptions
+from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
 
 
 def kept(importance, spans=(), **options):
-    return select(torch.as_tensor(importance), SelectionOptions(**{"protect_last": 1, **options}), spans)[0].tolist()
+    return select(
+        torch.as_tensor(importance), SelectionOptions(**{"keep_rate": 0.2, "protect_last": 1, **options}), spans
+    )[0].tolist()
 
 
 def naive_select(scores, options, spans, regions=()):
@@ -89,7 +91,7 @@ def test_equals_the_naive_rule(problem):
     st.booleans(),
 )
 def test_properties(scores, share, size, by_coverage):
-    rule = {"coverage": share} if by_coverage else {"keep_rate": share}
+    rule = {"keep_rate": 0.2, "coverage": share} if by_coverage else {"keep_rate": share}
     options = SelectionOptions(**rule, chunk_size=size, protect_last=1)
     positions, coverage = select(torch.tensor(scores), options)
     assert positions.dtype == torch.int64
@@ -151,7 +153,8 @@ def test_coverage_keeps_the_fewest_chunks_that_reach_it():
 
 def test_whole_coverage_drops_only_what_has_no_mass():
     positions, coverage = select(
-        torch.tensor([0.0, 0.5, 0, 0.5, 0]), SelectionOptions(coverage=1, granularity="token", protect_last=1)
+        torch.tensor([0.0, 0.5, 0, 0.5, 0]),
+        SelectionOptions(keep_rate=0.2, coverage=1, granularity="token", protect_last=1),
     )
     assert positions.tolist() == [1, 3, 4]
     assert coverage == 1
@@ -160,7 +163,9 @@ def test_whole_coverage_drops_only_what_has_no_mass():
 def test_coverage_ranks_by_mass_not_by_mean():
     # Sums 0.9, 0.3, 0.7, so the first chunk alone reaches 0.4 of 1.9; the short last chunk has the highest mean.
     importance = [0.3] * 3 + [0.1] * 3 + [0.35] * 2
-    positions, coverage = select(torch.tensor(importance), SelectionOptions(coverage=0.4, chunk_size=3, protect_last=1))
+    positions, coverage = select(
+        torch.tensor(importance), SelectionOptions(keep_rate=0.2, coverage=0.4, chunk_size=3, protect_last=1)
+    )
     assert positions.tolist() == [0, 1, 2, 7]
     assert coverage == pytest.approx(1.25 / 1.9)
 
@@ -204,7 +209,7 @@ def naive_auto(scores, options, spans):
     chunks = [sorted(set(range(i, min(i + size, prompt))) - protected) for i in range(0, prompt, size)]
     chunks = [chunk for chunk in chunks if chunk]
     order = sorted(chunks, key=lambda chunk: (-math.fsum(scores[m] for m in chunk), chunk))
-    share = 0.75 if options.coverage is None else options.coverage
+    share = AUTO_COVERAGE if options.coverage is None else options.coverage
     most = 0.5 if options.max_keep is None else options.max_keep
     wanted, mass, count = share * math.fsum(scores[m] for c in chunks for m in c), 0.0, 0
     while count < len(order) and (not count or mass < wanted):
@@ -228,8 +233,8 @@ def test_auto_keeps_more_where_no_chunk_is_better():
     """Chunks of one token: a peak, a slope, and no difference."""
     peak, slope, flat = [90.0] + [1.0] * 99, [float(100 - i) for i in range(100)], [1.0] * 100
     counts = [len(kept(scores, keep_rate="auto", coverage=0.5, chunk_size=1)) - 1 for scores in (peak, slope, flat)]
-    # The last token is protected. min_keep asks for 10 of the other 99, rounded up; the flat curve needs half of them.
-    assert counts == [10, 30, 50]
+    # The last token is protected. min_keep asks for 5 of the other 99, rounded up; the flat curve needs half of them.
+    assert counts == [5, 30, 50]
 
 
 def test_auto_stays_inside_its_bounds():
@@ -238,7 +243,7 @@ def test_auto_stays_inside_its_bounds():
         len(kept(flat, keep_rate="auto", chunk_size=1, **bounds)) - 1
         for bounds in ({"max_keep": 0.2}, {"coverage": 0.05}, {"coverage": 0.05, "min_keep": 0.3}, {"coverage": 0.4})
     ]
-    assert shares == [20, 10, 30, 40]
+    assert shares == [20, 5, 30, 40]
 
 
 def test_protected_importance_is_no_reason_to_keep_little():
