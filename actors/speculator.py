@@ -16,6 +16,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
 from speculator_service.acceptance import Acceptances
+from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import SpeculatorEngine
@@ -88,7 +89,7 @@ class SpeculatorActor(PoolActor):
             if self._drafts is not None and selection.kept.session is not None and request.decode is not None:
                 session = selection.kept.session.id
                 self._draft_spans.begin(session, request.trace)
-                self._drafts.adopt(session, selection.kept.look_ahead_tokens, request.decode.draft_ahead)
+                begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
             return encode(selection)
         except Exception as error:
             await self._watch.check()

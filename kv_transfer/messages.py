@@ -90,6 +90,23 @@ class KeptPrompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What stands around a text in a chat of one user message, as the chat template writes it: int32 arrays of tokens.
+
+    head: before the text. joint: between a text and the question about it. tail: after the question, up to the answer.
+    """
+
+    head: Int32Array
+    joint: Int32Array
+    tail: Int32Array
+
+    @property
+    def size(self) -> int:
+        """Its number of tokens."""
+        return int(self.head.size + self.joint.size + self.tail.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SelectRequest:
     """Router to speculator: score this prompt and choose the tokens to keep.
 
@@ -106,6 +123,7 @@ class SelectRequest:
     timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
     units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
     of protected_spans and rate_spans are among them. Empty: the text is not known.
+    frame: for `options.read` windows; None: the prompt is read as a whole.
     """
 
     request_id: str
@@ -122,6 +140,12 @@ class SelectRequest:
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     timeout_ms: float | None = None
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    frame: Frame | None = None
+
+    @property
+    def asks_for_windows(self) -> bool:
+        """Whether the options want windows, and the request has what each window needs: a frame and a question."""
+        return self.options.read == "windows" and self.frame is not None and self.question is not None
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:

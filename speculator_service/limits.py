@@ -1,7 +1,6 @@
 """What a speculator refuses before its engine sees it: wrong token ids, wrong spans, a prompt that is too long."""
 
 from kv_transfer.messages import Int32Array, SelectRequest
-from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import check_rates, check_spans, check_units
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
@@ -14,7 +13,7 @@ def check_request(request: SelectRequest, info: ModelInfo) -> None:
     if not request.token_ids.size:
         raise InvalidRequestError("the prompt is empty: a selection needs at least one token")
     check_ids(request.token_ids, info.vocab_size)
-    check_readable(int(request.token_ids.size), request.options, info)
+    check_readable(request, info)
     check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
     check_rates(request.rate_spans, request.rates, int(request.token_ids.size))
     check_units(request.units, int(request.token_ids.size))
@@ -35,10 +34,10 @@ def check_ids(token_ids: Int32Array, vocab_size: int) -> None:
         raise InvalidRequestError(f"token id {wrong[0]} is outside the speculator's vocabulary [0, {vocab_size})")
 
 
-def check_readable(prompt_tokens: int, options: SelectionOptions, info: ModelInfo, advice: str = _SHORTER) -> None:
-    """`check_length` for a selection by these options. The lexical selector takes a prompt of any length."""
-    if options.selector != "lexical":
-        check_length(prompt_tokens, options.tokens_ahead, info, advice)
+def check_readable(request: SelectRequest, info: ModelInfo, advice: str = _SHORTER) -> None:
+    """`check_length` for a selection. The lexical selector and windows take a prompt of any length."""
+    if request.options.selector != "lexical" and not request.asks_for_windows:
+        check_length(int(request.token_ids.size), request.options.tokens_ahead, info, advice)
 
 
 def check_length(prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = _SHORTER) -> None:

@@ -12,6 +12,7 @@ from kv_transfer.spans import always_kept, mask_of
 from skim_common.errors import SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
+from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import with_lexical
 
 
@@ -27,16 +28,19 @@ async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_se
     adds_lexical = request.question is not None and options.bm25_weight > 0
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
-    scores = await engine.score(
-        ScoreRequest(
-            request.request_id,
-            request.token_ids,
-            options,
-            cache_salt=request.cache_salt,
-            keep_session=keep_session,
-            question=last_question(request),
+    if reads_in_windows(engine, request):
+        scores = await read_in_windows(engine, request)
+    else:
+        scores = await engine.score(
+            ScoreRequest(
+                request.request_id,
+                request.token_ids,
+                options,
+                cache_salt=request.cache_salt,
+                keep_session=keep_session,
+                question=last_question(request),
+            )
         )
-    )
     if scores.importance.shape != request.token_ids.shape:
         shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")

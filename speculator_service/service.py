@@ -16,6 +16,7 @@ from skim_common.models.info import ModelInfo
 from speculator_service.acceptance import Acceptances
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_request
+from speculator_service.reading.read import reads_in_windows
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
 from speculator_service.request_scores import last_question, scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
@@ -79,13 +80,28 @@ class SpeculatorService:
         EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
         check_request(request, self.info)
-        context = request.decode.draft_context if self.address and request.decode else None
+        context = self.draft_context(request)
         try:
             return await self._select(request, context)
         except BaseException:
             if context:
                 self._free(request.request_id)
             raise
+
+    def draft_context(self, request: SelectRequest) -> str | None:
+        """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
+
+        The engine keeps a session over the full prompt, which it has read for the scores. One over the kept prompt is
+        opened by the drafter, while the target reads the same tokens: windows leave none, and no other read costs a
+        first token less.
+        """
+        if not self.address or request.decode is None:
+            return None
+        limit = min(self.info.max_model_len, self.info.max_position)
+        if reads_in_windows(self.engine, request):
+            return "kept" if request.token_ids.size < limit else None
+        context = request.decode.draft_context
+        return None if context == "full" and request.options.selector == "lexical" else context
 
     def _free(self, session: str) -> None:
         """Close the engine's session, if it has one, in the background: the caller may be cancelled."""
@@ -99,9 +115,7 @@ class SpeculatorService:
             logger.warning("a session without a selection was not closed: %s", error)
 
     async def _select(self, request: SelectRequest, context: str | None) -> Selection:
-        """context: what the engine keeps for drafts, as `DecodeOptions.draft_context`; None: nothing."""
-        if request.options.selector == "lexical":
-            context = "kept" if context == "kept" else None  # the engine does not read the whole prompt
+        """context: by `draft_context`."""
         scores = await scores_of(self.engine, request, keep_session=context == "full")
         start = time.perf_counter()
         kept, share, raised = self._choose(request, scores, request.request_id if context == "full" else "")
@@ -112,8 +126,6 @@ class SpeculatorService:
             look_ahead_tokens=np.array(scores.look_ahead_tokens, np.int32),
             session=SessionHandle(self.address, request.request_id) if self.address and context else None,
         )
-        if context == "kept":
-            await self.engine.open_session(request.request_id, prompt, cache_salt=request.cache_salt)
         timings = {**scores.timings, "select": (time.perf_counter() - start) * 1e3}
         importance = scores.importance.to("cpu", torch.float32).numpy()
         return Selection(
@@ -187,6 +199,8 @@ class SpeculatorService:
         found = self.records.find(request.token_ids, request.cache_salt)
         if found is None or not self.info.cache_tokens or request.options.selector == "lexical":
             return found
+        if reads_in_windows(self.engine, request):
+            return found  # what is cached of windows says nothing about the prompt's beginning
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         asked = last_question(request) or (found.common, found.common)
         expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS

@@ -174,29 +174,28 @@ class AsyncPair:
         return_importance, cache_salt: as in SelectRequest.
         Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
         """
+        from speculator_service.drafting.begin import begin_drafts
         from speculator_service.service import SpeculatorService
 
         remote = decode if decode is not None and decode.method == "remote" else None
         address = None if remote is None else await self.draft_address()
         service = SpeculatorService(self.speculator, address, records=self.records, acceptances=self.acceptances)
-        selection = await service.select(
-            SelectRequest(
-                self.name("select"),
-                prompt.token_ids,
-                options,
-                prompt.protected,
-                return_importance,
-                cache_salt,
-                remote,
-                question=prompt.question,
-                rate_spans=prompt.rate_spans,
-                rates=prompt.rates,
-                units=prompt.units,
-            )
+        request = SelectRequest(
+            self.name("select"),
+            prompt.token_ids,
+            options,
+            prompt.protected,
+            return_importance,
+            cache_salt,
+            remote,
+            question=prompt.question,
+            rate_spans=prompt.rate_spans,
+            rates=prompt.rates,
+            units=prompt.units,
+            frame=prompt.chat.frame if prompt.chat else None,
         )
-        session = selection.kept.session
-        if session is not None and remote is not None:
-            self.drafts.adopt(session.id, selection.kept.look_ahead_tokens, remote.draft_ahead)
+        selection = await service.select(request)
+        begin_drafts(self.drafts, request, selection, service.draft_context(request))
         return selection
 
     def generate(

@@ -35,6 +35,8 @@ class SelectFields(TypedDict, total=False):
     min_keep: float
     selector: Literal["speculator", "lexical"]
     scoring: Literal["attention", "heads"]
+    read: Literal["whole", "windows"]
+    window_tokens: int
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int

@@ -6,6 +6,7 @@ decides whether the prompt is compressed at all.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from kv_transfer.spans import mask_of
 from router.decision.rules import Decision, RequestTraits, decide
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, MarkedChat, without_marks
+from router.prompt.frame import frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
@@ -128,8 +130,10 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
         text = rendered(without_marks(asked, keeps) if keeps else messages)
         marked = MarkedChat(asked, text, keeps)
         chat = marked.contents(rendered(marked.messages))
+        framed = rendered(frame_messages())
     except Exception as error:  # templates raise jinja2's errors and, through it, any other
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
+    chat = chat._replace(frame=frame_of(framed, partial(tokenizer.encode, add_special_tokens=False)))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)

@@ -23,7 +23,8 @@ _DEFAULT = {"layers": "last_half", "aggregation": "max"}
 
 
 def _by(queries: str, **others: str) -> dict[str, Any]:
-    return {"selector": "speculator", "scoring": "attention", "score_queries": queries, **_DEFAULT, **others}
+    attention = {"selector": "speculator", "scoring": "attention", "read": "whole", **_DEFAULT}
+    return {**attention, "score_queries": queries, **others}
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -37,7 +38,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
     "both": _by("both"),
     "look-ahead, chunks": _by("look_ahead", granularity="chunk"),
-    "heads": {"selector": "speculator", "scoring": "heads"},
+    "heads": {"selector": "speculator", "scoring": "heads", "read": "whole"},
+    "heads, windows": {"selector": "speculator", "scoring": "heads", "read": "windows"},
     LEXICAL: {"selector": "lexical"},
 }
 """Ways to score a prompt, as selection options. The first is the default, the second has the paper's layers, and the
@@ -81,7 +83,13 @@ async def importance_of(
 def request_of(name: str, prompt: RenderedPrompt, options: SelectionOptions) -> SelectRequest:
     """What the router sends for this prompt. name: the request's id."""
     return SelectRequest(
-        name, prompt.token_ids, options, prompt.protected, question=prompt.question, units=prompt.units
+        name,
+        prompt.token_ids,
+        options,
+        prompt.protected,
+        question=prompt.question,
+        units=prompt.units,
+        frame=prompt.chat.frame if prompt.chat else None,
     )
 
 

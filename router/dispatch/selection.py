@@ -67,9 +67,10 @@ class SelectionClient:
         speculator cannot read the prompt or its scores are flat. Raises SkimError."""
         options = state.options
         try:
+            request = self._request(state)
             if (speculator := pools.speculator) is not None:
-                check_readable(state.prompt_tokens, options, speculator, _OR_DENSE)
-            selection = await self._ask(pools, state, ticket)
+                check_readable(request, speculator, _OR_DENSE)
+            selection = await self._ask(pools, state, ticket, request)
         except InvalidRequestError:
             if options.enabled != AUTO:
                 raise
@@ -86,9 +87,9 @@ class SelectionClient:
             self._background.start(pools.end_session(selection.kept.session))
         return None
 
-    async def _ask(self, pools: Pools, state: PromptState, ticket: Ticket) -> Selection | None:
+    async def _ask(self, pools: Pools, state: PromptState, ticket: Ticket, request: SelectRequest) -> Selection | None:
         """The speculator's selection, or the fallback's if that failed or was late; None without one."""
-        request, sent = self._request(state), time.perf_counter()
+        sent = time.perf_counter()
         try:
             with state.call.span.child(SELECT, "client") as span:
                 try:
@@ -134,4 +135,5 @@ class SelectionClient:
             rates=state.spans.rates,
             timeout_ms=state.call.request.deadline.left_ms,
             units=state.units,
+            frame=state.prompt.chat.frame if state.prompt.chat else None,
         )

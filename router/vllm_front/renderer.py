@@ -8,15 +8,19 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from cachetools import LRUCache
 
+from kv_transfer.messages import Frame
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, MarkedChat, changed, without_marks
 from router.prompt.control_tokens import ControlTokens
+from router.prompt.frame import frame_messages, frame_of
 from router.prompt.token_cache import KnownTokens
 from skim_common.errors import InvalidRequestError
 
@@ -36,6 +40,8 @@ HOOKED = (
 )
 """For `skim_common.symbols`."""
 
+FRAMES = 16
+"""So many frames are held: one for each set of parameters of the chat template."""
 INLINE_CHARS = 16384
 """A text of so many characters takes a few ms. That is less than the way to a thread and back under load."""
 
@@ -110,7 +116,9 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
         if call is not None:
             for asked, prompt in zip(marked, prompts, strict=True):
                 text = prompt.get("prompt")
-                call.chats[text] = await find_contents(asked, call, chat_params, prompt)
+                contents = await find_contents(asked, call, chat_params, prompt)
+                reads_windows = call.request.options.read == "windows" and contents.contents is not None
+                call.chats[text] = contents._replace(frame=await frame(chat_params)) if reads_windows else contents
                 if as_text:
                     make_text(prompt, call)
         return rendered, prompts
@@ -141,6 +149,16 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
             logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
             return chat.contents(None)
         return chat.contents(again.get("prompt"))
+
+    frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
+
+    async def frame(params: Any) -> Frame | None:
+        """The frame of windows with these parameters of the template."""
+        if (key := repr(params)) not in frames:
+            _, rendered = await renderer.render_messages_async(frame_messages(), params)
+            encode = partial(renderer.tokenizer.encode, add_special_tokens=False)
+            frames[key] = frame_of(rendered.get("prompt"), encode)
+        return frames[key]
 
     async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         call = CURRENT.get()

@@ -100,6 +100,14 @@ class DraftService:
         added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self.counters.opened += 1
 
+    def read(self, state: SessionState) -> None:
+        """As `adopt`, for a session over the kept prompt. The engine reads it now, while the target reads it too; until
+        then, the session's rows get no drafts."""
+        self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead)
+        session = self._sessions[state.session]
+        session.opening = True
+        session.work = self._start(self._open(session, state))
+
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
         start = self._clock()
@@ -156,17 +164,17 @@ class DraftService:
         if session is None:
             session = self._add(state.session, state.draft_ahead or self._mode)
             session.opening = True
-            session.work = self._start(self._open(session, state))
+            session.work = self._start(self._open(session, state, restores=True))
         session.set_answer(state.answer)
 
-    async def _open(self, session: DrafterSession, state: SessionState) -> None:
+    async def _open(self, session: DrafterSession, state: SessionState, *, restores: bool = False) -> None:
         try:
             async with session.lock:
                 if ending := self._ending.get(session.id):
                     await asyncio.wait({ending})
                 await self._engine.open_session(session.id, state.prompt, cache_salt=state.cache_salt)
             session.opening = False
-            self.counters.restored += 1
+            self.counters.restored += restores
         except Exception as error:
             self._forget(session)
             _report(session.id, error)

@@ -75,7 +75,7 @@ class VllmSpeculator(BranchingEngine):
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
-        self._arguments = ScoreArguments(model, profile)
+        self._arguments, self.has_head_profile = ScoreArguments(model, profile), profile is not None
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False

@@ -13,6 +13,7 @@ SHARING = {
     "tests/engine/speculator_service/vllm_backend": (
         "test_heads.py",
         "test_question_rows.py",
+        "test_reads_in_windows.py",
         "test_scores.py",
         "test_sessions.py",
     ),

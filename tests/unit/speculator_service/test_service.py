@@ -26,15 +26,11 @@ class ScriptedEngine:
         self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
         self.calls = 0
         self.asked = None
-        self.opened = []
 
     async def score(self, asked):
         self.calls += 1
         self.asked = asked
         return self.scores
-
-    async def open_session(self, session, prompt, *, cache_salt=None):
-        self.opened.append((session, prompt))
 
 
 async def test_selection_of_a_scored_prompt(make_request):
@@ -156,24 +152,22 @@ async def test_keeping_everything_is_dense(make_request):
 
 
 @pytest.mark.parametrize(
-    ("address", "decode", "kept_by"),
+    ("address", "decode", "context"),
     [
         (None, DecodeOptions(), None),
         ("h:1", None, None),
-        ("h:1", DecodeOptions(), "score"),
-        ("h:1", DecodeOptions(draft_context="kept"), "open_session"),
+        ("h:1", DecodeOptions(), "full"),
+        ("h:1", DecodeOptions(draft_context="kept"), "kept"),
     ],
 )
-async def test_a_session_is_kept_if_the_request_asks_for_drafts(make_request, address, decode, kept_by):
+async def test_a_session_is_named_if_the_request_asks_for_drafts(make_request, address, decode, context):
     engine = ScriptedEngine([1.0, 0, 0.5])
     request = replace(make_request([7, 8, 9], granularity="token", keep_rate=0.5, protect_last=1), decode=decode)
-    selection = await SpeculatorService(engine, address).select(request)
-    session = selection.kept.session
-    assert (session and (session.address, session.id)) == (kept_by and ("h:1", "r"))
-    assert engine.asked.keep_session == (kept_by == "score")
-    assert [(name, p.positions.tolist()) for name, p in engine.opened] == (
-        [("r", [0, 2])] * (kept_by == "open_session")
-    )
+    service = SpeculatorService(engine, address)
+    session = (await service.select(request)).kept.session
+    assert (session and (session.address, session.id)) == (context and ("h:1", "r"))
+    assert engine.asked.keep_session == (context == "full")
+    assert service.draft_context(request) == context
 
 
 async def test_an_engine_that_does_not_draft_keeps_no_session(make_request):
@@ -290,14 +284,9 @@ class LateEngine(MockSpeculator):
         return scores
 
 
-@pytest.mark.parametrize("context", ["full", "kept"])
-async def test_a_selection_that_is_cancelled_after_its_session_was_made_frees_it(
-    make_request, demo_speculator, context
-):
+async def test_a_selection_that_is_cancelled_after_its_session_was_made_frees_it(make_request, demo_speculator):
     engine = LateEngine(demo_speculator)
-    if context == "kept":
-        engine.score, engine.open_session = super(LateEngine, engine).score, opens_and_waits(engine)
-    request = replace(make_request(range(10)), decode=DecodeOptions(draft_context=context))
+    request = replace(make_request(range(10)), decode=DecodeOptions())
     task = asyncio.create_task(SpeculatorService(engine, "here:1").select(request))
     while not engine.sessions:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -306,16 +295,6 @@ async def test_a_selection_that_is_cancelled_after_its_session_was_made_frees_it
         await task
     await asyncio.sleep(0.01)
     assert not engine.sessions
-
-
-def opens_and_waits(engine):
-    opened = engine.open_session
-
-    async def open_session(*args, **options):
-        await opened(*args, **options)
-        await asyncio.Event().wait()
-
-    return open_session
 
 
 async def test_a_selection_with_invalid_scores_keeps_no_session(make_request, demo_speculator):

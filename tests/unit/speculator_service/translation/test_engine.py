@@ -8,6 +8,7 @@ from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import InvalidRequestError, SessionLostError
 from skim_common.models.info import check_pair, inspect_model
+from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import ScoreRequest
 from speculator_service.mock_engine import MockSpeculator
@@ -272,9 +273,12 @@ async def test_the_drafter_answers_a_target_in_its_tokens(spelling, prompt):
 
 
 async def test_a_session_of_the_service_drafts(engine, prompt):
-    service = SpeculatorService(engine, "127.0.0.1:1")
+    service, drafter = SpeculatorService(engine, "127.0.0.1:1"), DraftService(engine)
     for context in ("full", "kept"):
-        decode = DecodeOptions(draft_context=context)
-        selection = await service.select(SelectRequest(context, prompt, decode=decode))
+        request = SelectRequest(context, prompt, decode=DecodeOptions(draft_context=context))
+        selection = await service.select(request)
         assert selection.kept.session.id == context
+        begin_drafts(drafter, request, selection, service.draft_context(request))
+        if reading := drafter._sessions[context].work:
+            await reading
         await engine.draft(context, np.empty(0, np.int32), 2)

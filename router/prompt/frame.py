@@ -1,0 +1,31 @@
+"""The frame of a window: what the chat template writes around a text in a chat of one user message.
+
+The speculator reads a window of a prompt as such a chat, with the question after the text
+(`speculator_service.reading`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kv_transfer.messages import Frame
+
+TEXT = "\U000f0000\U000f0001"
+"""Stands for the text: characters without a meaning (Unicode's private use area), which templates copy."""
+JOINT = "\n\n"
+
+
+def frame_messages() -> list[dict[str, str]]:
+    """The chat that is to be rendered for `frame_of`."""
+    return [{"role": "user", "content": TEXT}]
+
+
+def frame_of(rendered: str | None, encode: Callable[[str], Sequence[int]]) -> Frame | None:
+    """The frame, from the rendered `frame_messages`; None if the template changes the text.
+
+    encode: the token ids of a text, without those that a tokenizer adds around it.
+    """
+    head, found, tail = (rendered or "").partition(TEXT)
+    if not found:
+        return None
+    return Frame(*(np.array(encode(part), np.int32) for part in (head, JOINT, tail)))

@@ -1,0 +1,164 @@
+"""A read in windows: what each window's prompt is, where its scores go, and what ends it."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.drafts import DraftRequest, DraftRow
+from kv_transfer.messages import Frame, SelectRequest
+from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from speculator_service.drafting.begin import begin_drafts
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.engine import Scores
+from speculator_service.mock_engine import MockSpeculator
+from speculator_service.reading.read import read_in_windows, reads_in_windows
+from speculator_service.service import SpeculatorService
+
+WINDOWS = SelectionOptions(scoring="heads", read="windows", window_tokens=128, protect_last=4, keep_rate=0.1)
+FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))
+TEXT, ASKED = 600, 12
+"""Tokens that may be dropped, then the question, then four tokens of the template."""
+
+
+def asking(**changes) -> SelectRequest:
+    ids = np.concatenate([1000 + np.arange(TEXT), np.arange(40, 40 + ASKED), [7, 8, 9, 6]]).astype(np.int32)
+    spans = np.array([[TEXT, TEXT + ASKED]], np.int32)
+    units = np.concatenate([np.arange(0, TEXT, 10), [TEXT, TEXT + ASKED]]).astype(np.int32)
+    request = SelectRequest("r", ids, WINDOWS, spans, question=(TEXT, TEXT + ASKED), units=units, frame=FRAME)
+    return replace(request, **changes)
+
+
+class Heads:
+    """An engine with a head profile. A token's score follows from its id."""
+
+    has_head_profile = True
+
+    def __init__(self, fail_at=None, hang=False):
+        self.asked, self.cancelled, self._fail_at, self._hang = [], 0, fail_at, hang
+
+    async def score(self, request):
+        self.asked.append(request)
+        queue = float(len(self.asked))
+        try:
+            if self._fail_at == len(self.asked):
+                raise EngineUnavailableError("gone")
+            await asyncio.sleep(60 if self._hang or self._fail_at else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        timings = {"queue": queue, "speculate": 1.0}
+        return Scores(torch.from_numpy(request.token_ids / 4096).float(), [], timings, cached_tokens=10)
+
+
+async def test_each_window_is_a_short_prompt_with_the_question_after_it():
+    engine, request = Heads(), asking(cache_salt="tenant")
+    scores = await read_in_windows(engine, request)
+    asked = request.token_ids[TEXT : TEXT + ASKED]
+    for window in engine.asked:
+        first, end = window.question
+        assert window.token_ids[first:end].tolist() == asked.tolist()
+        assert window.token_ids[:2].tolist() == [1, 2]
+        assert window.token_ids[first - 1] == 3
+        assert window.token_ids[end:].tolist() == [4, 5]
+        assert first - 3 <= WINDOWS.window_tokens
+        assert (window.cache_salt, window.keep_session) == ("window:tenant", False)
+    assert len({window.request_id for window in engine.asked}) == len(engine.asked) >= 5
+    text = np.concatenate([window.token_ids[2 : window.question[0] - 1] for window in engine.asked])
+    assert text.tolist() == request.token_ids[:TEXT].tolist()
+    importance = scores.importance.numpy()
+    assert np.array_equal(importance[:TEXT], (request.token_ids[:TEXT] / 4096).astype(np.float32))
+    assert not importance[TEXT:].any()
+    assert (scores.cached_tokens, scores.look_ahead_tokens) == (10 * len(engine.asked), [])
+    assert scores.timings["queue"] == 1.0
+
+
+async def test_the_beginning_and_the_end_of_a_long_question_are_read():
+    engine, ids = Heads(), np.arange(1000, dtype=np.int32)
+    units = np.arange(0, 600, 10, dtype=np.int32)
+    request = asking(token_ids=ids, question=(600, 990), protected_spans=np.array([[600, 990]], np.int32), units=units)
+    await read_in_windows(engine, request)
+    [asked] = {tuple(window.token_ids[slice(*window.question)].tolist()) for window in engine.asked}
+    assert asked == (*range(600, 616), *range(974, 990))
+
+
+async def test_a_window_that_fails_ends_all_others():
+    engine = Heads(fail_at=3)
+    with pytest.raises(EngineUnavailableError):
+        await read_in_windows(engine, asking())
+    await asyncio.sleep(0)
+    assert engine.cancelled == len(engine.asked) - 1
+
+
+async def test_a_client_that_leaves_ends_all_windows():
+    engine = Heads(hang=True)
+    task = asyncio.create_task(read_in_windows(engine, asking()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(engine.asked) >= 5
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert engine.cancelled == len(engine.asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile", "wanted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"frame": None}, True, False),
+        ({"question": None}, True, False),
+        ({"options": WINDOWS.model_copy(update={"read": "whole"})}, True, False),
+        ({"options": WINDOWS.model_copy(update={"selector": "lexical"})}, True, False),
+    ],
+)
+def test_what_is_read_in_windows(changes, profile, wanted):
+    engine = Heads()
+    engine.has_head_profile = profile
+    assert reads_in_windows(engine, asking(**changes)) == wanted
+
+
+def test_windows_need_the_scores_of_heads():
+    with pytest.raises(ValueError, match="read windows needs scoring heads"):
+        SelectionOptions(read="windows")
+
+
+@pytest.fixture
+def speculator(demo_speculator):
+    engine = MockSpeculator(demo_speculator, max_model_len=400)
+    engine.has_head_profile = True
+    yield engine
+    engine.close()
+
+
+async def test_a_prompt_may_be_longer_than_the_speculators_context(speculator):
+    request = asking(token_ids=asking().token_ids % 500)
+    selection = await SpeculatorService(speculator, "host:1").select(replace(request, decode=DecodeOptions()))
+    assert selection.kept.context_length == request.token_ids.size > 400
+    assert selection.kept.session is None  # the drafter could not restore such positions
+    speculator.has_head_profile = False
+    with pytest.raises(InvalidRequestError, match="the speculator reads at most 400"):
+        await SpeculatorService(speculator).select(request)
+
+
+async def test_drafts_follow_over_the_kept_prompt(demo_speculator):
+    engine = MockSpeculator(demo_speculator)
+    engine.has_head_profile = True
+    service, drafts = SpeculatorService(engine, "host:1"), DraftService(engine)
+    request = asking(token_ids=asking().token_ids % 500, decode=DecodeOptions())
+    selection = await service.select(request)
+    assert "r" not in engine.sessions
+    begin_drafts(drafts, request, selection, service.draft_context(request))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert engine.sessions["r"][0] == request.token_ids.size
+    row = DraftRow("r", 0, np.array([5], np.int32), 2)
+    reply = await drafts.handle(DraftRequest(1, [row]))
+    assert (reply.lost, drafts.metrics()["restored"]) == ([], 0)
+    await drafts.close()
+    engine.close()
