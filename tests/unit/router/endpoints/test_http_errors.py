@@ -70,6 +70,7 @@ class Breaking:
 
     def __init__(self, pools):
         self.speculator, self.target, self.select = pools.speculator, pools.target, pools.select
+        self.replicas = pools.replicas
         self._generate = pools.generate
 
     async def generate(self, request, admitted):
