@@ -23,6 +23,7 @@ from tests.unit.conftest import MODELS
 MODEL = "skim-demo"
 GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
 ROUTER_RSS_LIMIT = 1.5 * 2**30
+QUESTION_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,9 @@ def test_dropping_the_wrong_chunks_loses_the_answer(client: httpx.Client) -> Non
     right = {"speculator": 0, "end only": 0}
     for seed in range(6):
         document = make_document(2000, seed=100 + seed)
-        options = {"speculator": {"keep_rate": 0.1}, "end only": {"keep_rate": 0.0001, "protect_last": 200}}
+        # One token of the text is left; the best line alone would be the answer.
+        end_only = {"keep_rate": 0.0001, "granularity": "token", "protect_last": 200}
+        options = {"speculator": {"keep_rate": 0.1}, "end only": end_only}
         for name, option in options.items():
             body = {**GREEDY, "messages": document.messages, "speculative_prefill": {**option, "reuse": "off"}}
             answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
@@ -138,7 +141,9 @@ def test_a_conversation_extends_what_was_kept(openai: OpenAI) -> None:
             messages=messages, **GREEDY, extra_body={"speculative_prefill": {"keep_rate": 0.1}}
         )
         assert raw.headers["x-skim-mode"] == "speculative"
-        assert int(raw.headers["x-skim-reused-tokens"]) == before
+        # A tool turn may read its question again, after the late units.
+        again = QUESTION_TOKENS if more[-1]["role"] == "tool" else 0
+        assert before - again <= int(raw.headers["x-skim-reused-tokens"]) <= before
         before = int(raw.headers["x-skim-kept-tokens"])
         text = raw.parse().choices[0].message.content or ""
         messages.append({"role": "assistant", "content": text.strip()})
