@@ -59,13 +59,14 @@ async def test_a_prompt_longer_than_the_speculators_limit_is_selected(demo_specu
 
 
 @pytest.mark.parametrize("context", ["full", "kept"])
-async def test_only_a_session_over_the_kept_tokens_is_opened(demo_speculator, make_request, context):
+async def test_only_a_session_over_the_kept_tokens_is_named(demo_speculator, make_request, context):
     engine = MockSpeculator(demo_speculator)
     service = SpeculatorService(engine, "host:1")
-    request = make_request(needle(), selector="lexical")
-    selection = await service.select(replace(request, decode=DecodeOptions(draft_context=context)))
+    request = replace(make_request(needle(), selector="lexical"), decode=DecodeOptions(draft_context=context))
+    selection = await service.select(request)
     assert (selection.kept.session is not None) == (context == "kept")
-    assert len(engine.sessions) == (context == "kept")
+    assert service.draft_context(request) == ("kept" if context == "kept" else None)
+    assert not engine.sessions
 
 
 async def test_a_pool_without_a_model_serves_only_the_lexical_selector(demo_speculator, make_request):

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions
 from speculator_service.acceptance import ENOUGH_ANSWERS, STEP, Acceptances
+from speculator_service.drafting.begin import begin_drafts
+from speculator_service.drafting.drafter import DraftService
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 
@@ -142,18 +145,15 @@ async def test_there_are_no_more_records_than_the_cache_has_tokens(turns, engine
 
 
 async def test_a_kept_drafting_session_has_the_extended_prompt(turns, engine):
-    opened = []
-    plain = engine.open_session
-
-    async def open_session(session, prompt, *, cache_salt=None):
-        opened.append(prompt)
-        await plain(session, prompt, cache_salt=cache_salt)
-
-    engine.open_session = open_session
     _, two = await turns(SpeculatorService(engine, "h:1"), decode=DecodeOptions(draft_context="kept"))
-    assert opened[-1] is two.kept
+    assert two.kept.session.id == "r2"
     assert not two.kept.is_ascending
+    drafts = DraftService(engine)
+    asked = SelectRequest("r2", np.array(SECOND, np.int32), decode=DecodeOptions(draft_context="kept"))
+    begin_drafts(drafts, asked, two, "kept")
+    await drafts._sessions["r2"].work
     assert engine.sessions["r2"] == (len(SECOND), SECOND[-1])
+    await drafts.close()
 
 
 async def test_concurrent_turns_extend_the_same_record(make_request, engine):
