@@ -68,4 +68,6 @@ def _sent_key(headers: Headers) -> str:
 async def _refuse(
     error: HttpError, scope: Scope, receive: Receive, send: Send, headers: dict[str, str] | None = None
 ) -> None:
-    await JSONResponse(error.body(), error.status, {**error.headers, **(headers or {})})(scope, receive, send)
+    await JSONResponse(error.body(scope["path"]), error.status, {**error.headers, **(headers or {})})(
+        scope, receive, send
+    )

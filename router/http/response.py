@@ -81,7 +81,7 @@ class DeferredResponse:
         self._ended = True
         if self._open:
             self._values()
-            event = write_error_event(error.body())
+            event = write_error_event(error.body(self._scope["path"]))
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             await respond(error, self._scope, self._receive, self._send)
@@ -150,4 +150,4 @@ def bounded(value: str) -> str:
 
 async def respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     """Send `error` as the whole response."""
-    await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+    await JSONResponse(error.body(scope["path"]), error.status, error.headers)(scope, receive, send)

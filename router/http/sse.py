@@ -8,7 +8,7 @@ from skim_common.errors import SkimError
 
 
 def write_error_event(error: Mapping[str, Any]) -> bytes:
-    """An event that both kinds of clients understand. error: in the OpenAI shape.
+    """An event that both kinds of clients understand. error: as `HttpError.body`.
 
     OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
     """

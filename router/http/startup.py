@@ -121,4 +121,4 @@ class StartingApp:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
         headers = {"retry-after": "5"}
-        await JSONResponse(error.body(), HTTPStatus.SERVICE_UNAVAILABLE, headers)(scope, receive, send)
+        await JSONResponse(error.body(scope["path"]), HTTPStatus.SERVICE_UNAVAILABLE, headers)(scope, receive, send)

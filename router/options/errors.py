@@ -5,6 +5,19 @@ from typing import Any
 
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 
+_ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; `api_error` for others. Anthropic's clients show the message of an error in this form only."""
+
 
 class InvalidOptionError(InvalidRequestError):
     """An option that is unknown, of the wrong type or out of range. `param` is its dotted name in the body."""
@@ -16,8 +29,8 @@ class InvalidOptionError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error in the OpenAI format. retry_after_s: when the client may try again; None: after a second for a 503,
-    never for another status."""
+    """An error that a client sees. type: OpenAI's name of the kind. retry_after_s: when the client may try again; None:
+    after a second for a 503, never for another status."""
 
     status: int
     type: str
@@ -47,8 +60,15 @@ class HttpError:
         retry = self.retry_after_s or (1 if self.status == 503 else None)
         return {} if retry is None else {"retry-after": str(retry)}
 
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The error in the form of the endpoint at `path`: Anthropic's for its own, OpenAI's for all others.
+
+        In Anthropic's form, `param` and `code` are additional fields.
+        """
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        if not path.endswith(_ANTHROPIC_PATHS):
+            return {"error": error}
+        return {"type": "error", "error": {**error, "type": _ANTHROPIC_TYPES.get(self.status, "api_error")}}
 
 
 def _encodable(text: str) -> str:

@@ -144,4 +144,4 @@ async def _answer_unexpected(request: Request, error: Exception) -> Response:
     else:
         logger.error("a request failed in the router", exc_info=error)
         shown = HttpError.of(error)
-    return JSONResponse(shown.body(), shown.status)
+    return JSONResponse(shown.body(request.url.path), shown.status)

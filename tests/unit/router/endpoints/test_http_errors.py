@@ -1,4 +1,4 @@
-"""Errors that a client sees: one HTTP error in the OpenAI shape on every endpoint, also for streams."""
+"""Errors that a client sees: one HTTP error in the form of the endpoint, also for streams."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from openai import APIError, AsyncOpenAI
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, ask, request_body
+from tests.unit.router.error_kinds import kind_on
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,7 +44,7 @@ async def test_a_failing_target_is_one_clean_error(
 ):
     pools.generate_error = failure
     error = await refused(client, path, request_body(path, document, stream=stream), status)
-    assert error.type == kind
+    assert error.type == kind_on(path, status, kind)
     assert message in error.message
     assert "secret" not in error.message
     assert error.headers.get("retry-after") == ("1" if status == 503 else None)
@@ -112,7 +113,7 @@ async def test_a_wrong_option_is_a_400_that_names_it(client, pools, document, pa
     body = request_body(path, document, stream=stream, speculative_prefill={"keep_rate": 2})
     error = await refused(client, path, body, 400)
     assert error.message == "speculative_prefill.keep_rate must be auto or a number > 0 and <= 1, not 2"
-    assert (error.type, error.param) == ("BadRequestError", "speculative_prefill.keep_rate")
+    assert (error.type, error.param) == (kind_on(path, 400, "BadRequestError"), "speculative_prefill.keep_rate")
     error = await refused(client, path, request_body(path, document), 400, headers={"x-speculative-prefill": "keep=2"})
     assert error.param == "speculative_prefill.keep_rate"
     assert pools.selects == pools.generates == []

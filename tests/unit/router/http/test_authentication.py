@@ -18,6 +18,7 @@ from speculator_service.translation.token_text import TokenText
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
+from tests.unit.router.error_kinds import kind_on
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -185,7 +186,7 @@ async def test_tokens_per_minute(guarded, pools, document, path, stream):
     assert (await guarded.client.post(path, json=body, headers=bearer("key-1"))).status_code == 200
     response = await guarded.client.post(path, json=body, headers=bearer("key-1"))
     error = response.json()["error"]
-    assert (response.status_code, error["type"], error["code"]) == (429, "RateLimitError", 429)
+    assert (response.status_code, error["type"], error["code"]) == (429, kind_on(path, 429, "RateLimitError"), 429)
     assert "10 prompt tokens per minute" in error["message"]
     assert int(response.headers["retry-after"]) > 60
     assert len(pools.generates) == 1

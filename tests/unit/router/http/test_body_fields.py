@@ -8,6 +8,7 @@ from router.http.body_fields import read_fields
 from router.options.errors import InvalidOptionError
 from tests.unit.router.bodies import minimal_body
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS
+from tests.unit.router.error_kinds import kind_on
 
 CHAT = ENDPOINTS[0]
 
@@ -45,7 +46,7 @@ async def test_a_value_that_no_pool_can_hold_is_a_400(client, pools, path, field
     response = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, param)
+    assert (error["type"], error["code"], error["param"]) == (kind_on(path, 400, "BadRequestError"), 400, param)
     assert param in error["message"]
     assert pools.generates == []
 
