@@ -135,15 +135,14 @@ class Option(Generic[Options]):
         raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {shown(body)}", self.name)
 
     def _header_fields(self, header: str) -> dict[str, Any]:
-        """The fields of `keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
-        text = header.strip().lower()
-        if text in ("on", "true", "off", "false"):
-            return {"enabled": text in ("on", "true")}
-        if text in self.words:
-            return {"enabled": text}
+        """The fields of `on; keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
+        switches = {"on": True, "true": True, "off": False, "false": False, **{word: word for word in self.words}}
         fields: dict[str, Any] = {}
         for part in filter(None, (p.strip() for p in header.split(";"))):
             name, equals, value = (p.strip() for p in part.partition("="))
+            if part.lower() in switches:
+                fields["enabled"] = switches[part.lower()]
+                continue
             if not equals:
                 raise InvalidOptionError(
                     f"header {self.header}: {shown(part)} is not name=value; write for example {self.example}",

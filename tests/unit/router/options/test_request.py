@@ -36,6 +36,9 @@ def test_the_body_wins_over_the_header_field_by_field():
     [
         ("on", None, True),
         (" TRUE ", None, True),
+        ("on; keep=0.4", None, True),
+        ("keep=0.4; off", None, False),
+        ("Auto;keep=0.4", None, "auto"),
         ("off", None, False),
         ("False", None, False),
         (None, True, True),
@@ -68,7 +71,9 @@ def test_true_in_the_request_overrides_a_deployment_that_is_off():
     assert not PREFILL.resolve(off, None, {"keep_rate": 0.5}).enabled
 
 
-@pytest.mark.parametrize("header", ["keep=0.3", "KEEP = 0.3", "keep_rate=0.3;", "Keep-Rate=0.3", "keep=0.9; keep=0.3"])
+@pytest.mark.parametrize(
+    "header", ["keep=0.3", "KEEP = 0.3", "keep_rate=0.3;", "Keep-Rate=0.3", "keep=0.9; keep=0.3", "on; keep=0.3"]
+)
 def test_names_in_the_header(header):
     assert PREFILL.resolve(DEFAULTS, header, None).keep_rate == 0.3
 
