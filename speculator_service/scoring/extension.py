@@ -14,7 +14,7 @@ The rule of value against cost:
   rejected unusually often (`speculator_service.acceptance`), all units of the fresh selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
-  two adjacent units among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
+  two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
   without the first, so a sentence that begins in one and ends in the other is not understood.
 """
 
@@ -176,11 +176,11 @@ def _late(
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
-    """Whether the second of two adjacent important units of the old text stands before the first.
+    """Whether the second of two adjacent important chunks of the old text stands before the first.
 
-    positions: in cache order. Single tokens (granularity token) are no text that could be torn.
+    positions: in cache order. Single tokens are no text that could be torn; lines and sentences end where they do.
     """
-    if prompt.options.granularity == "token":
+    if prompt.options.granularity == "token" or prompt.text_units.size:
         return False
     units = prompt.units
     old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))

@@ -1,6 +1,7 @@
 """The kept prompt of a later turn: what stands is not moved, what the question needs is appended before it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,17 @@ def test_single_tokens_are_never_torn() -> None:
     important = [19, 20, 21, 22, 23, 24, 25]
     assert extend(second(important), KNOWN).compacted
     kept = extend(second(important, granularity="token"), KNOWN)
+    assert not kept.compacted
+    assert kept.late
+
+
+def test_lines_are_never_torn() -> None:
+    """The same order as a torn text, but each unit is a line: no sentence crosses its border."""
+    prompt = second([19, 20, 21, 22, 23, 24, 25])
+    lines = np.arange(0, prompt.size, CHUNK, dtype=np.int32)
+    kept = extend(
+        replace(prompt, options=prompt.options.model_copy(update={"granularity": "text"}), text_units=lines), KNOWN
+    )
     assert not kept.compacted
     assert kept.late
 
