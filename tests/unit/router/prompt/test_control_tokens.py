@@ -8,6 +8,7 @@ from router.prompt.control_tokens import ControlTokens
 from skim_common.errors import InvalidRequestError
 from tests.unit.router.asking import CHAT_LIKE, ENDPOINTS, request_body
 from tests.unit.router.conftest import MODELS
+from tests.unit.router.error_kinds import kind_on
 
 END = "<|im_end|>"
 DEMO = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
@@ -192,7 +193,7 @@ async def test_a_refusal_is_a_400_on_every_chat_endpoint(client, pools, document
     error = response.json()["error"]
     assert (response.status_code, error["type"], error["message"]) == (
         400,
-        "BadRequestError",
+        kind_on(path, 400, "BadRequestError"),
         "a message contains a control token",
     )
     assert pools.generates == []
