@@ -100,11 +100,6 @@ class Frame:
     joint: Int32Array
     tail: Int32Array
 
-    @property
-    def size(self) -> int:
-        """Its number of tokens."""
-        return int(self.head.size + self.joint.size + self.tail.size)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectRequest:

@@ -133,7 +133,7 @@ class SelectionOptions(BaseModel):
 
     @property
     def largest_share(self) -> float:
-        """The largest share of the chunks that `keep_rate: auto` keeps."""
+        """The largest share that `keep_rate: auto` keeps."""
         return AUTO_MAX_KEEP if self.max_keep is None else self.max_keep
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.messages import Float32Array, Int32Array, SelectRequest
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError
 
@@ -69,6 +69,12 @@ def mask_of(spans: Iterable[Sequence[int]], size: int) -> npt.NDArray[np.bool_]:
 def always_kept(protected: npt.NDArray[np.bool_], protect_last: int) -> npt.NDArray[np.bool_]:
     """The tokens that every selection keeps, bool [M]: those of protected spans, and the last `protect_last` ones."""
     return protected | (np.arange(protected.size) >= protected.size - protect_last)
+
+
+def droppable(request: SelectRequest) -> npt.NDArray[np.bool_]:
+    """The tokens that a selection may drop, bool [M]."""
+    protected = mask_of(request.protected_spans.tolist(), int(request.token_ids.size))
+    return ~always_kept(protected, request.options.protect_last)
 
 
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:

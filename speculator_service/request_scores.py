@@ -3,12 +3,10 @@
 import asyncio
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kv_transfer.messages import SelectRequest
-from kv_transfer.spans import always_kept, mask_of
+from kv_transfer.spans import droppable
 from skim_common.errors import SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
@@ -48,7 +46,7 @@ async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_se
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()
     return replace(
-        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, _droppable(request)))
+        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, droppable(request)))
     )
 
 
@@ -56,10 +54,4 @@ def last_question(request: SelectRequest) -> tuple[int, int] | None:
     """The question, if all that may be dropped stands before it: not, for example, before a tool's result, which the
     question's tokens do not see."""
     asked = request.question
-    return None if asked is None or _droppable(request)[asked[1] :].any() else asked
-
-
-def _droppable(request: SelectRequest) -> npt.NDArray[np.bool_]:
-    """The tokens that may be dropped, bool [M]."""
-    protected = mask_of(request.protected_spans.tolist(), request.token_ids.size)
-    return ~always_kept(protected, request.options.protect_last)
+    return None if asked is None or droppable(request)[asked[1] :].any() else asked

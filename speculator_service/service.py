@@ -91,9 +91,8 @@ class SpeculatorService:
     def draft_context(self, request: SelectRequest) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
-        The engine keeps a session over the full prompt, which it has read for the scores. One over the kept prompt is
-        opened by the drafter, while the target reads the same tokens: windows leave none, and no other read costs a
-        first token less.
+        The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
+        over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
         if not self.address or request.decode is None:
             return None

@@ -26,7 +26,7 @@ def describe(result: dict[str, Any]) -> str:
         " interval of the paired difference from dense (bootstrap). *Kept* is the share of the prompt that the target"
         " reads after *" + next(iter(result["selectors"])) + "*. The time to the first token is that of a line through"
         f" {len(result['timings'])} cases that were timed alone and with cold caches; median deviation from the line:"
-        f" {', '.join(fitted)}.{result.get('note', '')}",
+        f" {', '.join(fitted)}." + (f" {result['note']}" if "note" in result else ""),
         "",
         advise(comparison),
         "",

@@ -16,7 +16,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status; `api_error` for others. Anthropic's clients show the message of an error in this form only."""
+"""By status. Anthropic's clients show the message of an error in this form only."""
 
 
 class InvalidOptionError(InvalidRequestError):
@@ -68,7 +68,8 @@ class HttpError:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         if not path.endswith(_ANTHROPIC_PATHS):
             return {"error": error}
-        return {"type": "error", "error": {**error, "type": _ANTHROPIC_TYPES.get(self.status, "api_error")}}
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {**error, "type": _ANTHROPIC_TYPES.get(self.status, other)}}
 
 
 def _encodable(text: str) -> str:

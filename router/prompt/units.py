@@ -37,10 +37,10 @@ def units_of(
     if options.granularity != "text" or text is None or offsets is None or len(offsets) != prompt_tokens:
         return np.empty(0, np.int32)
     last = max(0, prompt_tokens - options.protect_last)
-    return unit_starts(text, offsets, [*spans.protected.ravel(), *spans.rate_spans.ravel(), last])
+    return text_unit_starts(text, offsets, [*spans.protected.ravel(), *spans.rate_spans.ravel(), last])
 
 
-def unit_starts(text: str, offsets: Offsets, edges: Iterable[int] = ()) -> Int32Array:
+def text_unit_starts(text: str, offsets: Offsets, edges: Iterable[int] = ()) -> Int32Array:
     """The first token of each unit: int32 [U], ascending, from 0. A token belongs to the unit in which it begins.
 
     offsets: each token's half-open character range in `text`, [M, 2], M > 0. edges: token positions that are borders of

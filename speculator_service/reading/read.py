@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, SelectRequest
-from kv_transfer.spans import always_kept, mask_of, unit_starts
+from kv_transfer.spans import droppable, unit_starts
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.reading.plan import Window, windows_of
 
@@ -37,9 +37,8 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> S
     Cancelling this call, and a window that fails, end all windows. Raises as `SpeculatorEngine.score`.
     """
     size, options, began = int(request.token_ids.size), request.options, time.perf_counter()
-    droppable = ~always_kept(mask_of(request.protected_spans.tolist(), size), options.protect_last)
     starts = unit_starts(size, options, request.units)
-    windows = windows_of(request.token_ids, droppable, starts, options.window_tokens)
+    windows = windows_of(request.token_ids, droppable(request), starts, options.window_tokens)
     tasks = [asyncio.create_task(engine.score(_window(request, number, one))) for number, one in enumerate(windows)]
     try:
         read = await asyncio.gather(*tasks)

@@ -34,6 +34,11 @@ def answering(error, library):
     return library.AsyncClient(transport=library.ASGITransport(app=app))
 
 
+@pytest.mark.parametrize(("status", "kind"), [(408, "invalid_request_error"), (502, "api_error")])
+def test_a_status_that_anthropic_does_not_name(status, kind):
+    assert HttpError(status, "SomeError", "why").body("/v1/messages")["error"]["type"] == kind
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 async def test_anthropics_client_reads_kind_and_message(kind):
     error = ERRORS[kind]

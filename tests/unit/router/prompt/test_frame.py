@@ -15,7 +15,6 @@ def test_a_frame_is_what_stands_around_the_text():
     assert [part.tolist() for part in (frame.head, frame.joint, frame.tail)] == [
         encode(part) for part in ("<s>[user] ", JOINT, "</s>[assistant]")
     ]
-    assert frame.size == len("<s>[user] ") + len(JOINT) + len("</s>[assistant]")
     assert frame.head.dtype == np.int32
 
 

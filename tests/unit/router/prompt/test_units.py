@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
 from router.prompt.protected_spans import PromptSpans
-from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, unit_starts, units_of
+from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_unit_starts, units_of
 
 LONG = "The bell of the old square rang"
 CODE = '''import os
@@ -37,7 +37,7 @@ def letters(text):
 def units(text, offsets=None, edges=()):
     """The texts of the units."""
     offsets = words(text) if offsets is None else offsets
-    starts = unit_starts(text, offsets, edges)
+    starts = text_unit_starts(text, offsets, edges)
     assert starts.dtype == np.int32
     return [text[offsets[a][0] : offsets[b - 1][1]] for a, b in pairwise([*starts.tolist(), len(offsets)])]
 
@@ -92,10 +92,10 @@ def test_json_records_on_one_line_are_units():
 
 def test_a_long_line_is_cut_in_equal_parts():
     tokens = 2 * MAX_TOKENS + 10
-    starts = unit_starts("x" * tokens, letters("x" * tokens))
+    starts = text_unit_starts("x" * tokens, letters("x" * tokens))
     assert np.diff(starts, append=tokens).tolist() == [67, 67, 68]
     whole = "x" * MAX_TOKENS
-    assert unit_starts(whole, letters(whole)).tolist() == [0]
+    assert text_unit_starts(whole, letters(whole)).tolist() == [0]
 
 
 def test_borders_of_messages_hold_also_for_short_units():
@@ -103,7 +103,7 @@ def test_borders_of_messages_hold_also_for_short_units():
     offsets = words(text)
     edge = next(i for i, (start, end) in enumerate(offsets) if text[start:end] == "Yes")
     assert units(text) == [f"{LONG} twice.\n", f"{LONG}.\n", f"Yes.\n{LONG}.\n"]
-    inside = unit_starts(text, offsets, [edge, edge + 2, len(offsets)])
+    inside = text_unit_starts(text, offsets, [edge, edge + 2, len(offsets)])
     assert {edge, edge + 2} <= set(inside.tolist())
     assert len(offsets) not in inside
 
@@ -122,7 +122,7 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     ends = np.minimum(np.cumsum(sizes), len(text)).tolist()
     offsets = [(0, 0), *zip([0, *ends], [*ends, len(text)], strict=False)]
     edges = sorted(int(place * len(offsets)) for place in places)
-    starts = unit_starts(text, offsets, edges)
+    starts = text_unit_starts(text, offsets, edges)
     assert starts[0] == 0
     assert (np.diff(starts) > 0).all()
     assert starts[-1] < len(offsets)
@@ -138,9 +138,9 @@ def test_with_wrong_offsets_lines_are_torn():
     """Negative control: the places of the tokens matter."""
     text = "".join(f"{number}. {LONG} {'again ' * (number % 7)}for {number} hours\n" for number in range(60))
     offsets = words(text)
-    right = unit_starts(text, offsets)
+    right = text_unit_starts(text, offsets)
     for wrong in ([(start + 11, end + 11) for start, end in offsets], [(0, 0), *offsets[:-1]]):
-        assert np.isin(unit_starts(text, wrong), right).mean() < 0.5
+        assert np.isin(text_unit_starts(text, wrong), right).mean() < 0.5
 
 
 def test_where_units_are_not_known_there_are_none():
