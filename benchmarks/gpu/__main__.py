@@ -164,7 +164,11 @@ def proof(
         str, typer.Option(metavar="STEP[,STEP...]", help="Run these steps. The default is all; --list names them.")
     ] = "",
     again: Annotated[bool, typer.Option(help="Also run steps that already have a result.")] = False,
-    minutes: Annotated[float, typer.Option(help="Minutes for all steps of this run together.")] = 20,
+    minutes: Annotated[float, typer.Option(help="Minutes for all steps of this run together.")] = 9,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Steps that run at once, except those that measure times; each needs about 4 cores."),
+    ] = 1,
     json_file: Annotated[
         Path, typer.Option("--json", metavar="FILE", help="The result. A file of an earlier run is continued.")
     ] = Path("gpu-proof.json"),
@@ -182,7 +186,7 @@ def proof(
         raise SkimError("the proof compares engines with tests/reference: run it in a checkout of the repository")
     if unknown := set(chosen) - {step.name for step in STEPS}:
         raise SkimError(f"there is no step {min(unknown)!r}: --list names them")
-    made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True))
+    made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True), jobs)
     if not made.run(chosen, again=again):
         raise typer.Exit(1)
 

@@ -27,6 +27,9 @@ from router.options.request import PrefillOptions
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
 GUARDED = "auto + guard"
+GUARDED_WINDOWS = "auto + guard, windows"
+HEADS: dict[str, Any] = {"scoring": "heads"}
+WINDOWS: dict[str, Any] = {"scoring": "heads", "read": "windows"}
 RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
 
 
@@ -60,11 +63,14 @@ class _NotCounted:
         pass
 
 
-async def keep_guarded(reading: Reading) -> KeptPrompt:
-    """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it."""
+async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
+    """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it.
+
+    changes: of the other options.
+    """
     prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
     # No field counts as set: the guard obeys a request that says how much to keep.
-    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off"}).model_dump()
+    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
     advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
@@ -127,6 +133,13 @@ SELECTORS: dict[str, Selector] = {
     "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
     GUARDED: Selector("as *auto*, with the guard: some prompts run dense or keep more", keep_guarded, rated=False),
+    GUARDED_WINDOWS: Selector(
+        f"as *{GUARDED}*, with retrieval heads over windows",
+        lambda reading: keep_guarded(reading, **WINDOWS),
+        rated=False,
+    ),
+    "heads": served("as *speculator*, but scored by retrieval heads", **HEADS),
+    "heads, windows": served("as *heads*, and the prompt is read in windows", **WINDOWS),
     "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),
     "bm25": baseline("the chunks with the highest BM25 for the question", rankings.bm25),
     "embedding": baseline("the chunks whose static embedding is nearest to the question's", rankings.embedding),

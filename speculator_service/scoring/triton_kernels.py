@@ -47,18 +47,22 @@ class Tiling(NamedTuple):
 
 TILING = Tiling()
 LARGEST_KEY = 256
+LARGEST_FLOAT32_KEY = 64
+"""Larger keys in float32 spill the first kernel's registers, and those of 256 elements do not fit on the chip."""
 
 
 def supports(caches: Sequence[torch.Tensor], pool_kernel: int, tiling: Tiling = TILING) -> bool:
     """Whether `fill_table` supports these caches (equal layout, packed along D, aligned) and this pool_kernel.
 
-    Tiles of keys above LARGEST_KEY elements (MLA's latent vectors have 576) do not fit on the chip.
+    Tiles of keys above LARGEST_KEY elements (MLA's latent vectors have 576) do not fit on the chip, nor do those in
+    float32 above LARGEST_FLOAT32_KEY.
     """
     first = caches[0]
     alike = all(c.shape == first.shape and c.stride() == first.stride() and c.dtype == first.dtype for c in caches)
     aligned = all((c.data_ptr() - first.data_ptr()) % (_ALIGNED * c.element_size()) == 0 for c in caches)
     floats = first.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    small = first.shape[-1] <= LARGEST_KEY and pool_kernel <= tiling.largest_pool
+    largest = LARGEST_FLOAT32_KEY if first.dtype == torch.float32 else LARGEST_KEY
+    small = first.shape[-1] <= largest and pool_kernel <= tiling.largest_pool
     return alike and aligned and floats and first.stride(-1) == 1 and small
 
 

@@ -1,5 +1,6 @@
 """Options of the engines that the steps start, and what such an engine really runs."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,12 @@ STEP_TOKENS = 256
 def engine_options(settings: Settings, *, dtype: str = "bfloat16", **options: Any) -> dict[str, Any]:
     """vLLM's options for a small engine. On CUDA vLLM chooses runner, scheduling and CUDA graphs as in serving.
 
-    The number of KV blocks is set, because the blocks of a whole GPU would take long to make.
+    The number of KV blocks is set, because the blocks of a whole GPU would take long to make. The size of the KV cache
+    is set, because vLLM otherwise measures the GPU's free memory and fails if another step's engine changes it.
     """
     by_device: dict[str, dict[str, Any]] = {
         "cpu": {"enforce_eager": True, "block_size": 32, "num_gpu_blocks_override": 2048},
-        "cuda": {"gpu_memory_utilization": 0.3, "num_gpu_blocks_override": 8192},
+        "cuda": {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 2**31, "num_gpu_blocks_override": 8192},
     }
     common = {"dtype": dtype, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": 64, "seed": 0}
     return {**common, **by_device[settings.device], **options}
@@ -45,6 +47,34 @@ def running(worker: Any) -> dict[str, Any]:
         "graphs": mode.name if mode is not None else "NONE",
         "asynchronous": bool(config.scheduler_config.async_scheduling),
     }
+
+
+def count_graphs(worker: Any) -> None:
+    """For `call`: from now on, count the engine's steps by the CUDA graph that the V2 runner chooses for them."""
+    manager = worker.model_runner.cudagraph_manager
+    dispatch, counts = manager.dispatch, Counter[str]()
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        chosen = dispatch(*arguments, **named)
+        counts[chosen.cg_mode.name] += 1
+        return chosen
+
+    manager.dispatch, worker.graph_counts = counting, counts
+
+
+def graphs(worker: Any) -> dict[str, int]:
+    """For `call`: the steps that `count_graphs` counted, by FULL, PIECEWISE and NONE."""
+    return dict(worker.graph_counts)
+
+
+async def full_graphs_ran(engine: Any, settings: Settings, checks: Checks, name: str) -> None:
+    """Report whether FULL CUDA graphs were among the steps since `count_graphs`."""
+    if settings.device == "cpu":
+        checks.skip(f"{name}: full graphs", "there are no CUDA graphs on CPU")
+        return
+    found = await call(engine, graphs)
+    says = "steps ran as a FULL CUDA graph; all: " + ", ".join(f"{mode} {count}" for mode, count in found.items())
+    checks.judge(f"{name}: full graphs", found.get("FULL", 0) > 0, found.get("FULL", 0), says)
 
 
 async def tell_what_runs(

@@ -24,8 +24,9 @@ class Step:
     """A part of the proof that runs in a process of its own.
 
     function: `module:name`, in this package unless the module has dots; see `child`. limit_s: seconds after which the
-    process is ended. code: the Python files, and the folders of such files, that the result depends on. environment:
-    variables of the process, in addition to ENVIRONMENT.
+    process is ended. code: the Python files, and the folders of such files, that the result depends on. alone: no
+    other step may run meanwhile, because it measures times. environment: variables of the process, in addition to
+    ENVIRONMENT.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Step:
     function: str
     limit_s: float
     code: tuple[str, ...]
+    alone: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
     def digest(self, *circumstances: object) -> str:
@@ -59,17 +61,17 @@ ENVIRONMENT = {
 }
 
 STEPS: Sequence[Step] = (
-    Step("kernels", "the scoring kernels are right", "kernels:kernels", 240, _SCORING),
-    Step("scoring", "the scoring kernels at real sizes", "kernels:scoring", 120, _SCORING),
-    Step("imports", "vLLM and its kernels load", "imports:imports", 60, (f"{_HERE}/imports.py",)),
-    Step("speculator-demo", "scores and drafts, D = 64", "speculator:demo", 180, _SPECULATOR),
-    Step("speculator-wide", "scores and drafts, 8 layers, D = 128", "speculator:wide", 180, _SPECULATOR),
-    Step("target-64", "restored positions, D = 64", "target:narrow", 240, _TARGET),
-    Step("target-128", "restored positions, D = 128", "target:wide", 240, _TARGET),
-    Step("ttft", "time to first token", "headline:ttft", 420, _PAIR),
-    Step("drafts", "verified drafts, greedy", "drafts:greedy", 150, _DRAFTS),
-    Step("sampling", "verified drafts, sampled", "drafts:sampled", 150, _DRAFTS),
-    Step("decode", "decoding speed", "headline:decode", 420, _PAIR),
-    Step("last-position", "drafts at the last position", "target:last_position", 120, _TARGET),
-    Step("layout", "drafting by KV cache layout", "headline:layout", 180, _PAIR),
+    Step("imports", "vLLM and its kernels load", "imports:imports", 120, (f"{_HERE}/imports.py",)),
+    Step("kernels", "the scoring kernels are right", "kernels:kernels", 300, _SCORING),
+    Step("speculator-wide", "scores and drafts, 8 layers, D = 128", "speculator:wide", 240, _SPECULATOR),
+    Step("drafts", "verified drafts, greedy", "drafts:greedy", 300, _DRAFTS),
+    Step("target-64", "restored positions, D = 64", "target:narrow", 300, _TARGET),
+    Step("sampling", "verified drafts, sampled", "drafts:sampled", 240, _DRAFTS),
+    Step("scoring", "the scoring kernels at real sizes", "kernels:scoring", 120, _SCORING, alone=True),
+    Step("ttft", "time to first token", "headline:ttft", 420, _PAIR, alone=True),
+    Step("decode", "decoding speed", "headline:decode", 420, _PAIR, alone=True),
+    Step("target-128", "restored positions, D = 128", "target:wide", 300, _TARGET),
+    Step("speculator-demo", "scores and drafts, D = 64", "speculator:demo", 240, _SPECULATOR),
+    Step("last-position", "drafts at the last position", "target:last_position", 180, _TARGET),
+    Step("layout", "drafting by KV cache layout", "headline:layout", 240, _PAIR, alone=True),
 )

@@ -1,17 +1,20 @@
-"""Runs the steps of the proof one after the other and keeps their results in one JSON file.
+"""Runs the steps of the proof, some of them at once, and keeps their results in one JSON file.
 
 The file is complete at all times: it names every step, and it is replaced as a whole. If this process ends, the next
 run goes on with the first step that has no result.
 """
 
+import itertools
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +34,8 @@ PrintLine = Callable[[str], None]
 @dataclass
 class Proof:
     """A run of `steps`. file: the JSON file. machine: of `benchmarks.report.machine`; its versions and GPU are part of
-    what a result depends on. minutes: for all steps together; a step that does not fit any more stays TODO.
+    what a result depends on. minutes: for all steps together; a step that does not fit any more stays TODO. jobs: how
+    many steps run at once, except those that measure times.
     """
 
     steps: Sequence[Step]
@@ -40,8 +44,10 @@ class Proof:
     machine: Mapping[str, Any]
     minutes: float
     print_line: PrintLine = print
+    jobs: int = 1
 
     def __post_init__(self) -> None:
+        self._writing, self._stopped = threading.Lock(), threading.Event()
         known = self.machine.get("gpu"), self.machine.get("versions")
         self._digests = {step.name: step.digest(self.settings, *known) for step in self.steps}
         before = json.loads(self.file.read_text()).get("steps", {}) if self.file.exists() else {}
@@ -54,21 +60,27 @@ class Proof:
         """
         ends = time.monotonic() + 60 * self.minutes
         self._write()
-        for step in self.steps:
-            if only and step.name not in only:
-                continue
-            entry = self._entries[step.name]
-            if entry["status"] in (PASS, FAIL, SKIP) and not again:
-                self.print_line(f"{entry['status']}  {step.name}: done before, {entry['seconds']:.0f} s")
-                continue
-            if (left := ends - time.monotonic()) <= 0:
-                self.print_line(f"{TODO}  {step.name}: the {self.minutes:g} minutes are over")
-                continue
-            self.print_line(f"\n{step.name}: {step.shows}")
-            self._run(step, left)
+        asked = [step for step in self.steps if not only or step.name in only]
+        for together in _batches(asked):
+            with ThreadPoolExecutor(1 if together[0].alone else self.jobs) as pool:
+                try:
+                    list(pool.map(lambda step: self._unless_done(step, ends, again=again), together))
+                except BaseException:
+                    self._stopped.set()
+                    raise
         wanted = [entry["status"] for name, entry in self._entries.items() if not only or name in only]
         self.print_line("\n" + ", ".join(f"{wanted.count(s)} {s}" for s in (PASS, FAIL, SKIP, TODO) if s in wanted))
         return all(status in (PASS, SKIP) for status in wanted)
+
+    def _unless_done(self, step: Step, ends: float, *, again: bool) -> None:
+        entry = self._entries[step.name]
+        if entry["status"] in (PASS, FAIL, SKIP) and not again:
+            self.print_line(f"{entry['status']}  {step.name}: done before, {entry['seconds']:.0f} s")
+        elif (left := ends - time.monotonic()) <= 0:
+            self.print_line(f"{TODO}  {step.name}: the {self.minutes:g} minutes are over")
+        else:
+            self.print_line(f"\n{step.name}: {step.shows}")
+            self._run(step, left)
 
     def _entry(self, step: Step, before: Mapping[str, Any]) -> dict[str, Any]:
         """The step's entry in the file: that of an earlier run if nothing that it depends on has changed."""
@@ -92,7 +104,7 @@ class Proof:
             nonlocal told
             found = read_checks(lines)
             for check in found[told:]:
-                self.print_line(f"  {check}")
+                self.print_line(f"  {step.name}: {check}")
             if len(found) > told:
                 entry["checks"] = [asdict(check) for check in found]
                 self._write()
@@ -105,15 +117,15 @@ class Proof:
         if cut:
             # The run's time was over, not the step's own: the next run repeats it.
             entry |= {"status": TODO, "seconds": seconds}
-            self.print_line(f"  {TODO}  the {self.minutes:g} minutes are over")
+            self.print_line(f"  {step.name}: {TODO}  the {self.minutes:g} minutes are over")
         else:
             if ended is not None:
                 says = ended or f"the step was ended after its limit of {limit:g} s"
                 checks.append(Check("end", FAIL, None, says))
-                self.print_line(f"  {checks[-1]}")
+                self.print_line(f"  {step.name}: {checks[-1]}")
             elif not checks:
                 checks.append(Check("end", FAIL, None, "the step ended without a check"))
-                self.print_line(f"  {checks[-1]}")
+                self.print_line(f"  {step.name}: {checks[-1]}")
             entry |= {"status": _status(checks), "seconds": seconds, "checks": [asdict(check) for check in checks]}
             if entry["status"] == FAIL:
                 entry["log"] = _tail(log)
@@ -136,7 +148,8 @@ class Proof:
             try:
                 while child.poll() is None and time.monotonic() < ends:
                     follow()
-                    time.sleep(_POLL_S)
+                    if self._stopped.wait(_POLL_S):
+                        raise InterruptedError(f"{step.name} was stopped")
                 code = child.poll()
             finally:
                 # Also after a good end: no engine may stay in the GPU's memory.
@@ -158,9 +171,17 @@ class Proof:
             "seconds": sum(entry["seconds"] for entry in self._entries.values()),
             "steps": self._entries,
         }
-        making = self.file.with_name(self.file.name + ".new")
-        making.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
-        making.replace(self.file)
+        with self._writing:
+            making = self.file.with_name(self.file.name + ".new")
+            making.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+            making.replace(self.file)
+
+
+def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """`steps` in order, in groups that may run at once. A step that runs alone is a group of its own."""
+    for alone, found in itertools.groupby(steps, key=lambda step: step.alone):
+        group = list(found)
+        yield from [[step] for step in group] if alone else [group]
 
 
 def _status(checks: Sequence[Check]) -> str:

@@ -1,5 +1,6 @@
 """The target's hook: restored positions in prefill and decoding, with CUDA graphs and asynchronous scheduling."""
 
+import asyncio
 import statistics
 import tempfile
 from pathlib import Path
@@ -8,8 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.gpu.proof.checks import Checks, Settings
-from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
-from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint
+from benchmarks.gpu.proof.engines import (
+    call,
+    count_graphs,
+    engine_options,
+    full_graphs_ran,
+    stopped,
+    tell_what_runs,
+)
+from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle, TokenLogprob
 from kv_transfer.options import DecodeOptions
 from tests.reference.generation_oracle import GenerationOracle, joined
@@ -89,7 +97,11 @@ async def _target(head_size: int, settings: Settings, checks: Checks) -> None:
         graphs = eager = None
         with checks.part("bfloat16"), stopped(_start(path, settings)) as engine:
             await tell_what_runs(engine, settings, checks, "bfloat16", runner=V2, backend="FLASH_ATTN")
+            if settings.device == "cuda":
+                await call(engine, count_graphs)
             graphs = await _right(engine, oracle, prompt, checks, "bfloat16")
+            await _together(engine, oracle, checks)
+            await full_graphs_ran(engine, settings, checks, "bfloat16")
             await _cache(engine, prompt, checks)
             await _to_the_end(engine, oracle, checks, "bfloat16", PLAIN)
             await _without_the_hook(engine, oracle, checks)
@@ -122,6 +134,21 @@ async def _right(
     says = f"{which} difference of log probabilities to the oracle, under {limit:g}"
     checks.judge(f"{name}: logprobs", difference < limit, difference, says)
     return found
+
+
+async def _together(engine: Any, oracle: GenerationOracle, checks: Checks) -> None:
+    """Five prompts at once, dense and kept: padded graphs, and batches in which only some requests have positions."""
+    prompts = [
+        kept_prompt(4000, 900, 11),
+        KeptPrompt.dense(random_ids(500, 12)),
+        kept_prompt(1000, 37, 13),
+        KeptPrompt.dense(random_ids(40, 14)),
+        kept_prompt(7000, 300, 15),
+    ]
+    found = await asyncio.gather(*(answer(engine, f"together-{i}", prompt) for i, prompt in enumerate(prompts)))
+    matches = [_matches(oracle, prompt, one) for prompt, one in zip(prompts, found, strict=True)]
+    says = f"of {TOKENS} are the oracle's in the worst of {len(prompts)} answers at once, at least {NEARLY}"
+    checks.judge("five at once", min(matches) >= NEARLY, min(matches), says)
 
 
 async def _cache(engine: Any, prompt: KeptPrompt, checks: Checks) -> None:

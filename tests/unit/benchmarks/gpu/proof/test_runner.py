@@ -39,8 +39,8 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def proof(tmp_path, told, runs):
-    def make(*steps, minutes=5.0, machine=MACHINE, settings=SETTINGS):
-        return Proof(steps, settings, tmp_path / "proof.json", machine, minutes, told.append)
+    def make(*steps, minutes=5.0, machine=MACHINE, settings=SETTINGS, jobs=1):
+        return Proof(steps, settings, tmp_path / "proof.json", machine, minutes, told.append, jobs)
 
     return make
 
@@ -129,6 +129,14 @@ def test_a_result_of_other_code_is_repeated(proof, runs, tmp_path, monkeypatch):
     assert runs() == ["passes"] * 2
 
 
+def test_steps_run_at_once_but_not_beside_one_that_measures(proof, result, runs):
+    """Each of two steps ends when the other one has begun; the step that measures begins after both."""
+    steps = _step("meets"), replace(_step("meets"), name="meets again"), _step("passes", alone=True), _step("fails")
+    assert not proof(*steps, jobs=2).run()
+    assert [step["status"] for step in result()["steps"].values()] == ["PASS", "PASS", "PASS", "FAIL"]
+    assert runs() == ["met", "met", "passes"]
+
+
 def test_only_some_steps(proof, result, runs):
     steps = _step("fails"), _step("passes")
     assert proof(*steps).run(["passes"])
@@ -153,19 +161,21 @@ from benchmarks.gpu.proof.runner import ON_CPU, Proof
 # A process that a shell starts in the background inherits an ignored SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 steps = [
-    Step(name, name, f"tests.unit.benchmarks.gpu.proof.steps:{name}", 600, ()) for name in ("passes", "hangs", "fails")
+    Step(name, name, f"tests.unit.benchmarks.gpu.proof.steps:{name}", 600, (), alone=name == "fails")
+    for name in ("passes", "hangs", "fails")
 ]
-Proof(steps, Settings("cpu", True), Path(sys.argv[1]), {}, 5).run()
+Proof(steps, Settings("cpu", True), Path(sys.argv[1]), {}, 5, jobs=int(sys.argv[2])).run()
 """
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_the_file_is_complete_after_a_kill(tmp_path, runs, how):
+def test_the_file_is_complete_after_a_kill(tmp_path, runs, how, jobs):
     """The runner dies while the second step runs: all steps are in the file, and its processes end, too."""
     file = tmp_path / "proof.json"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen([sys.executable, "-c", RUN, str(file)], env=env, stderr=subprocess.DEVNULL)
-    while len(runs()) < 2 or not _steps(file)["hangs"]["checks"]:
+    running = subprocess.Popen([sys.executable, "-c", RUN, str(file), str(jobs)], env=env, stderr=subprocess.DEVNULL)
+    while len(runs()) < 2 or _steps(file)["passes"]["status"] != "PASS" or not _steps(file)["hangs"]["checks"]:
         time.sleep(0.05)
         assert running.poll() is None
     running.send_signal(how)
@@ -173,7 +183,7 @@ def test_the_file_is_complete_after_a_kill(tmp_path, runs, how):
     steps = _steps(file)
     assert [step["status"] for step in steps.values()] == ["PASS", "RUNNING", "TODO"]
     assert _checks(steps["hangs"]) == [("first", "PASS")]
-    _assert_ended(runs()[1])
+    _assert_ended(next(line for line in runs() if line != "passes"))
 
 
 def _steps(file):
