@@ -68,6 +68,7 @@ SUBJECTS = {
     "Answer quality": (
         Section("eval", "Answer quality by keep rate", "evals.results.keep_rates"),
         Section("families", "Answer quality on real text, over time to first token", "evals.results.families"),
+        Section("lengths", "Answer quality on real text, by prompt length", "evals.results.lengths"),
         Section("evidence", "Evidence kept by a selection", "evals.run.evidence_kept"),
         Section("calibrate", "Calibration of a pair", "evals.calibration.measure"),
     ),
@@ -79,12 +80,6 @@ SUBJECTS = {
 }
 """In the order of the page."""
 SECTIONS = tuple(section for sections in SUBJECTS.values() for section in sections)
-
-_NO_GPU = """## On a GPU
-
-Not run yet. The scripts for real model sizes (`python -m benchmarks.gpu`, see `benchmarks/gpu/README.md`) have been run
-only on CPU, with models of toy size.
-"""
 
 
 def report(results: Path = RESULTS) -> str:
@@ -101,8 +96,6 @@ def details(results: Path = RESULTS) -> str:
             parts.append(f"## {subject}\n")
         for section, files in shown:
             parts += [f"### {section.title}\n", *(_block(section, file) for file in files)]
-    if not list(results.glob("gpu-*.json")):
-        parts.append(_NO_GPU)
     return "\n".join(parts)
 
 

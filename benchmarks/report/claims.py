@@ -77,6 +77,18 @@ def _families(selector: str, rate: float) -> Callable[[Result], str]:
     return lambda result: str(import_module("evals.results.families").against_dense(result, selector, rate))
 
 
+def _by_length(selector: str, rate: float) -> Callable[[Result], str]:
+    return lambda result: str(import_module("evals.results.lengths").against_dense(result, (selector, rate)))
+
+
+def _on_gpu(result: Result) -> str:
+    parts = []
+    for row in result["rows"]:
+        if row["keep_rate"] == BENCH_KEEP:
+            parts.append(f"{row['dense_to_skim']['median']:.2f} times as fast at {row['prompt_tokens']:,} tokens")
+    return ", ".join(parts)
+
+
 def _needles(result: Result) -> str:
     at_default = [cell for cell in result["cells"] if cell["keep_rate"] in (BENCH_KEEP, 1.0)]
     means = {name: _mean(at_default, name) for name in ("speculator", "dense", "random", "wrong origin")}
@@ -201,6 +213,20 @@ SHOWN = (
         _families("auto + guard", 0.0),
         f"32 prompts of the 7 families of tasks that dense can do, 1,100 and 1,500 tokens; {QWEN}",
         QUALITY,
+    ),
+    Claim(
+        "the same, for longer prompts and with newer prompts",
+        "lengths-qwen",
+        _by_length("auto + guard", 0.0),
+        f"162 prompts of the 8 families of tasks that dense can do, 1,100 to 8,192 tokens; {QWEN}, on one H200",
+        "Answer quality on real text, by prompt length",
+    ),
+    Claim(
+        f"time to first token on a GPU at keep rate {BENCH_KEEP}, compared with dense",
+        "gpu-ttft",
+        _on_gpu,
+        "one H200, one round, without CUDA graphs; random weights with the shapes of Llama 3.1 8B and 3.2 1B",
+        "On a GPU: time to first token",
     ),
     Claim(
         f"mean score at keep rate {BENCH_KEEP}, with controls",

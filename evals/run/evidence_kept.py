@@ -154,11 +154,31 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+MANY = 5
+"""From this number of tasks on, the table and the plot show all tasks together."""
+
+
+def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the result; with many tasks, those of all tasks together."""
+    tasks, settings = result["tasks"], result["settings"]
+    if len(tasks) < MANY:
+        return list(result["rows"])
+    rows = []
+    for way in settings["ways"]:
+        for rate in settings["keep_rates"]:
+            same = [row for row in result["rows"] if (row["way"], row["keep_rate"]) == (way, rate)]
+            kept, of = (sum(row[name] for row in same) for name in ("kept", "of"))
+            low, high = wilson(kept / of, of)
+            row = {"task": f"{len(tasks)} tasks", "way": way, "keep_rate": rate, "kept": kept, "of": of}
+            rows.append(row | {"low": low, "high": high})
+    return rows
+
+
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """A row for each task and way, a column for each keep rate."""
     rates = result["settings"]["keep_rates"]
     rows = []
-    for (task, way), found in groupby(result["rows"], key=lambda row: (row["task"], row["way"])):
+    for (task, way), found in groupby(shown_rows(result), key=lambda row: (row["task"], row["way"])):
         cells = [f"{row['kept'] / row['of']:.3f} ({row['low']:.2f} to {row['high']:.2f})" for row in found]
         rows.append([task, way, *cells])
     return ["task", "way", *(f"keep {rate:g}" for rate in rates)], rows
@@ -166,11 +186,12 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """The share of prompts over the keep rate, a panel per task and a line per way."""
-    tasks = list(result["tasks"])
+    shown = shown_rows(result)
+    tasks = list(dict.fromkeys(row["task"] for row in shown))
     with plots.figure(path, result, panels=len(tasks)) as axes:
         for axis, task in zip(axes, tasks, strict=True):
             for way in result["settings"]["ways"]:
-                rows = [row for row in result["rows"] if (row["task"], row["way"]) == (task, way)]
+                rows = [row for row in shown if (row["task"], row["way"]) == (task, way)]
                 shares = [row["kept"] / row["of"] for row in rows]
                 errors = [
                     [share - row["low"] for share, row in zip(shares, rows, strict=True)],

@@ -90,3 +90,15 @@ def test_what_cannot_be_measured_is_refused_before_the_engine_starts(monkeypatch
     monkeypatch.setattr(evidence_kept, "create_engine", None)
     with pytest.raises(SkimError, match=wrong):
         run(replace(SETTINGS, prompts=1, **change))
+
+
+def test_many_tasks_are_shown_together(result, tmp_path):
+    """The same two tasks under six names."""
+    names = [f"{task}{copy}" for task in result["tasks"] for copy in range(3)]
+    rows = [row | {"task": f"{row['task']}{copy}"} for row in result["rows"] for copy in range(3)]
+    many = result | {"tasks": dict.fromkeys(names, "a task"), "rows": rows}
+    columns, shown = table(many)
+    assert [row[:2] for row in shown] == [["6 tasks", way] for way in SETTINGS.ways]
+    kept = sum(row["kept"] for row in rows if (row["way"], row["keep_rate"]) == ("lexical", 0.4))
+    assert shown[1][columns.index("keep 0.4")].startswith(f"{kept / 36:.3f} (")
+    evidence_kept.plot(many, tmp_path / "plot.png")

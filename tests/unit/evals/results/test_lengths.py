@@ -1,0 +1,58 @@
+"""Quality by prompt length: the families that count, the paired difference and the table."""
+
+import pytest
+
+from evals.results import lengths
+
+
+def sample(family, length, dense, kept, *, task="t"):
+    scores = [["dense", 1.0, dense, 100], ["speculator", 0.2, kept, 20], ["auto + guard", 0.0, kept, 30]]
+    return {"task": task, "family": family, "length": length, "seed": length, "prompt": 100, "scores": scores}
+
+
+RESULT = {
+    "samples": [
+        sample("needles", 1000, 1.0, 1.0),
+        sample("needles", 4000, 1.0, 0.0),
+        sample("code", 1000, 0.5, 0.5),
+        sample("code", 1000, 0.5, 1.0),
+        sample("counting", 1000, 0.0, 1.0),
+    ],
+    "settings": {"seed": 0, "target": "big", "speculator": "small", "look_ahead": 8},
+    "selectors": {"speculator": "as in serving", "auto + guard": "the default"},
+    "tasks": {"t": "a task"},
+}
+
+
+def test_families_that_dense_cannot_do_do_not_count():
+    assert lengths.able_families(RESULT) == ["needles", "code"]
+    assert "(needles, code)" in lengths.describe(RESULT)
+
+
+def test_each_family_counts_once():
+    found = lengths.figure(RESULT, ("speculator", 0.2), 1000)
+    assert (found.n, found.score, found.dense, found.kept) == (3, 0.875, 0.75, pytest.approx(0.2))
+    mean, low, high = found.difference
+    assert mean == 0.125
+    assert low <= mean <= high
+
+
+def test_a_family_without_a_prompt_of_a_length_is_left_out():
+    found = lengths.figure(RESULT, ("auto + guard", 0.0), 4000)
+    assert (found.n, found.score, found.difference[0]) == (1, 0.0, -1.0)
+
+
+def test_the_table_has_all_lengths_last():
+    columns, rows = lengths.table(RESULT)
+    assert columns == ["tokens", "n", "selector", "kept", "dense", "score"]
+    assert [row[:3] for row in rows] == [
+        [length, n, name]
+        for length, n in (("1,000", "3"), ("4,000", "1"), ("all", "4"))
+        for name in ("speculator, keep 0.2", "auto + guard")
+    ]
+    assert lengths.against_dense(RESULT, ("auto + guard", 0.0)).startswith("score 62, dense 75 (difference ")
+
+
+def test_the_plot_is_drawn(tmp_path):
+    lengths.plot(RESULT, tmp_path / "lengths.png")
+    assert (tmp_path / "lengths.png").stat().st_size > 10_000
