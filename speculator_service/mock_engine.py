@@ -25,6 +25,8 @@ class MockSpeculator(BranchingEngine):
     context length and the last token of the prompt.
     """
 
+    has_head_profile = True
+
     def __init__(
         self,
         model: str,

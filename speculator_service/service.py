@@ -12,11 +12,15 @@ import torch
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, regions_of, unit_starts
+from kv_transfer.windows import WindowScores, WindowsRequest
+from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service.acceptance import Acceptances
 from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.limits import check_request
+from speculator_service.limits import check_ids, check_request
+from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import reads_in_windows
+from speculator_service.reading.windows import read_windows
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
 from speculator_service.request_scores import last_question, scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
@@ -54,17 +58,18 @@ class SpeculatorService:
         *,
         records: Records | None = None,
         acceptances: Acceptances | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
         records: by default its own, as many as the engine's prefix cache has room for. acceptances: of the answers that
-        this replica drafts; without them, none is low.
+        this replica drafts; without them, none is low. peers: the other replicas, which read a part of the windows.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
-        self._acceptances = acceptances or Acceptances()
+        self._acceptances, self._peers = acceptances or Acceptances(), peers
         self._counts = RecordCounts()
         self._freeing: set[asyncio.Task[None]] = set()
 
@@ -87,6 +92,13 @@ class SpeculatorService:
             if context:
                 self._free(request.request_id)
             raise
+
+    async def read_windows(self, request: WindowsRequest) -> WindowScores:
+        """Read windows for another replica. Cancelling this call ends the read. Raises SkimError."""
+        if request.model != self.info.path or not self.engine.has_head_profile:
+            raise SkimError("this replica has another speculator, whose scores cannot be compared")
+        check_ids(request.token_ids, self.info.vocab_size)
+        return await read_windows(self.engine, request)
 
     def draft_context(self, request: SelectRequest) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
@@ -115,7 +127,7 @@ class SpeculatorService:
 
     async def _select(self, request: SelectRequest, context: str | None) -> Selection:
         """context: by `draft_context`."""
-        scores = await scores_of(self.engine, request, keep_session=context == "full")
+        scores = await scores_of(self.engine, request, keep_session=context == "full", peers=self._peers)
         start = time.perf_counter()
         kept, share, raised = self._choose(request, scores, request.request_id if context == "full" else "")
         prompt = KeptPrompt(

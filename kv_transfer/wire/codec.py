@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.arrays import ELEMENT_TYPES, decode_array, encode_array
 from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
 from skim_common.errors import SkimError, WireError, error_of_kind
@@ -52,6 +53,8 @@ _NUMBERS: dict[type, int] = {
     SelectionOptions: 8,
     DraftRequest: 9,
     DraftReply: 10,
+    WindowsRequest: 12,
+    WindowScores: 13,
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
@@ -62,7 +65,10 @@ Message = TypeVar("Message")
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message of `messages.py` or `drafts.py`. Raises WireError if it cannot be encoded or is too large."""
+    """Encode a message of `messages.py`, `drafts.py` or `windows.py`.
+
+    Raises WireError if it cannot be encoded or is too large.
+    """
     number = _NUMBERS.get(type(message))
     if number is None:
         raise WireError(f"a {type(message).__name__} is not a message")

@@ -10,23 +10,21 @@ Therefore a router remembers the prefixes that it has seen. A prefix of d tokens
 different prompts continued it by d tokens or more; the key then goes `WINDOW` past the longest shared prefix. Routers
 learn this one by one, each from its own requests.
 
-**The replica.** Every router ranks the replicas by a hash of key and replica (rendezvous hashing, Thaler and
-Ravishankar 1998): no state, and a replica that comes or goes moves only its own keys. The first one takes the request
-unless it runs many more requests than the average (consistent hashing with bounded loads, Mirrokni et al. 2016). Then
-the next one takes it, so that a popular prefix spreads in a fixed order.
+**The replica.** Every router ranks the replicas by a hash of key and replica (`kv_transfer.rendezvous`). The first one
+takes the request unless it runs many more requests than the average (consistent hashing with bounded loads, Mirrokni et
+al. 2016). Then the next one takes it, so that a popular prefix spreads in a fixed order.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
 from kv_transfer.prefix_hash import block_hashes, prefix_hash
+from kv_transfer.rendezvous import Replica, ranked
 from router.decision.cache_ledger import BLOCK_TOKENS
 
 WINDOW_BLOCKS = 2
@@ -37,8 +35,6 @@ LOAD_FACTOR = 1.25
 """A replica may run this many times the average number of requests."""
 SLACK = 1
 """And so many more, because the average of a few requests says little."""
-
-Replica = TypeVar("Replica", bound=Hashable)
 
 
 class PrefixKeys:
@@ -80,11 +76,6 @@ class PrefixKeys:
         if len(seen) < BRANCHES:
             seen.add(longer)
         return len(seen) >= BRANCHES
-
-
-def ranked(key: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """The replicas in the order in which they are preferred for `key`. Replicas are told apart by their `str`."""
-    return sorted(replicas, key=lambda one: blake2b(f"{key} {one}".encode(), digest_size=8).digest())
 
 
 def preferred(

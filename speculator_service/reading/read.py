@@ -1,8 +1,4 @@
-"""Reads a prompt in windows: each is an ordinary scored request of the engine, and the engine batches them.
-
-The prompt of a window is `head + window + joint + question + tail` (`kv_transfer.messages.Frame`). Its positions begin
-at 0. Its KV depends on nothing that stands before the window in the prompt, so the prefix cache serves the next
-question about the same text, in any prompt. No token is decoded.
+"""Reads a prompt in windows, each with the question after it (`windows`), on all replicas of the pool (`share`).
 
 A score is the attention of the retrieval heads to a token, a share of the whole attention of the window's question.
 The scores of all windows are compared as they are: what a window does not have goes to its first token and to the
@@ -11,19 +7,20 @@ question, and is lost. So a window without an answer has low scores.
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, SelectRequest
 from kv_transfer.spans import droppable, unit_starts
-from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
+from kv_transfer.windows import QUESTION_SHARE, WindowsRequest
+from speculator_service.engine import Scores, SpeculatorEngine
+from speculator_service.reading.peers import Peers, read_by_peer
 from speculator_service.reading.plan import Window, windows_of
-
-QUESTION_SHARE = 4
-"""A question takes at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
-SALT = "window"
-"""Part of the cache salt of windows: their KV is never that of a whole prompt."""
+from speculator_service.reading.share import shared_out
+from speculator_service.reading.windows import read_windows
 
 
 def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
@@ -31,42 +28,72 @@ def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
     return request.asks_for_windows and engine.has_head_profile and request.options.selector != "lexical"
 
 
-async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> Scores:
+async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peers: Peers | None = None) -> Scores:
     """The scores of the prompt [M]: 0 outside of the windows, which hold all that may be dropped.
 
-    Cancelling this call, and a window that fails, end all windows. Raises as `SpeculatorEngine.score`.
+    peers: read a part of the windows. Cancelling this call, and a window that fails here, end all windows. Raises as
+    `SpeculatorEngine.score`.
     """
     size, options, began = int(request.token_ids.size), request.options, time.perf_counter()
     starts = unit_starts(size, options, request.units)
     windows = windows_of(request.token_ids, droppable(request), starts, options.window_tokens)
-    tasks = [asyncio.create_task(engine.score(_window(request, number, one))) for number, one in enumerate(windows)]
+    parts = _parts(request, windows, peers)
+    home = peers.own if peers else ""
+    asked = {
+        replica: _request(engine, request, part, f".{number}" if replica != home else "")
+        for number, (replica, part) in enumerate(parts.items())
+    }
+    own = asyncio.create_task(read_windows(engine, asked[home]))
+    tasks = [own]
+    if peers:
+        others = [replica for replica in parts if replica != home]
+        tasks += [asyncio.create_task(read_by_peer(engine, peers, one, asked[one], own)) for one in others]
     try:
         read = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    importance = torch.zeros(size)
-    head = request.frame.head.size if request.frame is not None else 0
-    for (start, end), scores in zip(windows, read, strict=True):
-        importance[start:end] = scores.importance[head : head + end - start]
-    total = 1e3 * (time.perf_counter() - began)
-    queue = min((scores.timings.get("queue", 0.0) for scores in read), default=0.0)
-    timings = {"queue": queue, "speculate": max(0.0, total - queue)}
-    return Scores(importance, [], timings, sum(scores.cached_tokens for scores in read))
+    importance = np.zeros(size, np.float32)
+    for part, scores in zip(parts.values(), read, strict=True):
+        importance[_places(part)] = scores.importance
+    queue = min((scores.queue_ms for part, scores in zip(parts.values(), read, strict=True) if part), default=0.0)
+    timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
+    return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))
 
 
-def _window(request: SelectRequest, number: int, window: Window) -> ScoreRequest:
-    """The request of one window."""
-    frame, asked = request.frame, _question(request)
-    assert frame is not None
-    text = request.token_ids[slice(*window)]
-    first = frame.head.size + text.size + frame.joint.size
-    return ScoreRequest(
-        f"{request.request_id}.window{number}",
-        np.concatenate([frame.head, text, frame.joint, asked, frame.tail]).astype(np.int32),
+def _parts(request: SelectRequest, windows: Sequence[Window], peers: Peers | None) -> dict[str, list[Window]]:
+    """The windows of each replica that reads some, in the order of the text. This replica comes first, also without."""
+    if peers is None:
+        return {"": list(windows)}
+    parts: defaultdict[str, list[Window]] = defaultdict(list, {peers.own: []})
+    replicas = peers.replicas()
+    if peers.own not in replicas:  # it serves not yet, or no longer
+        replicas = [peers.own]
+    texts = [request.token_ids[slice(*window)] for window in windows]
+    for replica, window in zip(shared_out(texts, replicas, request.cache_salt), windows, strict=True):
+        parts[replica].append(window)
+    return parts
+
+
+def _places(part: Sequence[Window]) -> Int32Array:
+    """The positions of the windows' tokens, int32 [T]."""
+    return np.concatenate([np.arange(0), *(np.arange(*window) for window in part)]).astype(np.int32)
+
+
+def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Window], name: str) -> WindowsRequest:
+    """The request for the windows of one replica. name: is added to the request's, so that a replica may read several
+    parts."""
+    assert request.frame is not None
+    return WindowsRequest(
+        request.request_id + name,
+        engine.info.path,
+        request.token_ids[_places(part)],
+        np.cumsum([end - start for start, end in part]).astype(np.int32),
+        _question(request),
+        request.frame,
         request.options,
-        cache_salt=f"{SALT}:{request.cache_salt or ''}",
-        question=(int(first), int(first + asked.size)),
+        request.cache_salt,
+        request.timeout_ms,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import SelectionOptions
+from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from router.http.body_fields import read_fields
@@ -28,6 +29,8 @@ CLASSES: tuple[type, ...] = (
     SelectionOptions,
     DraftRequest,
     DraftReply,
+    WindowsRequest,
+    WindowScores,
 )
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 

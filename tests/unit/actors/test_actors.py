@@ -1,7 +1,7 @@
 """The pools' deployment classes with mock engines: encoded messages in and out, and no internal details in errors."""
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,18 @@ import pytest
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection, SelectRequest
+from kv_transfer.messages import ACCEPTED, Frame, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.codec import decode, encode
-from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
+from skim_common.errors import (
+    DeadlineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    ModelError,
+    SkimError,
+    WireError,
+)
 from skim_common.models.info import ModelInfo, check_pair
 from speculator_service.acceptance import ENOUGH_ANSWERS, STEP
 from speculator_service.service import RecordCounts
@@ -28,6 +36,8 @@ from tests.unit.actors.mock_actors import (
     speculator,
     target,
 )
+
+HEADS = SelectionOptions(scoring="heads", read="windows")
 
 
 async def failure(reply, cls):
@@ -55,6 +65,23 @@ async def test_a_selection_is_bytes_in_and_bytes_out():
     assert selection.kept.context_length == 400
     assert selection.kept.token_ids.tolist() == IDS[selection.kept.positions].tolist()
     assert selection.kept.token_ids.size < 200
+
+
+async def test_windows_for_another_replica_are_accepted_and_then_scores():
+    actor, empty = await speculator(), np.empty(0, np.int32)
+    path = decode(await actor.info(), ModelInfo).path
+    request = WindowsRequest("r", path, IDS, np.array([150, 400], np.int32), IDS[:5], Frame(*[empty] * 3), HEADS)
+    accepted, reply = [message async for message in actor.read_windows(encode(request))]
+    assert accepted == ACCEPTED
+    assert decode(reply, WindowScores).importance.size == 400
+    assert (await actor.stats())["started"] == 2
+    for wrong, error in (
+        (replace(request, model="other"), SkimError),
+        (replace(request, timeout_ms=0.0), DeadlineError),
+    ):
+        accepted, reply = [message async for message in actor.read_windows(encode(wrong))]
+        assert accepted == ACCEPTED
+        assert isinstance(await failure(reply, WindowScores), error)
 
 
 async def test_an_answer_is_accepted_and_then_outputs():

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import (
     Completion,
+    Frame,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -20,6 +21,7 @@ from kv_transfer.messages import (
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.windows import WindowScores, WindowsRequest
 from skim_common.models.costs import ReadCost
 from skim_common.models.info import ModelInfo
 
@@ -144,6 +146,25 @@ generate_outputs = st.builds(
 read_costs = st.builds(ReadCost, st.floats(1, 1e15), st.floats(0, 1e12), st.floats(0, 1e12), ids)
 model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, read_costs, ids)
 
+
+@st.composite
+def windows_requests(draw: st.DrawFn) -> WindowsRequest:
+    sizes = draw(st.lists(st.integers(1, 9), max_size=6))
+    token_ids = draw(arrays(np.int32, sum(sizes), elements=ids))
+    frame = Frame(draw(id_arrays()), draw(id_arrays()), draw(id_arrays()))
+    ends = np.cumsum(sizes).astype(np.int32)
+    return WindowsRequest(
+        draw(names), draw(names), token_ids, ends, draw(id_arrays()), frame, draw(options), draw(st.none() | names)
+    )
+
+
+window_scores = st.builds(
+    WindowScores,
+    arrays(np.float32, st.integers(0, 40), elements=st.floats(0, 1, width=32)),
+    finite,
+    ids,
+)
+
 small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
 draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))
 session_states = st.builds(
@@ -199,6 +220,8 @@ messages = st.one_of(
     model_infos,
     sessions,
     options,
+    windows_requests(),
+    window_scores,
 )
 
 

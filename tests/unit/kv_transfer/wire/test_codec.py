@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kv_transfer.drafts import DraftReply, DraftRequest, SessionState
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
@@ -33,6 +34,8 @@ CLASSES = [
     SelectionOptions,
     DraftRequest,
     DraftReply,
+    WindowsRequest,
+    WindowScores,
 ]
 INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def asking(**changes) -> SelectRequest:
 class Heads:
     """An engine with a head profile. A token's score follows from its id."""
 
-    has_head_profile = True
+    has_head_profile, info = True, SimpleNamespace(path="model")
 
     def __init__(self, fail_at=None, hang=False):
         self.asked, self.cancelled, self._fail_at, self._hang = [], 0, fail_at, hang
