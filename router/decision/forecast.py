@@ -20,6 +20,7 @@ from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, 
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime
 from router.decision.rules import Decision
+from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
 from skim_common.models.info import ModelInfo
@@ -31,8 +32,9 @@ class Forecast:
 
     dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
     kept. share: the share of its tokens that a selection keeps. coming: tokens at the beginning that the target reads
-    now for other dense prompts. estimate: None before both pools have been measured often enough. choice: the mode
-    whose first token is sooner, and why (`router.decision.cost_model`).
+    now for other dense prompts. windows: how the speculator reads it, if in windows. estimate: None before both pools
+    have been measured often enough. choice: the mode whose first token is sooner, and why
+    (`router.decision.cost_model`).
     """
 
     ids: Int32Array
@@ -43,6 +45,7 @@ class Forecast:
     kept: Found
     share: float = 1.0
     coming: int = 0
+    windows: WindowReads | None = None
     estimate: Estimate | None = None
     choice: Decision = UNMEASURED
 
@@ -65,37 +68,57 @@ class Forecaster:
     def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
         self._clock = clock
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
-        self.lexical = PoolTime(clock)
-        self.dense, self.read, self.kept = CacheLedger(), CacheLedger(), CacheLedger()
-        self._of_target = [self.dense, self.kept]
+        self.windows, self.lexical = PoolTime(clock), PoolTime(clock)
+        self.dense, self.kept = CacheLedger(), CacheLedger()
+        self.read, self.read_in_windows = CacheLedger(), CacheLedger()
+        self._of_target, self._of_speculator = [self.dense, self.kept], [self.read, self.read_in_windows]
+        self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
         self._sent = Counter[bytes]()
         self._coverage_share: float | None = None
 
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
-        time, ledgers = (self.speculator, [self.read]) if pool == "speculator" else (self.target, self._of_target)
+        if pool == "speculator":
+            time, ledgers, self._replicas = self.speculator, self._of_speculator, replicas
+        else:
+            time, ledgers = self.target, self._of_target
         time.cost = model.read_cost
         if model.cache_tokens:
             for ledger in ledgers:
                 ledger.capacity = replicas * model.cache_tokens
 
     def look(
-        self, ids: Int32Array, salt: str | None, options: PrefillOptions, protected_tokens: int, told: int | None = None
+        self,
+        ids: Int32Array,
+        salt: str | None,
+        options: PrefillOptions,
+        protected_tokens: int,
+        told: int | None = None,
+        windows: WindowReads | None = None,
     ) -> Forecast:
         """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped.
 
         told: how many later turns it has, if the client has told it (`router.options.headers`).
+        windows: as in Forecast.
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
-        dense, read, kept = (ledger.find(ids, hashes) for ledger in (self.dense, self.read, self.kept))
+        ledgers = self.dense, self._read_ledger(windows), self.kept
+        dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
         coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
-        selector, share = self._selector(options), self._kept_share(options)
-        forecast = Forecast(ids, salt, hashes, dense, read, kept, share, coming * BLOCK_TOKENS)
+        selector, share = self._selector(options, windows), self._kept_share(options)
+        forecast = Forecast(ids, salt, hashes, dense, read, kept, share, coming * BLOCK_TOKENS, windows)
         later = 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
-            later = self.turns.extra_ms(selector, self.target, int(ids.size), share, told)
+            known = int(ids.size)
+            later = self.turns.extra_ms(
+                lambda new: selector.estimate(self._selector_read(windows, known + new, known)),
+                self.target,
+                known,
+                share,
+                told,
+            )
         reads = self._reads(forecast, options, protected_tokens)
         found = estimate(reads, selector, self.target, self._clock(), later)
         if found is None:
@@ -122,7 +145,7 @@ class Forecaster:
         reads = self._reads(forecast, options, protected_tokens)
         if not selects:
             return Work(0.0, self.target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
-        read, kept = self._selector(options).estimate(reads.read), self.target.estimate(reads.kept)
+        read, kept = self._selector(options, forecast.windows).estimate(reads.read), self.target.estimate(reads.kept)
         return Work(read or 0.0, kept or 0.0, True, most_tokens)
 
     def _reads(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Reads:
@@ -131,7 +154,9 @@ class Forecaster:
         return Reads(
             dense=Read.of(size, forecast.known_dense),
             cold=Read.of(size),
-            read=Read.of(size, 0 if options.selector == "lexical" else forecast.read.tokens),
+            read=self._selector_read(
+                forecast.windows, size, 0 if options.selector == "lexical" else forecast.read.tokens
+            ),
             kept=Read.of(known.kept + kept, known.kept),
         )
 
@@ -144,12 +169,15 @@ class Forecaster:
     def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
         """Learn from a selection."""
         queue = selection.timings.get("queue", 0.0)
-        read = Read.of(forecast.ids.size, selection.cached_tokens)
-        self._selector(options).measure(read, sum(selection.timings.values()) - queue, queue)
+        size, cached = int(forecast.ids.size), selection.cached_tokens
+        windows = None if options.selector == "lexical" else forecast.windows  # lexical perhaps as a fallback
+        read = windows.read(size, cached, self._replicas) if windows else Read.of(size, cached)
+        self._selector(options, windows).measure(read, sum(selection.timings.values()) - queue, queue)
         if options.selector != "lexical":
-            self.read.correct(forecast.read, selection.cached_tokens)
-            self.read.wrote(read.tokens)
-            self.read.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
+            ledger = self._read_ledger(windows)
+            ledger.correct(forecast.read, cached)
+            self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
+            ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
         if options.wanted_coverage is not None:
             self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
 
@@ -178,8 +206,9 @@ class Forecaster:
         hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
         self._add(whole, hashes, prompt)
         if prompt.session is not None:
-            self.read.wrote(int(answer.size))
-            self.read.add(whole, hashes, _ends(hashes))
+            self._speculator_wrote(int(answer.size))
+            if forecast.windows is None:
+                self.read.add(whole, hashes, _ends(hashes))
 
     def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
         if prompt.is_dense:
@@ -189,9 +218,25 @@ class Forecaster:
         in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
         self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
 
-    def _selector(self, options: PrefillOptions) -> PoolTime:
+    def _selector(self, options: PrefillOptions, windows: WindowReads | None) -> PoolTime:
         """The measured times of what selects with these options."""
-        return self.lexical if options.selector == "lexical" else self.speculator
+        if options.selector == "lexical":
+            return self.lexical
+        return self.windows if windows else self.speculator
+
+    def _selector_read(self, windows: WindowReads | None, size: int, known: int) -> Read:
+        """What the selector computes of a prompt of `size` tokens if it has the first `known` ones cached."""
+        if windows is None:
+            return Read.of(size, known)
+        return windows.read(size, max(0, known - windows.protected), self._replicas)
+
+    def _read_ledger(self, windows: WindowReads | None) -> CacheLedger:
+        """The prefixes that the speculator has cached in this form."""
+        return self.read_in_windows if windows else self.read
+
+    def _speculator_wrote(self, tokens: int) -> None:
+        for ledger in self._of_speculator:
+            ledger.wrote(tokens)
 
     def _kept_share(self, options: PrefillOptions) -> float:
         """The share of the tokens that a selection with these options keeps. By coverage: as the last one did."""

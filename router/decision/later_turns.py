@@ -5,6 +5,8 @@ late units on the target, while a dense conversation reads only the new tokens. 
 (`router.options.headers`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
 """
 
+from collections.abc import Callable
+
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
 from router.decision.cost_model import SPECULATOR_SHARE
 from router.decision.pool_time import PoolTime
@@ -58,16 +60,22 @@ class LaterTurns:
         return told * max(0.0, SPECULATOR_SHARE * new + self.kept(new, share) - new)
 
     def extra_ms(
-        self, speculator: PoolTime, target: PoolTime, size: int, share: float, told: int | None = None
+        self,
+        speculator: Callable[[int], float | None],
+        target: PoolTime,
+        size: int,
+        share: float,
+        told: int | None = None,
     ) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
 
-        size: tokens of the prompt, which the pools have cached then. told: the number of later turns, if the client has
-        told it; otherwise `expected`.
+        speculator: the milliseconds of its read of so many new tokens behind the prompt; None if it is not known. size:
+        tokens of the prompt, which the pools have cached then. told: the number of later turns, if the client has told
+        it; otherwise `expected`.
         """
         new = self._new_tokens
         read, kept, dense = (
-            speculator.estimate(Read(new, size)),
+            speculator(new),
             target.estimate(Read(max(1, round(self.kept(new, share))), round(share * size))),
             target.estimate(Read(new, size)),
         )

@@ -17,6 +17,7 @@ from router.admission.ticket import Ticket
 from router.decision.forecast import Forecaster
 from router.decision.guard import Guard
 from router.decision.rules import Decision, RequestTraits, decide
+from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.audit import Audits
 from router.dispatch.metrics import record_decision, record_first_token, record_forecast, record_migration
@@ -123,7 +124,9 @@ class Dispatcher:
         for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
             if model is not None:
                 self.forecaster.know(pool, model, self.pools.replicas(pool))
-        state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, spans.protected_tokens, hinted)
+        protected, frame = spans.protected_tokens, prompt.chat.frame if prompt.chat else None
+        windows = WindowReads.of(state.options, spans.question, frame, protected)
+        state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, protected, hinted, windows)
         if self._keys:
             state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
         state.started = time.perf_counter()

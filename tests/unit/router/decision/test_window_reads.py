@@ -1,0 +1,110 @@
+"""Forecasts of reads in windows, against replicas that read windows in virtual time."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.virtual_time import run
+from kv_transfer.messages import KeptPrompt, Selection
+from router.decision.forecast import Forecaster
+from router.decision.window_reads import WindowReads
+from router.options.request import PrefillOptions
+from skim_common.models.costs import ReadCost
+from speculator_service.service import SpeculatorService
+from tests.unit.actors.mock_actors import MODELS
+from tests.unit.router.decision.test_forecast_accuracy import right
+from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
+
+SPECULATOR = str(MODELS / "speculator")
+READ = PrefillOptions(keep_rate=0.2, **OPTIONS.model_dump(include={"scoring", "read", "window_tokens", "protect_last"}))
+QUADRATIC = ReadCost(1.0, 0.0005)
+"""A speculator of which a whole prompt of 16k tokens costs five times as much as its tokens without attention."""
+
+
+def looked(forecaster, request, windows=True):
+    protected = 24
+    found = WindowReads.of(READ, request.question, FRAME, protected) if windows else None
+    return forecaster.look(request.token_ids, None, READ, protected, None, found)
+
+
+def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=False):
+    """Forecast by real time of the prompts after the first ten, of mixed lengths.
+
+    windows: whether the router knows that they are read in windows. turns: every second prompt asks about the text of
+    the one before it.
+    """
+
+    async def each():
+        pool = Pool(model, replicas, latency_ms=0.3, ms_per_token=0.1, cache_tokens=10**6, block_size=4)
+        services = [SpeculatorService(engine, peers=pool.peers(name)) for name, engine in pool.engines.items()]
+        info = replace(services[0].info, read_cost=QUADRATIC)
+        forecaster, choose, ratios, request = Forecaster(), random.Random(1), [], asking(1000)
+        for step in range(100):
+            forecaster.know("speculator", info, replicas)
+            if turns and step % 2:
+                ids = request.token_ids.copy()
+                ids[slice(*request.question)] = step
+                request = replace(request, request_id=f"r{step}", token_ids=ids)
+            else:
+                size = round(sizes[0] * (sizes[1] / sizes[0]) ** choose.random())
+                request = replace(asking(size, seed=step), request_id=f"r{step}")
+            forecast = looked(forecaster, request, windows)
+            expected = forecaster.work(forecast, READ, 24, 0, selects=True).speculator_ms
+            selection = await services[step % replicas].select(request)
+            forecaster.selected(forecast, selection, READ)
+            ratios.append(expected / sum(selection.timings.values()))
+        return np.array(ratios[10:])
+
+    return run(each())
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_forecasts_are_right_for_mixed_lengths(replicas):
+    assert right(forecasts(SPECULATOR, replicas)) >= 0.9
+
+
+def test_forecasts_are_right_for_later_questions_about_a_text():
+    asked = {"turns": True, "sizes": (4000, 16_000)}
+    assert right(forecasts(SPECULATOR, 2, **asked)) >= 0.85
+    # Negative control: on the line of whole prompts a later question costs its own tokens only.
+    assert right(forecasts(SPECULATOR, 2, windows=False, **asked)) < 0.7
+
+
+def test_more_replicas_shorten_the_forecast_at_once():
+    """Before any read over four of them was measured."""
+    forecaster, request = Forecaster(lambda: 0.0), asking()
+    for size in (1000, 4000, 8000, 16_000):
+        forecaster.windows.measure(WindowReads(25, 512, 24).read(size, 0, 1), 0.1 * size, 0.0)
+    expected = []
+    for replicas in (1, 4):
+        forecaster.know("speculator", Pool(SPECULATOR, 1).engines["replica 0"].info, replicas)
+        work = forecaster.work(looked(forecaster, request), READ, 24, 0, selects=True)
+        expected.append(work.speculator_ms)
+    assert expected[0] == pytest.approx(1638, rel=0.05)
+    assert expected[1] == pytest.approx(expected[0] / 4, rel=0.05)
+
+
+def test_a_prompt_of_one_window_is_read_by_one_replica():
+    windows = WindowReads(25, 512)
+    assert windows.read(300, 0, 8) == windows.read(300, 0, 1)
+
+
+def test_protected_tokens_are_in_no_window():
+    forecaster, request = Forecaster(lambda: 0.0), asking()
+    for size in (1000, 4000, 16_000):
+        forecaster.windows.measure(WindowReads(25, 512).read(size, 0, 1), 0.1 * size, 0.0)
+    forecast = forecaster.look(request.token_ids, None, READ, 8000, None, WindowReads(25, 512, 8000))
+    assert forecaster.work(forecast, READ, 8000, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
+
+
+def test_a_lexical_selection_in_their_place_teaches_nothing_of_windows():
+    forecaster, request = Forecaster(lambda: 0.0), asking()
+    forecast = looked(forecaster, request)
+    lexical = READ.model_copy(update={"selector": "lexical"})
+    selection = Selection(KeptPrompt.dense(request.token_ids[:100]), 0.9, timings={"speculate": 5.0})
+    for _ in range(3):
+        forecaster.selected(forecast, selection, lexical)
+    assert forecaster.windows.estimate(WindowReads(25, 512).read(1000, 0, 1)) is None
+    assert looked(forecaster, request).read.tokens == 0
