@@ -73,7 +73,7 @@ def test_a_profile_fits_its_model_only():
 
 def test_the_packaged_profiles_are_valid_and_each_is_of_another_model():
     found = [load(file) for file in heads.PACKAGED.iterdir() if file.suffix == ".json"]
-    assert {profile.model for profile in found} == {"Qwen2.5-Coder-0.5B-Instruct"}
+    assert {profile.model for profile in found} == {"Qwen2.5-Coder-0.5B-Instruct", "SmolLM2-135M-Instruct"}
     for profile in found:
         assert packaged(profile.fingerprint) == profile
         assert profile.made["by"] == "skim heads"
