@@ -20,6 +20,7 @@ COMMANDS = {
         "batch",
         "refusals",
         "hostile",
+        "interference",
         "cpu",
     ),
     "benchmarks.replay.commands": (

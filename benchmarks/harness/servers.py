@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,36 +109,46 @@ def engine_options(
     *,
     block_size: int = BLOCK_SIZES["target"],
     dtype: str = "float32",
+    chunk_tokens: int = 2048,
 ) -> dict[str, Any]:
     """vLLM's engine options, the same for all systems.
 
-    kv_tokens: tokens that the KV cache holds; None lets it use all its memory.
+    kv_tokens: tokens that the KV cache holds; None lets it use all its memory. chunk_tokens: of a chunked prefill.
     """
     options = {"max_model_len": max_model_len, "dtype": dtype, "enforce_eager": True}
-    options["max_num_batched_tokens"] = 2048
+    options["max_num_batched_tokens"] = chunk_tokens
     if kv_tokens is None:
         return options
     # One block is never used (vllm.v1.core.block_pool.BlockPool.null_block).
     return {**options, "block_size": block_size, "num_gpu_blocks_override": -(-kv_tokens // block_size) + 1}
 
 
-def engine_environment(kv_cache_gib: int = 1) -> dict[str, str]:
-    """Environment variables of the engines on CPU, the same for all systems."""
-    return {CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
+def engine_environment(kv_cache_gib: int = 1, cores: Iterable[int] = ()) -> dict[str, str]:
+    """Environment variables of the engines on CPU, the same for all systems. cores: none for all that there are."""
+    own = ",".join(map(str, sorted(cores) or sorted(os.sched_getaffinity(0))))
+    return {CORES: own, "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
 
 
-def stock_environment() -> dict[str, str]:
+def stock_environment(cores: Iterable[int] = ()) -> dict[str, str]:
     """Environment variables of a stock vLLM: without plug-ins, so that nothing of Skim is loaded."""
-    return {**engine_environment(), **KEPT_HEAP, "VLLM_PLUGINS": ""}
+    return {**engine_environment(cores=cores), **KEPT_HEAP, "VLLM_PLUGINS": ""}
 
 
 def stock_server(
-    model: Path, max_model_len: int, kv_tokens: int, *, dtype: str = "float32"
+    model: Path,
+    max_model_len: int,
+    kv_tokens: int,
+    *,
+    dtype: str = "float32",
+    chunk_tokens: int = 2048,
+    cores: Iterable[int] = (),
 ) -> AbstractContextManager[str]:
-    """A stock vLLM OpenAI server; gives its base URL. Raises SkimError if it does not start."""
-    options = {**engine_options(max_model_len, kv_tokens, dtype=dtype), **TELL_CACHED}
+    """A stock vLLM OpenAI server; gives its base URL. chunk_tokens, cores: as in `engine_options` and
+    `engine_environment`. Raises SkimError if it does not start.
+    """
+    options = {**engine_options(max_model_len, kv_tokens, dtype=dtype, chunk_tokens=chunk_tokens), **TELL_CACHED}
     options["disable_uvicorn_access_log"] = True
-    return dense_server(model, MODEL, options, stock_environment())
+    return dense_server(model, MODEL, options, stock_environment(cores))
 
 
 def skim_config(
@@ -149,14 +159,18 @@ def skim_config(
     *,
     speculator_kv_tokens: int | None = None,
     dtype: str = "float32",
+    cores: Mapping[str, Iterable[int]] | None = None,
     **decode: Any,
 ) -> DeploymentConfig:
     """The deployment of both models; all other fields have the defaults of `skim serve`.
 
     kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
-    decode: fields of the section `decode`.
+    cores: by pool, as in `engine_environment`. decode: fields of the section `decode`.
     """
-    pool = {"env": engine_environment(), "cpus_per_replica": 0.5}
+    pools = {
+        pool: {"env": engine_environment(cores=(cores or {}).get(pool, ())), "cpus_per_replica": 0.5}
+        for pool in ("target", "speculator")
+    }
     of_target = engine_options(max_model_len, kv_tokens, dtype=dtype)
     of_speculator = engine_options(
         max_model_len, speculator_kv_tokens or kv_tokens, block_size=BLOCK_SIZES["speculator"], dtype=dtype
@@ -164,8 +178,8 @@ def skim_config(
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,
-            "target": {"model": str(target), "engine_options": of_target, **pool},
-            "speculator": {"model": str(speculator), "engine_options": of_speculator, **pool},
+            "target": {"model": str(target), "engine_options": of_target, **pools["target"]},
+            "speculator": {"model": str(speculator), "engine_options": of_speculator, **pools["speculator"]},
             # vLLM's benchmark client, which the runs share, takes no comments between events.
             "router": {"port": free_port(), "cpus": 0.5, "vllm_args": TELL_CACHED, "keep_alive_s": 0},
             "decode": decode,

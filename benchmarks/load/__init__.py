@@ -1,1 +1,1 @@
-"""Many requests at once: goodput, refusals, hostile clients, CPU time, batches."""
+"""Many requests at once: goodput, refusals, hostile clients, interference, CPU time, batches."""

@@ -153,6 +153,54 @@ def cpu(
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
+def interference(
+    target: TargetOrRandom = None,
+    speculator: SpeculatorOrRandom = None,
+    streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 1,
+    prompts: Annotated[int, typer.Option(min=1, help="Cold prompts that arrive together.")] = 2,
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of a cold prompt in tokens.")] = 8192,
+    keep_rate: KeepRate = 0.2,
+    before_s: Annotated[float, typer.Option(min=1, help="Seconds that are measured before the prompts.")] = 5.0,
+    chunks: Annotated[str, typer.Option(help="Chunk sizes of the stock vLLM servers, in tokens.")] = "512,2048,8192",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
+    target_cores: Annotated[str, typer.Option(help="Cores of Skim's target, such as 2,3. Default: all.")] = "",
+    speculator_cores: Annotated[str, typer.Option(help="Cores of Skim's speculator. Default: all.")] = "",
+    dtype: Dtype = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Speed of running streams while others' long prompts are read: Skim and stock vLLM.
+
+    A stock server has the cores of both of Skim's engines.
+    """
+    from benchmarks.harness.models import bench_pair
+    from benchmarks.load import interference as benchmark
+
+    both_or_neither(target, speculator)
+    own = values(target_cores, int, "--target-cores"), values(speculator_cores, int, "--speculator-cores")
+    if bool(own[0]) != bool(own[1]):
+        raise SkimError("give both --target-cores and --speculator-cores, or neither to let all engines use all cores")
+    pair = bench_pair() if target is None else None
+    settings = benchmark.InterferenceSettings(
+        target=str(pair.target) if pair else located(str(target), Path.cwd()),
+        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
+        streams=streams,
+        prompts=prompts,
+        prompt_tokens=prompt_tokens,
+        keep_rate=keep_rate,
+        before_s=before_s,
+        chunks=_positive(chunks, "--chunks"),
+        rounds=rounds,
+        target_cores=own[0],
+        speculator_cores=own[1],
+        dtype=dtype,
+        seed=seed,
+        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
+    )
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+
+
 def _positive(text: str, option: str) -> tuple[int, ...]:
     found = values(text, int, option)
     if not found or min(found) < 1:

@@ -42,6 +42,7 @@ SUBJECTS = {
         Section("batch", "A batch of requests, compared with vllm run-batch", "benchmarks.load.batch"),
         Section("refusals", "Overload over HTTP: served and refused", "benchmarks.load.refusals"),
         Section("hostile", "Time to first token beside hostile clients", "benchmarks.load.hostile"),
+        Section("interference", "Streams while cold prompts are read", "benchmarks.load.interference"),
         Section("cpu", "CPU time of a request", "benchmarks.load.cpu"),
     ),
     "Traces and simulations": (

@@ -46,7 +46,9 @@ def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monke
     assert "plots need matplotlib" in ran.error
 
 
-@pytest.mark.parametrize("name", ["cpu", "decode", "goodput", "hostile", "overhead", "refusals", "scale"])
+@pytest.mark.parametrize(
+    "name", ["cpu", "decode", "goodput", "hostile", "interference", "overhead", "refusals", "scale"]
+)
 def test_a_model_is_a_hub_name_or_a_folder(skim, monkeypatch, tmp_path, name):
     asked = []
 
