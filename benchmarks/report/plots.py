@@ -62,9 +62,16 @@ def figure(
 def prompt_axis(axis: Any, lengths: Sequence[int]) -> None:
     """Make the x axis one of prompt lengths in tokens: logarithmic, with a tick at each length."""
     axis.set_xscale("log", base=2)
-    axis.set_xticks(lengths, labels=[f"{length // 1024}k" if length >= 1024 else str(length) for length in lengths])
+    axis.set_xticks(lengths, labels=[_length_label(length) for length in lengths])
     axis.minorticks_off()
     axis.set_xlabel("prompt tokens")
+
+
+def _length_label(length: int) -> str:
+    """4k for 4,096, and 1.5k for 1,500."""
+    if length < 1024:
+        return str(length)
+    return f"{length // 1024}k" if length % 1024 == 0 else f"{length / 1000:.1f}k"
 
 
 def log_values(axis: Any) -> None:
