@@ -9,8 +9,8 @@ Rows: the queries of a KV head are ordered as steps x heads of its group, so one
 is a matrix product with a band of ones on the tensor cores. The weights are split into two float16 parts, with an error
 of at most 2^-22 of the weight or 1e-12. Softmax, sums and maxima are float32.
 
-Tested on CPU in Triton's interpreter, and by `benchmarks.gpu proof` on an H200. There, scoring a prompt of 65,536 tokens
-with 8 layers of a 1B model takes 2.8 ms.
+Tested on CPU in Triton's interpreter, and by `benchmarks.gpu proof` on an H200. There, scoring a prompt of 65,536
+tokens with 8 layers of a 1B model takes 2.8 ms.
 """
 
 # ruff: noqa: N803  (Triton's convention: compile-time constants in capitals)

@@ -67,6 +67,9 @@ class SpeculatorWorker(RestoringWorker):
         self._wanted: list[Wanted] = []
         self._step = SchedulerOutput.make_empty()
         self._steps, self._scored, self._scoring_ms = 0, 0, 0.0
+        if get_tp_group().world_size > 1:
+            # Makes NCCL's communicator of this group now, so that vLLM's memory profile counts it and no step waits.
+            torch.distributed.all_reduce(torch.zeros(1, device=self.device), group=get_tp_group().device_group)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize_from_config(kv_cache_config)
