@@ -35,7 +35,7 @@ from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
-from router.pools.migration import GivenUpError, Migration, ReplicaLostError, migrate
+from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
 from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
@@ -208,7 +208,7 @@ class Dispatcher:
                             self._record_first(state, kept, output, sent, ticket.queued_ms)
                         tally.add(output)
                         yield output
-            except (ReplicaLostError, GivenUpError):
+            except (ReplicaLostError, GivenUpError, DeadlyRequestError):
                 held = False
                 self.meter.record("skim_router_given_up_total", 1)
                 raise

@@ -56,7 +56,9 @@ class HttpError:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response headers that belong to the error."""
+        """The response headers that belong to the error. OpenAI's and Anthropic's clients retry a 500 without one."""
+        if self.status == 500:
+            return {"x-should-retry": "false"}
         retry = self.retry_after_s or (1 if self.status == 503 else None)
         return {} if retry is None else {"retry-after": str(retry)}
 

@@ -15,14 +15,14 @@ from typing import Literal
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from router.pools.answer_record import AnswerRecord
-from skim_common.errors import EngineUnavailableError
+from skim_common.errors import EngineUnavailableError, SkimError
 
 logger = logging.getLogger(__name__)
 
 Cause = Literal["died", "drained"]
 
 MAX_DEATHS = 2
-"""A request is given up when so many replicas died under it without one new token: it may be what kills them."""
+"""A request is given up when so many replicas died under it, also between its tokens: it may be what kills them."""
 
 MAX_REFUSALS = 3
 """A request is given up when so many replicas in a row were gone before they confirmed that they have it."""
@@ -46,7 +46,11 @@ class ReplicaLostError(EngineUnavailableError):
 
 
 class GivenUpError(EngineUnavailableError):
-    """No further replica gets this request."""
+    """No further replica gets this request now."""
+
+
+class DeadlyRequestError(SkimError):
+    """No further replica ever gets this request (HTTP 500): several died under it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ async def migrate(
     """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
 
     note: called before each change of the replica. enabled: False: an answer that has begun is not continued.
-    Raises GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the generator aborts all
-    attempts.
+    Raises DeadlyRequestError, GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the
+    generator aborts all attempts.
     """
     moves = _Attempts(record, attempt, note, enabled)
     async with aclosing(moves.whole()) as outputs:
@@ -97,7 +101,7 @@ class _Attempts:
             try:
                 async with aclosing(self._attempt(self.record.asked)) as outputs:
                     async for output in outputs:
-                        losses = _Losses()
+                        losses.outlived()
                         if (told := self.record.add(output)) is not None:
                             yield told
                 return
@@ -116,7 +120,7 @@ class _Attempts:
             try:
                 async with aclosing(self._attempt(request)) as outputs:
                     async for output in outputs:
-                        losses = _Losses()
+                        losses.outlived()
                         if (told := self.record.add(output, index)) is not None:
                             yield told
                 return
@@ -147,20 +151,25 @@ class _Attempts:
 
 @dataclass(slots=True)
 class _Losses:
-    """Replicas lost since the last token of an answer."""
+    """Replicas lost under an answer: by death in all, otherwise since its last token."""
 
     deaths: int = 0
     refusals: int = 0
     handovers: int = 0
 
+    def outlived(self) -> None:
+        """The present replica made a token."""
+        self.refusals = self.handovers = 0
+
     def count(self, error: ReplicaLostError) -> None:
-        """Raises GivenUpError at the limit. A replica that drains is not the fault of the request."""
+        """Raises an error at the limit. A replica that drains is not the fault of the request."""
         self.handovers += error.cause == "drained"
         self.deaths += error.accepted and error.cause == "died"
         self.refusals = 0 if error.accepted else self.refusals + 1
         if self.deaths >= MAX_DEATHS:
-            raise GivenUpError(
-                "two target replicas died under this request without a token in between; it is not tried again"
+            raise DeadlyRequestError(
+                "two target replicas died while they ran this request, so it gets no other one; change it before you "
+                "send it again, for instance by asking for less"
             ) from error
         if self.refusals >= MAX_REFUSALS:
             raise GivenUpError("no target replica could take this request; try again in a moment") from error

@@ -1,6 +1,6 @@
 """A target pool whose replicas are lost after some outputs, and what its client was told."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import numpy as np
@@ -18,26 +18,27 @@ PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int
 class Replicas:
     """Stands in for the target pool. lives: outputs after which each replica is lost, in order; the last one lives.
 
-    A life of None is a replica that was gone before it had the request. requests: what each replica got. sent: the
-    number of outputs of all replicas.
+    A life of None is a replica that was gone before it had the request. causes: of the losses; a single string for all.
+    requests: what each replica got. sent: the number of outputs of all replicas.
     """
 
-    def __init__(self, engine: MockTarget, *lives: int | None, cause: str = "died") -> None:
-        self._engine, self._lives, self._cause = engine, list(lives), cause
+    def __init__(self, engine: MockTarget, *lives: int | None, causes: str | Sequence[str] = "died") -> None:
+        self._engine, self._lives = engine, list(lives)
+        self._causes = [causes] * len(lives) if isinstance(causes, str) else list(causes)
         self.requests: list[GenerateRequest] = []
         self.open = self.sent = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         self.requests.append(decode(encode(request), GenerateRequest))
-        life = self._lives.pop(0) if self._lives else 10**9
+        life, cause = (self._lives.pop(0), self._causes.pop(0)) if self._lives else (10**9, "")
         if life is None:
-            raise ReplicaLostError(self._cause, accepted=False)
+            raise ReplicaLostError(cause, accepted=False)
         self.open += 1
         try:
             async with aclosing(self._engine.generate(self.requests[-1])) as outputs:
                 async for output in outputs:
                     if life == 0:
-                        raise ReplicaLostError(self._cause, accepted=True)
+                        raise ReplicaLostError(cause, accepted=True)
                     life -= 1
                     self.sent += 1
                     yield decode(encode(output), GenerateOutput)

@@ -10,7 +10,7 @@ from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.pools.migration import ReplicaLostError
+from router.pools.migration import DeadlyRequestError, ReplicaLostError
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
@@ -76,7 +76,7 @@ async def test_a_dense_request_gets_an_entry_in_the_explain_view_when_it_moves()
 async def test_a_request_that_is_given_up_ends_its_session_and_is_counted():
     pools = LosingPools(3, 0)
     dispatcher, context = small_dispatcher(pools)
-    with pytest.raises(EngineUnavailableError, match="two target replicas died"):
+    with pytest.raises(DeadlyRequestError, match="two target replicas died"):
         _ = [output async for output in dispatcher.run("r", long_prompt(), context)]
     assert counted(dispatcher, "skim_router_given_up_total") == 1
     await until(lambda: not pools.speculator_engine.sessions)

@@ -15,16 +15,16 @@ _OWN = re.compile(r'"(?:id|item_id|request_id)":\s?"[^"]*"|"(?:created|created_a
 class Losing(LocalPools):
     """Each attempt but the last one ends after `life` outputs of the target. lost: attempts that ended so."""
 
-    def __init__(self, life: int, times: int) -> None:
+    def __init__(self, life: int, times: int, cause: str = "died") -> None:
         super().__init__(target={"max_model_len": MAX_MODEL_LEN})
-        self._life, self._times, self.lost = life, times, 0
+        self._life, self._times, self._cause, self.lost = life, times, cause, 0
 
     async def generate(self, request: Any, admitted: Any) -> Any:
         left = self._life
         async for output in super().generate(request, admitted):
             if left == 0 and self.lost < self._times:
                 self.lost += 1
-                raise ReplicaLostError("died", accepted=True)
+                raise ReplicaLostError(self._cause, accepted=True)
             left -= 1
             yield output
 
@@ -60,8 +60,8 @@ async def test_a_client_sees_no_difference(served: Any, name: str) -> None:
     path, body = REQUESTS[name]
     quiet = await sent(served, LocalPools(), path, body)
     assert quiet[0] == 200, quiet[1]
-    for life, times in ((0, 1), (1, 1), (5, 2), (3, 5)):
-        pools = Losing(life, times)
+    for life, times, cause in ((0, 1, "died"), (1, 1, "died"), (5, 2, "drained"), (3, 5, "drained")):
+        pools = Losing(life, times, cause)
         assert await sent(served, pools, path, body) == quiet
         assert pools.lost > 0 or (name == "beams" and life > 0)
 
@@ -79,9 +79,11 @@ async def test_stop_strings_across_the_cut(served: Any, stop: int) -> None:
         assert await sent(served, Losing(life, 1), path, stopped) == quiet
 
 
-async def test_when_two_replicas_die_in_a_row_the_stream_ends_with_one_error(served: Any) -> None:
+async def test_when_two_replicas_die_the_stream_ends_with_one_error(served: Any) -> None:
     path, body = REQUESTS["chat"]
-    status, text = await sent(served, Losing(0, 9), path, body)
-    assert status == 503
-    assert text.count('"error"') == 1
-    assert "two target replicas died under this request" in text
+    for life in (0, 3):
+        pools = Losing(life, 9)
+        status, text = await sent(served, pools, path, body)
+        assert (status, pools.lost) == (500 if life == 0 else 200, 2)
+        assert text.count('"message"') == 1
+        assert "two target replicas died while they ran this request" in text

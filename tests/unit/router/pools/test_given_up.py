@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from kv_transfer.messages import GenerateRequest
+from router.options.errors import HttpError
 from router.pools.answer_record import AnswerRecord
-from router.pools.migration import HANDOVER_PAUSE_S, MAX_DEATHS, MAX_REFUSALS, GivenUpError, migrate
+from router.pools.migration import HANDOVER_PAUSE_S, MAX_DEATHS, MAX_REFUSALS, DeadlyRequestError, GivenUpError, migrate
 from skim_common.errors import EngineUnavailableError
 from target_service.mock_engine import MockTarget
 from tests.unit.router.conftest import MODELS
@@ -18,22 +19,28 @@ def engine() -> MockTarget:
     return MockTarget(str(MODELS / "target"))
 
 
-async def test_given_up_when_two_replicas_died_under_it_without_a_token(engine: MockTarget) -> None:
-    replicas = Replicas(engine, *[0] * 9)
-    with pytest.raises(GivenUpError, match="two target replicas died under this request without a token in between"):
-        await run(replicas, max_tokens=5)
-    assert len(replicas.requests) == MAX_DEATHS
-    replicas = Replicas(engine, 2, 0, 1, 1)
-    with pytest.raises(GivenUpError):
-        await run(replicas, max_tokens=9)
-    assert len(replicas.requests) == 2
-    # A token in between starts the count anew.
-    outputs, moves = await run(Replicas(engine, 0, 1, 1, 1, 1), max_tokens=9)
-    assert (len(told(outputs)[0][0]), len(moves)) == (9, 5)
+@pytest.mark.parametrize("lives", [(0, 0), (2, 0), (0, 1), (3, 4)])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_given_up_when_two_replicas_died_under_it(engine: MockTarget, lives: tuple[int, int], n: int) -> None:
+    """Also with tokens in between: a request that kills each replica after some tokens would kill all of them."""
+    replicas = Replicas(engine, *lives, *[0] * 9)
+    with pytest.raises(DeadlyRequestError, match="two target replicas died while they ran this request") as caught:
+        await run(replicas, max_tokens=20, n=n)
+    # After the first token, each of the n answers is continued by itself; the first one to lose its replica ends all.
+    assert MAX_DEATHS <= len(replicas.requests) <= 1 + n
+    assert HttpError.of(caught.value).status == 500
+    assert HttpError.of(caught.value).headers == {"x-should-retry": "false"}
+
+
+async def test_one_death_and_many_handovers_are_survived(engine: MockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.pools.migration.HANDOVER_PAUSE_S", 0.0)
+    replicas = Replicas(engine, 1, 0, 1, 1, 1, causes=["drained", "died", "drained", "drained", "drained"])
+    outputs, moves = await run(replicas, max_tokens=9)
+    assert (len(told(outputs)[0][0]), [move.cause for move in moves].count("died")) == (9, 1)
 
 
 async def test_replicas_that_were_gone_before_do_not_count_as_deaths(engine: MockTarget) -> None:
-    outputs, moves = await run(Replicas(engine, None, None, 3, None, None), max_tokens=5)
+    outputs, moves = await run(Replicas(engine, None, None, 3, None, None), max_tokens=5)  # one death of five
     assert (len(told(outputs)[0][0]), len(moves)) == (5, 5)
     replicas = Replicas(engine, *[None] * 9)
     with pytest.raises(GivenUpError, match="no target replica could take this request"):
@@ -45,7 +52,7 @@ async def test_replicas_that_were_gone_before_do_not_count_as_deaths(engine: Moc
 
 async def test_a_drained_replica_hands_over_and_is_nobodys_fault(engine: MockTarget, monkeypatch) -> None:
     monkeypatch.setattr("router.pools.migration.HANDOVER_PAUSE_S", 0.0)
-    outputs, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, 0, cause="drained"), max_tokens=5)
+    outputs, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, 0, causes="drained"), max_tokens=5)
     assert (len(told(outputs)[0][0]), {move.cause for move in moves}) == (5, {"drained"})
 
 
@@ -57,7 +64,7 @@ async def test_a_second_handover_in_a_row_waits(engine: MockTarget, monkeypatch:
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
-    _, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, cause="drained"), max_tokens=5)
+    _, moves = await run(Replicas(engine, 0, 0, 0, 2, 0, causes="drained"), max_tokens=5)
     assert len(moves) == 5
     # The second and the third of three in a row, and the second of the two after two tokens.
     assert [pause for pause in pauses if pause] == [HANDOVER_PAUSE_S] * 3

@@ -33,13 +33,14 @@ SAMPLINGS = {
 @pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL_ONLY])
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_the_outputs_are_those_of_an_undisturbed_run(engine: MockTarget, name: str, kind: int) -> None:
-    """Lost after any number of outputs, up to four times in one answer."""
+    """Lost after any number of outputs, up to four times in one answer: by death once."""
     sampling = {"max_tokens": 20, **SAMPLINGS[name], "output_kind": kind}
     undisturbed = Replicas(engine)
     quiet, moves = await run(undisturbed, **sampling)
     assert not moves
     for lives in ([0], [1], [2], [19], [1, 1, 1, 1], [3, 5, 1, 4]):
-        outputs, moves = await run(Replicas(engine, *lives), **sampling)
+        causes = ["died", *["drained"] * len(lives)]
+        outputs, moves = await run(Replicas(engine, *lives, causes=causes), **sampling)
         assert bool(moves) == (lives[0] < undisturbed.sent)
         assert told(outputs, kind) == told(quiet, kind)
         assert [o.finished for o in outputs].index(True) == len(outputs) - 1
@@ -173,13 +174,13 @@ async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost(kind:
 
 
 async def test_a_seed_gives_other_random_numbers_to_the_rest_and_says_so(engine: MockTarget) -> None:
-    replicas = Replicas(engine, 3, 2)
+    replicas = Replicas(engine, 3, 2, causes=["died", "drained"])
     _, moves = await run(replicas, max_tokens=12, seed=7, temperature=0.8)
-    assert moves == [Migration("died", 3, True), Migration("died", 5, True)]
+    assert moves == [Migration("died", 3, True), Migration("drained", 5, True)]
     seeds = [request.sampling["seed"] for request in replicas.requests]
     assert seeds[0] == 7
     assert len(set(seeds)) == 3
-    again = Replicas(engine, 3, 2)
+    again = Replicas(engine, 3, 2, causes=["died", "drained"])
     await run(again, max_tokens=12, seed=7, temperature=0.8)
     assert [request.sampling["seed"] for request in again.requests] == seeds
     for sampling in ({"seed": 7, "temperature": 0.0}, {"temperature": 0.8}):
@@ -251,7 +252,9 @@ async def test_random_histories_lose_nothing(engine: MockTarget, requests: int) 
         sampling = {"max_tokens": rng.randint(1, 25), "n": rng.choice([1, 1, 2, 4]), "output_kind": kind}
         quiet, _ = await run(Replicas(engine), **sampling)
         lives = [rng.randint(1, 8) for _ in range(rng.randint(1, 6))]
-        outputs, _ = await run(Replicas(engine, *lives), **sampling)
+        causes = ["drained"] * len(lives)
+        causes[rng.randrange(len(lives))] = "died"
+        outputs, _ = await run(Replicas(engine, *lives, causes=causes), **sampling)
         assert told(outputs, kind) == told(quiet, kind), (sampling, lives)
 
 
