@@ -20,6 +20,7 @@ from skim_common.errors import HandoverError
 from target_service.engine import TargetEngine
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
+from target_service.reply_pieces import pieces
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class TargetActor(PoolActor):
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         answer.add(output)
-                        yield encode(output)
+                        for piece in pieces(output):
+                            yield encode(piece)
                         if self._draining.deadline_passed and not output.finished:
                             raise HandoverError("this replica stops; another one continues the answer")
         except Exception as error:

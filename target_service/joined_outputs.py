@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from kv_transfer.messages import Completion, GenerateOutput
+from target_service.reply_pieces import PIECE_LOGPROBS
 
 
 async def joined(
@@ -29,7 +30,7 @@ async def joined(
         try:
             async for output in outputs:
                 held = output if held is None else join(held, output)
-                if output.finished or 1e3 * (clock() - sent) >= interval_ms:
+                if output.finished or _is_large(held) or 1e3 * (clock() - sent) >= interval_ms:
                     due, held, sent = held, None, clock()
                     yield due
         except Exception:
@@ -38,6 +39,11 @@ async def joined(
             raise
     if held is not None:
         yield held
+
+
+def _is_large(output: GenerateOutput) -> bool:
+    """Whether the message has enough log probabilities: joined with others it could pass the limit of a message."""
+    return sum(len(told) for part in output.completions for told in part.logprobs or ()) >= PIECE_LOGPROBS
 
 
 def join(first: GenerateOutput, second: GenerateOutput) -> GenerateOutput:

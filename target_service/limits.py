@@ -4,8 +4,8 @@ An engine does not find these mistakes itself: vLLM sees only the shortened prom
 model's positions are wrong without an error.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from kv_transfer.messages import GenerateRequest
 from skim_common.errors import InvalidRequestError
@@ -14,6 +14,12 @@ from target_service.sampling import DELTA
 
 RESERVED_PREFIX = "skim"
 """The names of Skim's own extra arguments begin with this prefix."""
+
+MAX_LOGPROBS = 2**19
+"""Log probabilities in one reply: about 28 MB between target and router, and 40 MB of JSON."""
+
+MAX_READ_TOKENS = 2**23
+"""Prompt tokens times n: each answer has a copy of the prompt in the engine, and the reply may repeat it for each."""
 
 KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
@@ -27,6 +33,7 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     """
     _check_token_ids(request, info)
     _check_extra_args(request)
+    check_reply_size(first_logprobs(int(request.prompt.token_ids.size), request.sampling, info.vocab_size))
     if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
     prompt, answer = request.prompt_and_answer()
@@ -67,6 +74,39 @@ def check_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: Mo
                 f"the {what} has {tokens} tokens and max_tokens is {max_tokens}, together {tokens + max_tokens}, "
                 f"but the target's {name} is {limit}; shorten the prompt or ask for fewer tokens"
             )
+
+
+def first_logprobs(prompt_tokens: int, sampling: Mapping[str, Any], vocab_size: int) -> int:
+    """How many log probabilities a reply has after one token of each answer: those of the prompt, and of this token.
+
+    sampling: as in GenerateRequest. Raises InvalidRequestError for more answers than the prompt may have.
+    """
+    n = sampling.get("n") or 1
+    if type(n) is int and n * prompt_tokens > MAX_READ_TOKENS:
+        raise InvalidRequestError(
+            f"n is {n} and the prompt has {prompt_tokens} tokens, together {n * prompt_tokens}, but a request may have "
+            f"{MAX_READ_TOKENS}; ask for fewer answers at a time"
+        )
+    names = ("prompt_logprobs", "logprobs", "logprob_token_ids")
+    of_prompt, top, ids = (_candidates(sampling.get(name), vocab_size) for name in names)
+    return int(n * (of_prompt * prompt_tokens + max(top, ids))) if type(n) is int else 0
+
+
+def _candidates(asked: Any, vocab_size: int) -> int:
+    """Log probabilities for each token. The token itself may be an additional one."""
+    if asked is None:
+        return 0
+    count = len(asked) if isinstance(asked, Sequence) else asked
+    return (vocab_size if count == -1 else count) + 1 if type(count) is int else 0
+
+
+def check_reply_size(logprobs: int) -> None:
+    """Raise InvalidRequestError if a reply would have so many log probabilities."""
+    if logprobs > MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"the reply would have {logprobs} log probabilities or more, but the limit is {MAX_LOGPROBS}: lower "
+            "prompt_logprobs, logprobs, n or max_tokens, or shorten the prompt"
+        )
 
 
 def reserved_names(names: Iterable[str]) -> list[str]:

@@ -98,8 +98,9 @@ class MockTarget(TargetEngine):
         timings = {"queue": done.queue_ms, "prefill": done.ms}
         answers.on_first_output = {"timings": timings, "cached_tokens": done.cached_tokens}
         if sampling.prompt_logprobs is not None:
-            certain = [None, *([TokenLogprob(id, 0.0, 1)] for id in prompt.token_ids[1:].tolist())]
-            answers.on_first_output["prompt_logprobs"] = certain
+            others = [TokenLogprob(id, -99.0, id + 2) for id in range(sampling.prompt_logprobs)]
+            told = [None, *([TokenLogprob(id, 0.0, 1), *others] for id in prompt.token_ids[1:].tolist())]
+            answers.on_first_output["prompt_logprobs"] = told
         left, vocabulary = max_tokens - request.answered, self.info.vocab_size
         tokens = [mock_tokens(asked, left, vocabulary, index, answer).tolist() for index in range(sampling.n)]
         for count, step in enumerate(zip(*tokens, strict=True)):

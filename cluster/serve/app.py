@@ -21,6 +21,7 @@ from cluster.config.pools import AutoscalingConfig, PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig
 from cluster.serve.autoscaling import GROW
 from cluster.serve.placement import placement_options
+from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
 from router.deployment import router_ingress
 from router.options.settings import RouterConfig
 
@@ -43,6 +44,7 @@ SERVE_SWITCHES = {
     "RAY_worker_niceness": "0",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(MAX_STARTS),
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES + 2**16),
 }
 """Environment of every process of a Ray cluster that serves Skim.
 
@@ -50,7 +52,8 @@ The HTTP proxy sends requests to replicas over gRPC, as the router does. Each re
 three loops in threads that wait for one another. A starting engine blocks that loop, but Serve calls a replica only
 after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
 workers is removed: the engines are the main work of the machine. A replica that hangs is killed: it could not finish
-its answers, and another one needs its resources.
+its answers, and another one needs its resources. A message between replicas may be as large as Skim's codec allows:
+Serve's own 4 MiB hold the ids of a million tokens.
 """
 
 LASTING: dict[str, Any] = {

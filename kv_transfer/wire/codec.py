@@ -4,7 +4,7 @@ An actor answers with a message or with an error. `decode` returns a message and
 message of a version that this side reads always raise WireError.
 
 During a rolling upgrade two releases exchange messages. So a message has the oldest version whose readers understand
-it, and the version before the present one is still read. Version 2: kept positions in any order.
+it, and older versions are still read. Version 2: kept positions in any order. Version 3: outputs in pieces.
 """
 
 import struct
@@ -25,7 +25,7 @@ from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
-VERSION = 2
+VERSION = 3
 OLDEST_VERSION = 1
 MAX_MESSAGE_BYTES = 32 * 2**20
 
@@ -128,9 +128,11 @@ def _read_header(data: bytes) -> int:
 
 def _version(message: Any) -> int:
     """The oldest version whose readers understand the message. Others would make an answer anew that has begun."""
+    if isinstance(message, GenerateOutput) and message.is_piece:
+        return 3
     if isinstance(message, GenerateRequest) and message.answered:
-        return VERSION
-    return VERSION if any(not prompt.is_ascending for prompt in _prompts(message)) else OLDEST_VERSION
+        return 2
+    return 2 if any(not prompt.is_ascending for prompt in _prompts(message)) else OLDEST_VERSION
 
 
 def _prompts(message: Any) -> list[KeptPrompt]:

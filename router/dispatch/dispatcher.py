@@ -41,6 +41,7 @@ from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 from target_service.limits import check_length as check_target_length
+from target_service.limits import first_logprobs
 
 
 class Dispatcher:
@@ -100,7 +101,7 @@ class Dispatcher:
                 shed_load(state, ticket, self.meter)
                 kept = await self._select(state, decision, ticket)
                 record_decision(self.meter, state)
-                answer = AnswerRecord(_generate_request(state, kept))
+                answer = AnswerRecord(_generate_request(state, kept), call.add_logprobs)
                 async with aclosing(self._generate(state, kept, answer, ticket)) as outputs:
                     async for output in outputs:
                         yield output
@@ -144,6 +145,8 @@ class Dispatcher:
             rated=state.spans.rates.size > 0,
             unmapped=state.spans.unmapped,
         )
+        vocabulary = self.pools.target.vocab_size
+        state.call.add_logprobs(first_logprobs(traits.prompt_tokens, prompt.sampling, vocabulary))
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
         decision = decide(traits, options)

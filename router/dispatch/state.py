@@ -27,6 +27,7 @@ from router.options.headers import TOTAL, write_server_timing
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import PromptSpans
+from target_service.limits import check_reply_size
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +135,8 @@ class CallState:
 
     sent_salt: the `cache_salt` of a chat, as the client sent it. request_id: the engines' id of the first prompt.
     span: the call's trace span, the parent of the spans of its prompts. group: what its prompts share at the admission.
-    admission: set while all prompts are admitted. answering: the first output of a prompt has arrived. error: sent to
+    admission: set while all prompts are admitted. logprobs: that the whole reply has by now, with those that are asked
+    for the prompts. answering: the first output of a prompt has arrived. error: sent to
     the client instead of an answer. release_intake: called when a prompt is decided; the next call is then taken in.
     """
 
@@ -147,6 +149,7 @@ class CallState:
     prompts: list[PromptState] = field(default_factory=list)
     group: PromptGroup = field(default_factory=PromptGroup)
     admission: asyncio.Event = field(default_factory=asyncio.Event)
+    logprobs: int = 0
     answering: bool = False
     error: HttpError | None = None
 
@@ -165,6 +168,14 @@ class CallState:
             self.prompts.append(state)
             self.admission.clear()
         return state
+
+    def add_logprobs(self, count: int) -> None:
+        """Count log probabilities of the reply. Raises InvalidRequestError at the limit.
+
+        A beam search runs its prompt many times for one reply, so each of its runs counts alone.
+        """
+        self.logprobs = count + (0 if self.request.beam_search else self.logprobs)
+        check_reply_size(self.logprobs)
 
     def note_admitted(self) -> None:
         """Set `admission` if all prompts are admitted."""

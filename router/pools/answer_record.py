@@ -4,7 +4,7 @@ It also tells what the caches hold after the answer. The engine is always asked 
 that the client asked for are made here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -16,6 +16,9 @@ from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 
 STREAM_INTERVAL = 16
 """Tokens per message of an answer that the client gets as a whole (vllm.SamplingParams.stream_interval)."""
+
+MAX_TOGETHER = 256
+"""With more log probabilities a token (-1: all), tokens travel one by one: a message has a limit."""
 
 
 @dataclass(slots=True)
@@ -38,17 +41,20 @@ class AnswerRecord:
     """The n answers of one request.
 
     request: as the dispatcher made it; its `output_kind` is the client's. asked: what an engine gets: the same request
-    with DELTA outputs.
+    with DELTA outputs. hold: called with the number of log probabilities that are added to an answer held here; it may
+    raise an error that ends the request.
     """
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, hold: Callable[[int], None] = lambda count: None) -> None:
+        self._hold = hold
         self._kind = request.sampling.get("output_kind", DELTA)
         self._parts = [_Part() for _ in range(request.sampling.get("n") or 1)]
         self._first: GenerateOutput | None = None
         self._cached_tokens = 0
         self.asked = request
         if self._kind != DELTA:
-            interval = {"stream_interval": STREAM_INTERVAL} if self._kind == FINAL_ONLY else {}
+            few = 0 <= (request.sampling.get("logprobs") or 0) <= MAX_TOGETHER
+            interval = {"stream_interval": STREAM_INTERVAL} if self._kind == FINAL_ONLY and few else {}
             self.asked = replace(request, sampling={**request.sampling, "output_kind": DELTA, **interval})
 
     @property
@@ -136,7 +142,9 @@ class AnswerRecord:
         if self._kind != DELTA:
             part.text += new.text
             if new.logprobs is not None:
-                part.logprobs = (part.logprobs or []) + new.logprobs
+                self._hold(sum(map(len, new.logprobs)))
+                part.logprobs = part.logprobs or []
+                part.logprobs += new.logprobs
         return new
 
     def _whole(self, indices: Iterable[int]) -> list[Completion]:

@@ -31,6 +31,7 @@ from router.pools.migration import ReplicaLostError, migrate
 from router.pools.wake_up import ColdStart
 from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_pair
+from target_service.reply_pieces import whole
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +223,9 @@ class ServePools:
             # Serve's next report may be seconds away, and requests would be refused until then.
             self._states.answered(pool)
             admitted()
-            async for reply in response:
-                yield decode(reply, GenerateOutput)
+            async with aclosing(whole(_decoded(response))) as outputs:
+                async for output in outputs:
+                    yield output
         except HandoverError as error:
             raise ReplicaLostError("drained", accepted=accepted) from error
         except RayActorError as error:
@@ -258,6 +260,11 @@ class ServePools:
             raise EngineUnavailableError(
                 "the target replica sent an unexpected first message; router and target run different versions"
             )
+
+
+async def _decoded(response: DeploymentResponseGenerator) -> AsyncGenerator[GenerateOutput, None]:
+    async for reply in response:
+        yield decode(reply, GenerateOutput)
 
 
 def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:

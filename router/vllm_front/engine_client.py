@@ -1,5 +1,6 @@
 """vLLM's `EngineClient` without an engine: every generation goes to the two pools."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from http import HTTPStatus
@@ -25,9 +26,13 @@ from router.prompt.control_tokens import ControlTokens, Handling
 from router.vllm_front.renderer import hook_chat_rendering, reuse_known_tokens
 from skim_common.errors import InvalidRequestError, SkimError
 from target_service.limits import reserved_names
+from target_service.reply_pieces import PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
+
+_SLICE = 256
+"""Positions of a prompt whose log probabilities are converted at a time."""
 
 # Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
@@ -56,7 +61,7 @@ class PooledEngineClient(EngineClient):
             stream = self._dispatcher.run(request_id, rendered, call)
             try:
                 async for output in stream:
-                    yield _request_output(request_id, rendered, output)
+                    yield await _request_output(request_id, rendered, output)
             finally:
                 await stream.aclose()
         except SkimError as error:
@@ -179,13 +184,13 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     )
 
 
-def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
+async def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
     """A GenerateOutput in vLLM's form. It holds the client's whole prompt, so that usage counts all of its tokens."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt.text,
         prompt_token_ids=prompt.token_ids,
-        prompt_logprobs=_position_logprobs(output.prompt_logprobs),
+        prompt_logprobs=await _prompt_logprobs(output.prompt_logprobs),
         outputs=[
             CompletionOutput(
                 index=completion.index,
@@ -203,11 +208,24 @@ def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> 
     )
 
 
-def _position_logprobs(positions: list[Any] | None) -> list[Any] | None:
-    """{token id: Logprob} for each position. vLLM takes the first entry as the sampled token."""
+async def _prompt_logprobs(positions: PromptLogprobs | None) -> list[Any] | None:
+    """As `_position_logprobs`. Other requests run in between: a long prompt takes seconds."""
     if positions is None:
         return None
-    return [None if candidates is None else dict(map(_logprob, candidates)) for candidates in positions]
+    told: list[Any] = []
+    for begin in range(0, len(positions), _SLICE):
+        told += [None if candidates is None else _by_id(candidates) for candidates in positions[begin : begin + _SLICE]]
+        await asyncio.sleep(0)
+    return told
+
+
+def _position_logprobs(positions: list[list[TokenLogprob]] | None) -> list[Any] | None:
+    """{token id: Logprob} for each position. vLLM takes the first entry as the sampled token."""
+    return None if positions is None else list(map(_by_id, positions))
+
+
+def _by_id(candidates: list[TokenLogprob]) -> dict[int, Logprob]:
+    return dict(map(_logprob, candidates))
 
 
 def _logprob(candidate: TokenLogprob) -> tuple[int, Logprob]:

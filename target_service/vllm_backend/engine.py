@@ -118,7 +118,7 @@ class VllmTarget(TargetEngine):
             # AsyncLLM aborts the request when its own generator is closed or cancelled.
             async with aclosing(stream):
                 async for output in stream:
-                    yield generate_output(output, with_timings=first)
+                    yield await generate_output(output, with_timings=first)
                     first = False
         except VLLMClientError as e:
             raise InvalidRequestError(str(e)) from e

@@ -1,26 +1,40 @@
 """Converts vLLM's RequestOutput into the message for the router."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
-from vllm.logprobs import LogprobsOnePosition
+from vllm.logprobs import LogprobsOnePosition, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestStateStats
 
 from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
+from target_service.reply_pieces import PIECE_LOGPROBS
 
 
-def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:
+async def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:
     """The message of one step. with_timings: this is the first output, which includes queue and prefill times."""
-    prompt_logprobs = output.prompt_logprobs
+    told = output.prompt_logprobs
     return GenerateOutput(
         completions=[_completion(c) for c in output.outputs],
         finished=output.finished,
         cached_tokens=output.num_cached_tokens or 0,
-        prompt_logprobs=[_candidates(p) if p else None for p in prompt_logprobs] if prompt_logprobs else None,
+        prompt_logprobs=[c async for c in _in_turns(told)] if told else None,
         timings=_timings(output.metrics) if with_timings and output.metrics else {},
         kv_blocks=output.kv_transfer_params,
     )
+
+
+async def _in_turns(prompt_logprobs: PromptLogprobs) -> AsyncIterator[list[TokenLogprob] | None]:
+    """The candidates of each position. Other tasks run in between: a long prompt takes seconds."""
+    made = 0
+    for position in prompt_logprobs:
+        candidates = _candidates(position) if position else None
+        yield candidates
+        made += len(candidates or ())
+        if made >= PIECE_LOGPROBS:
+            made = 0
+            await asyncio.sleep(0)
 
 
 def _completion(output: CompletionOutput) -> Completion:

@@ -8,7 +8,14 @@ import pytest
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
-from target_service.limits import check_length, check_request, reserved_names
+from target_service.limits import (
+    MAX_LOGPROBS,
+    MAX_READ_TOKENS,
+    check_length,
+    check_request,
+    first_logprobs,
+    reserved_names,
+)
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 100, "f", max_model_len=40, max_position=64, engine="mock")
 
@@ -81,3 +88,35 @@ def test_reserved_names() -> None:
         "kv_transfer_params",
         "skimming",
     ]
+
+
+LONG = replace(INFO, vocab_size=50_000, max_model_len=2**24, max_position=2**24)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "count"),
+    [
+        (4100, {"prompt_logprobs": 20}, 4100 * 21),
+        (100, {"prompt_logprobs": -1}, 100 * 50_001),
+        (100, {"logprobs": -1, "n": 4}, 4 * 50_001),
+        (100, {"logprob_token_ids": [3, 4], "n": 2}, 2 * 3),
+        (100, {"prompt_logprobs": 0, "logprobs": 4, "n": 3}, 3 * (100 + 5)),
+        (100, {"prompt_logprobs": None, "logprobs": None}, 0),
+    ],
+)
+def test_the_log_probabilities_of_a_reply_are_counted_before_it_is_made(prompt, sampling, count) -> None:
+    assert first_logprobs(prompt, sampling, LONG.vocab_size) == count
+
+
+@pytest.mark.parametrize("most", [MAX_LOGPROBS // 21, MAX_LOGPROBS // 2])
+def test_a_prompt_with_too_many_log_probabilities_is_refused_before_it_runs(most: int) -> None:
+    sampling = {"prompt_logprobs": MAX_LOGPROBS // most - 1, "max_tokens": 1}
+    assert check_request(request(most, most, sampling), LONG) == 1
+    with pytest.raises(InvalidRequestError, match=f"log probabilities or more, but the limit is {MAX_LOGPROBS}"):
+        check_request(request(most + 1, most + 1, sampling), LONG)
+
+
+def test_a_long_prompt_has_fewer_answers() -> None:
+    assert check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 64, "max_tokens": 1}), LONG) == 1
+    with pytest.raises(InvalidRequestError, match=f"n is 65 .* may have {MAX_READ_TOKENS}"):
+        check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 65, "max_tokens": 1}), LONG)
