@@ -9,6 +9,7 @@ DraftAhead = Literal["off", "chain", "branches"]
 MAX_LOOK_AHEAD = 64
 
 AUTO: Literal["auto"] = "auto"
+ALWAYS: Literal["always"] = "always"
 AUTO_COVERAGE = 0.5
 """The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
 AUTO_MAX_KEEP = 0.5

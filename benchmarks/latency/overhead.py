@@ -188,7 +188,7 @@ def _cases(
 
     url: of the router. baseline: the chat endpoint of ray.serve.llm, or None.
     """
-    chat, options = url + _CHAT, {"enabled": True, "keep_rate": settings.keep_rate}
+    chat, options = url + _CHAT, {"enabled": "always", "keep_rate": settings.keep_rate}
     speculative: dict[str, Client] = {
         "in_process": engines.speculative,
         "skim": _chat_client(session, chat, _NAME, settings, speculative_prefill=options),
@@ -253,7 +253,7 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSett
     """Sends the prompt's token ids to /v1/completions, with the same tokens protected as in the chat request."""
 
     async def send(prompt: ChatPrompt, stream: bool) -> Timed:
-        options: dict[str, Any] = {"enabled": True, "keep_rate": settings.keep_rate}
+        options: dict[str, Any] = {"enabled": "always", "keep_rate": settings.keep_rate}
         options["protected_spans"] = prompt.rendered.protected.tolist()
         # The same engines have just read this prompt as a chat request; the salt makes them read it again.
         fields = {

@@ -179,7 +179,7 @@ class _Asker:
         options: dict[str, Any] = {}
         if turn.column == "skim":
             asked = {} if turn.keep_rate is None else {"keep_rate": turn.keep_rate}
-            options = {"speculative_prefill": {"enabled": True, **asked}}
+            options = {"speculative_prefill": {"enabled": "always", **asked}}
         reply = await self._client.ask(self._urls[turn.column], MODEL, ids, ANSWER_TOKENS, options)
         if turn.column == "skim":
             kept[case] = int(reply.headers["x-skim-kept-tokens"])

@@ -154,7 +154,7 @@ def prefill_options(settings: TurnsSettings, mode: str, turn: int) -> Any:
         return False
     asked: dict[str, Any] = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
     if mode in ("speculative", "fresh"):
-        asked["enabled"] = True
+        asked["enabled"] = "always"
     if mode == "fresh":
         asked["reuse"] = "off"
     return asked

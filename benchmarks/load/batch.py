@@ -51,7 +51,7 @@ MODES = {
     "dense": "Skim's batch job; every row runs dense",
 }
 """Each mode and what it is. The first is always measured."""
-_PREFILL: dict[str, bool | str] = {"auto": "auto", "speculative": True, "dense": False}
+_PREFILL: dict[str, bool | str] = {"auto": "auto", "speculative": "always", "dense": False}
 
 _URL = "/v1/chat/completions"
 # Tokens of a question, its answer and the template around them, at most, with any tokenizer.

@@ -108,7 +108,7 @@ def _conversations(settings: CpuSettings) -> Iterator[list[dict[str, Any]]]:
 
 def _body(settings: CpuSettings, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     answer = {"max_tokens": settings.answer_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    options = {"enabled": True, "keep_rate": settings.keep_rate}
+    options = {"enabled": "always", "keep_rate": settings.keep_rate}
     return {"model": NAME, "messages": messages, "speculative_prefill": options, **answer}
 
 

@@ -216,7 +216,7 @@ class _Search:
         self._salts += 1
         body: dict[str, Any] = {"cache_salt": f"{server}-{self._salts}"}
         if server == "skim":
-            body["speculative_prefill"] = {"enabled": True, "keep_rate": keep_rate or self._settings.keep_rate}
+            body["speculative_prefill"] = {"enabled": "always", "keep_rate": keep_rate or self._settings.keep_rate}
         result = send(self._load, self._urls[server], requests, body, **how)
         time.sleep(SETTLE_S)
         return result

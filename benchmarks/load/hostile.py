@@ -100,7 +100,7 @@ def _bodies(settings: HostileSettings) -> Iterator[dict[str, Any]]:
     answer = {"max_tokens": settings.answer_tokens, "ignore_eos": True, "stream": True}
     for number in count(settings.seed):
         messages = make_document(settings.prompt_tokens, number).messages
-        yield {"model": NAME, "messages": messages, "speculative_prefill": True, **answer}
+        yield {"model": NAME, "messages": messages, "speculative_prefill": "always", **answer}
 
 
 async def _median_first_ms(

@@ -111,7 +111,7 @@ async def _rounds(
             order = list(urls)[number % len(urls) :] + list(urls)[: number % len(urls)]
             for index, system in enumerate(order):
                 progress(f"round {number}: {system}", (number + index / len(urls)) / (settings.rounds + 1))
-                options = {"enabled": True, "keep_rate": settings.keep_rate} if system == "skim" else None
+                options = {"enabled": "always", "keep_rate": settings.keep_rate} if system == "skim" else None
                 measured[system] = await measure(session, urls[system], settings, number, options)
                 await asyncio.sleep(SETTLE_S)
             rounds.append({system: measured[system] for system in urls})

@@ -247,7 +247,7 @@ class _Client:
         # A speculative prompt must be longer than `min_prompt_tokens`.
         wants: list[tuple[int, int, dict[str, Any]]] = [(kv_tokens["stock"], _FILL_TOKENS, {})]
         if system == "skim":
-            speculative = {"enabled": True, "keep_rate": self._settings.keep_rate}
+            speculative = {"enabled": "always", "keep_rate": self._settings.keep_rate}
             wants = [(kv_tokens["target"], _FILL_TOKENS, {"speculative_prefill": False})]
             wants.append((kv_tokens["speculator"], 2 * _FILL_TOKENS, {"speculative_prefill": speculative}))
         for tokens, length, options in wants:

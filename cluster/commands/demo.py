@@ -103,7 +103,7 @@ def ask(client: httpx.Client, model: str, document: DemoDocument, speculative: b
         "max_tokens": 8,
         "temperature": 0,
         "stream": True,
-        "speculative_prefill": speculative,
+        "speculative_prefill": "always" if speculative else False,
     }
     text, ttft, request_id = "", 0.0, ""
     sent = time.perf_counter()

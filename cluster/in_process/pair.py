@@ -60,7 +60,7 @@ class AskFields(SelectFields, total=False):
     """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. `explain_text` is
     left out: it is about the router's explain view."""
 
-    enabled: bool
+    enabled: Literal["auto", "always"] | bool
     min_prompt_tokens: int
 
 

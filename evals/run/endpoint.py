@@ -63,7 +63,7 @@ class Endpoint:
 
     async def _ask(self, sample: Sample, name: str, rate: float) -> Answer:
         # Without reuse, or one rate's selection would extend that of another rate.
-        options: dict[str, Any] = {"enabled": True, "look_ahead": self._look_ahead, "reuse": "off"}
+        options: dict[str, Any] = {"enabled": "always", "look_ahead": self._look_ahead, "reuse": "off"}
         if name != DENSE and SELECTORS[name].rated:
             options["keep_rate"] = rate
         if name != DENSE:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from kv_transfer.options import SelectionOptions
+from kv_transfer.options import ALWAYS, AUTO, SelectionOptions
 
 Keep = Literal["always", "auto"] | float
 """always: kept whole. auto: selected together with the rest of the prompt. A number: the share of its own chunks."""
@@ -23,6 +23,23 @@ def read_keep(value: Any) -> Keep:
         return float(value)
     raise ValueError(f"must be {KEEP_VALUES}")
 
+
+def read_wish(value: Any) -> Any:
+    """The value of `enabled`. Raises ValueError for anything else.
+
+    `true` leaves it to the router: other systems have the same field for something else, and a client of theirs must
+    not force a lossy run.
+    """
+    # An error of pydantic's own union would name the members of the union, not the field alone.
+    if value is True:
+        return AUTO
+    if value is False or value in (AUTO, ALWAYS):
+        return value
+    raise ValueError("must be auto, always, true or false")
+
+
+Wish = Annotated[Literal["auto", "always", False], PlainValidator(read_wish)]
+"""always: speculative, past the guard. False: dense. auto: the router chooses."""
 
 KeepField = Annotated[Keep, PlainValidator(read_keep)]
 

@@ -1,9 +1,10 @@
 """The request options `speculative_prefill` and `speculative_decode`, in the JSON body or in a header.
 
-    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `true`, `false` or `"auto"`
-    x-speculative-prefill: keep=0.3; look-ahead=8                     header; also `on`, `off` or `auto`
+    {"speculative_prefill": {"keep_rate": 0.3, "look_ahead": 8}}      body; also `false`, `"auto"` or `"always"`
+    x-skim-prefill: keep=0.3; look-ahead=8                            header; also `off`, `auto` or `always`
 
-Missing fields have the deployment's defaults. A field in the body overrides the same field in the header.
+`true` and `on` mean `auto`. Missing fields have the deployment's defaults. A field in the body overrides the same field
+in the header.
 """
 
 import json
@@ -15,21 +16,14 @@ import annotated_types
 from pydantic import BaseModel, Field, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from kv_transfer.options import AUTO, DecodeOptions, SelectionOptions
+from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
-from router.options.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, read_keep
+from router.options.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, Wish, read_keep
 from skim_common.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
-
-
-def _wish(value: Any) -> Any:
-    # An error of pydantic's own union would name the members of the union, not the field alone.
-    if value is True or value is False or value == AUTO:
-        return value
-    raise ValueError("must be auto, true or false")
 
 
 def _keep_range(value: Any) -> tuple[int, int, Keep]:
@@ -48,8 +42,8 @@ MAX_KEEP_RANGES = 4096
 class PrefillOptions(PolicyOptions):
     """The options of a request for its prefill."""
 
-    enabled: Annotated[bool | Literal["auto"], PlainValidator(_wish)] = Field(
-        "auto", description="true: speculative; false: dense; auto: the sooner first token by estimate"
+    enabled: Wish = Field(
+        AUTO, description="always: speculative; false: dense; auto: the sooner first token by estimate; true: as auto"
     )
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
@@ -100,7 +94,19 @@ class Option(Generic[Options]):
 
     @property
     def header(self) -> str:
+        return "x-skim-" + self.name.removeprefix("speculative_")
+
+    @property
+    def old_header(self) -> str:
+        """The header's name before version 0.2, which removes it: other systems have it for something else."""
         return "x-" + self.name.replace("_", "-")
+
+    def read(self, defaults: Options, headers: Mapping[str, str], body: Any) -> Options:
+        """As `resolve`, from the headers of a request. The old header never forces."""
+        if self.header in headers or self.old_header not in headers:
+            return self.resolve(defaults, headers.get(self.header), body)
+        given = self._header_fields(headers[self.old_header])
+        return self._merged(defaults, given | ({"enabled": AUTO} if given.get("enabled") == ALWAYS else {}), body)
 
     def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
         """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
@@ -108,7 +114,9 @@ class Option(Generic[Options]):
         `model_fields_set` of the result names the fields that the request gives.
         Raises InvalidOptionError, which names the field and its allowed values.
         """
-        given = self._header_fields(header) if header is not None else {}
+        return self._merged(defaults, self._header_fields(header) if header is not None else {}, body)
+
+    def _merged(self, defaults: Options, given: dict[str, Any], body: Any) -> Options:
         if body is not None:
             given |= self._body_fields(body)
         unknown = next((name for name in given if name not in self.model.model_fields), None)
@@ -162,16 +170,16 @@ class Option(Generic[Options]):
         return InvalidOptionError(f"{param} must be {allowed}, not {shown(first.given)}", param)
 
 
-PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO,))
+PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO, ALWAYS))
 DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; draft-ahead=off")
 
 
-def resolve_decode(defaults: SpeculationOptions, header: str | None, body: Any) -> SpeculationOptions:
-    """As `DECODE.resolve`, limited by the settings that the deployment's engines were started with.
+def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: Any) -> SpeculationOptions:
+    """As `DECODE.read`, limited by the settings that the deployment's engines were started with.
 
     Raises InvalidOptionError for another method or for more drafts than the deployment has.
     """
-    options = DECODE.resolve(defaults, header, body)
+    options = DECODE.read(defaults, headers, body)
     if options.method not in (defaults.method, "none"):
         message = (
             f"speculative_decode.method must be {defaults.method} or none in this deployment, not {options.method}"
@@ -207,7 +215,7 @@ def describe_range(model: type[BaseModel], name: str) -> str:
 def _kind(field: FieldInfo) -> str:
     annotation = field.annotation
     simple = {
-        bool | Literal["auto"]: "auto, true or false",
+        Literal["auto", "always", False]: "auto, always, true or false",
         float | Literal["auto"]: "auto or a number > 0 and <= 1",
         bool: "true or false",
         int: "an integer",

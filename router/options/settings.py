@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from kv_transfer.options import AUTO
+from router.options.policies import Wish
+
 
 def _beside_the_config(file: str, info: ValidationInfo) -> str:
     """An absolute path. A relative one starts at the config file's folder."""
@@ -36,8 +39,8 @@ class RouterConfig(BaseModel):
     drain_timeout_s: float = Field(
         60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
     )
-    speculative_prefill: bool | Literal["auto"] = Field(
-        "auto", description="default of the request option `enabled`: auto, true or false"
+    speculative_prefill: Wish = Field(
+        AUTO, description="default of the request option `enabled`: auto (or true), always or false"
     )
     min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
     select_timeout_s: float = Field(

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
         "replicas": 2,
     },
     "router": {
-        "speculative_prefill": True,
+        "speculative_prefill": "always",
         "min_prompt_tokens": 1024,
         "admission_timeout_s": 2.0,
         "select_timeout_s": 2.5,

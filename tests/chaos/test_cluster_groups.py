@@ -42,7 +42,7 @@ def config(**overrides: Any) -> DeploymentConfig:
         "target.nodes_per_replica": 2,
         "target.replicas": 2,
         "router.resources": {"router_pool": 1},
-        "router.speculative_prefill": True,
+        "router.speculative_prefill": "always",
         **{f"{part}.drain_timeout_s": 5.0 for part in ("speculator", "target", "router")},
         **overrides,
     }

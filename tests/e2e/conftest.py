@@ -88,7 +88,7 @@ def serving_slow_mocks(folder: Path, keep_alive_s: float) -> Iterator[Served]:
         "target": {"model": str(models / "target"), "topology": "split", **mock},
         "decode": {"method": "none"},
         "router": {
-            "speculative_prefill": True, "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s, "cpus": 0.1
+            "speculative_prefill": "always", "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s, "cpus": 0.1
         },
     }  # fmt: skip
     config = folder / "skim.yaml"
@@ -119,7 +119,7 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for pool in ("speculator", "target"):
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
         settings[pool]["engine_options"]["dtype"] = "float32"
-    settings["router"]["speculative_prefill"] = True
+    settings["router"]["speculative_prefill"] = "always"
     config = folder / "demo.yaml"
     config.write_text(yaml.safe_dump(settings))
     served = skim_serve(config, folder)

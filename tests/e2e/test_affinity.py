@@ -58,7 +58,8 @@ def tokens(name: str, count: int) -> list[int]:
 
 def ask(url: str, document: int, question: int, speculative: bool) -> httpx.Response:
     prompt = tokens(f"document {document} {speculative}", DOCUMENT_TOKENS) + tokens(f"{question}", QUESTION_TOKENS)
-    body = {"model": "skim-demo", "prompt": prompt, "max_tokens": 2, "speculative_prefill": speculative}
+    body = {"model": "skim-demo", "prompt": prompt, "max_tokens": 2}
+    body["speculative_prefill"] = "always" if speculative else False
     return httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
 
 

@@ -106,7 +106,7 @@ def batch(tmp_path: Path) -> list[str]:
 
 def row(i: int) -> dict[str, Any]:
     """Chat, completions and responses alternate; some rows have Skim's option, one row has a wrong option."""
-    body: dict[str, Any] = {"model": "skim-demo", "speculative_prefill": bool(i % 2)}
+    body: dict[str, Any] = {"model": "skim-demo", "speculative_prefill": "always" if i % 2 else False}
     if i == REFUSED:
         body["speculative_prefill"] = {"keep_rate": 7}
     text = f"This is row {i} of a batch. What is its number?"

@@ -67,7 +67,7 @@ def serve(home: Path, **environment: str) -> Served:
     template, config = home / "template.jinja", home / "pair.yaml"
     template.write_text(TEMPLATE)
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "chat_template": str(template)}
-    router = {"cpus": 0.5, "speculative_prefill": True, "vllm_args": tools}
+    router = {"cpus": 0.5, "speculative_prefill": "always", "vllm_args": tools}
     config.write_text(yaml.safe_dump({"speculator": pool, "target": pool, "router": router}))
     served = skim_serve(config, home, HF_HOME=str(home), **environment)
     served.await_ready()

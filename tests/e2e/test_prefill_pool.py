@@ -33,7 +33,7 @@ def url(collector: Receiver, every_core: None) -> Iterator[str]:
         "target.topology": "split",
         "target.tensor_parallel": 2,
         "router.port": free_port(),
-        "router.speculative_prefill": True,
+        "router.speculative_prefill": "always",
         "observability.traces": {"endpoint": collector.url},
         "target.engine_options.otlp_traces_endpoint": f"{collector.url}/v1/traces",
         "target.env.OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",

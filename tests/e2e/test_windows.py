@@ -15,7 +15,7 @@ from tests.e2e.test_affinity import tokens
 pytestmark = pytest.mark.nightly
 
 REPLICAS = 3
-OPTIONS = {"enabled": True, "keep_rate": 0.2, "scoring": "heads", "read": "windows", "window_tokens": 256}
+OPTIONS = {"enabled": "always", "keep_rate": 0.2, "scoring": "heads", "read": "windows", "window_tokens": 256}
 
 
 def settings() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from router.http.body_fields import read_fields
-from router.options.request import PREFILL, PrefillOptions, SpeculationOptions, resolve_decode
+from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
 from router.prompt.keep_fields import extract_keep_fields
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
@@ -57,13 +57,13 @@ def options(data: bytes) -> None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
-    for header, field in ((text, None), (None, value)):
-        for resolve in (
-            lambda h, f: PREFILL.resolve(PrefillOptions(), h, f),
-            lambda h, f: resolve_decode(SpeculationOptions(), h, f),
-        ):
+    for option in (PREFILL, DECODE):
+        for headers, field in (({option.header: text}, None), ({option.old_header: text}, None), ({}, value)):
             try:
-                resolve(header, field)
+                if option is PREFILL:
+                    PREFILL.read(PrefillOptions(), headers, field)
+                else:
+                    read_decode(SpeculationOptions(), headers, field)
             except InvalidRequestError:
                 continue
 

@@ -37,7 +37,7 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
     """A deployment whose models lie in `folder`, with one replica of each part."""
     for pool in ("speculator", "target"):
         shutil.copytree(ROOT / "demo_models" / pool, folder / pool)
-    router = {"speculative_prefill": True, "admission_timeout_s": 5.0, "select_timeout_s": 5.0}
+    router = {"speculative_prefill": "always", "admission_timeout_s": 5.0, "select_timeout_s": 5.0}
     found: dict[str, Any] = {"served_model_name": "skim-demo", "router": {**router, "cpus": 0.1}}
     for pool in ("speculator", "target"):
         found[pool] = {"model": str(folder / pool), "engine": "vllm" if engines else "mock", "cpus_per_replica": 0.1}

@@ -184,7 +184,7 @@ def _settings(kind: str, replicas: int) -> dict[str, Any]:
     return demo_settings(replicas)
 
 
-PATIENT = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": True}
+PATIENT = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": "always"}
 """Of the router. A prompt is always kept alike, however long its selection takes."""
 
 

@@ -165,7 +165,14 @@ RIGHT = {
     "service_tier": st.just("flex"),
     "vllm_xargs": st.just({"a": 1}),
     "speculative_prefill": st.sampled_from(
-        [True, False, {"keep_rate": 0.5}, {"keep_by_role": {"user": 0.5}}, {"protect_tools": ["f"], "keep_short": 0}]
+        [
+            True,
+            False,
+            "always",
+            {"keep_rate": 0.5},
+            {"keep_by_role": {"user": 0.5}},
+            {"protect_tools": ["f"], "keep_short": 0},
+        ]
     ),
     "speculative_decode": st.sampled_from([True, False, {"max_draft_tokens": 2}]),
 }

@@ -105,7 +105,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
     from router.vllm_front.app import ServedModel, build_openai_app
 
-    defaults = PrefillOptions(enabled=True, min_prompt_tokens=MIN_PROMPT_TOKENS)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=MIN_PROMPT_TOKENS)
     settings = RouterConfig(
         select_timeout_s=SELECT_TIMEOUT_S,
         explain_text=True,

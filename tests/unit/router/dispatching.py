@@ -29,7 +29,7 @@ async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", 
         LocalMeter(),
     )
     context = CallState(
-        Request(PrefillOptions(**{"enabled": True, "min_prompt_tokens": 256, **options}), DecodeOptions())
+        Request(PrefillOptions(**{"enabled": "always", "min_prompt_tokens": 256, **options}), DecodeOptions())
     )
     outputs = [output async for output in dispatcher.run("r", one_prompt, context)]
     return SimpleNamespace(outputs=outputs, outcome=context.prompts[0], dispatcher=dispatcher, context=context)

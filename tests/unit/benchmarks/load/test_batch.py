@@ -32,7 +32,7 @@ def test_rows_are_shuffled_and_can_be_in_order():
     assert len(beginnings) == 3, "the rows of a document share a prefix"
 
 
-@pytest.mark.parametrize("prefill", ["auto", True, False])
+@pytest.mark.parametrize("prefill", ["auto", "always", False])
 def test_the_deployment_is_one_that_skim_can_load(tmp_path, prefill):
     made = deployment(SETTINGS, batch.Path("demo_models/target"), prefill)
     (tmp_path / "deployment.yaml").write_text(json.dumps(made))

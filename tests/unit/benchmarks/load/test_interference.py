@@ -69,12 +69,12 @@ async def test_a_read_that_stops_the_streams_is_seen_and_one_that_does_not_is_no
 
 async def test_what_is_asked():
     server = Server()
-    await measured(server, {"enabled": True, "keep_rate": 0.2})
+    await measured(server, {"enabled": "always", "keep_rate": 0.2})
     lengths = sorted(len(body["prompt"]) for body in server.bodies)
     assert lengths == [interference.STREAM_PROMPT] * SETTINGS.streams + [1200] * SETTINGS.prompts
     assert len({str(body["prompt"]) for body in server.bodies}) == len(server.bodies), "a cache would serve it"
     options = [body["speculative_prefill"] for body in sorted(server.bodies, key=lambda body: len(body["prompt"]))]
-    assert options == [False, False, *[{"enabled": True, "keep_rate": 0.2}] * 2]
+    assert options == [False, False, *[{"enabled": "always", "keep_rate": 0.2}] * 2]
     stock = Server()
     await measured(stock)
     assert not any("speculative_prefill" in body for body in stock.bodies)

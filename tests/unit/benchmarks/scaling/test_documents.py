@@ -62,7 +62,7 @@ def test_shared_documents_change_the_engines_and_the_router() -> None:
         config = deployment(settings)
         build_app(config)
         options[documents] = config
-    assert (options[0].router.speculative_prefill, options[8].router.speculative_prefill) == (True, "auto")
+    assert (options[0].router.speculative_prefill, options[8].router.speculative_prefill) == ("always", "auto")
     assert (options[0].router.affinity, options[8].router.affinity) == (False, True)
     assert options[0].speculator.engine_options == {"latency_ms": 2000.0}
     target = options[8].target.engine_options

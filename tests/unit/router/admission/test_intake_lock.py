@@ -84,7 +84,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_keeps_nobody_out():
 async def test_a_prompt_leaves_the_intake_before_a_pool_is_asked():
     pools, left = LocalPools(), []
     context = CallState(
-        Request(PrefillOptions(enabled=True, min_prompt_tokens=256), DecodeOptions()),
+        Request(PrefillOptions(enabled="always", min_prompt_tokens=256), DecodeOptions()),
         release_intake=lambda: left.append(len(pools.selects)),
     )
     dispatcher = Dispatcher(

@@ -148,7 +148,8 @@ async def test_another_question_is_compressed():
 
 
 @pytest.mark.parametrize(
-    "options", [True, {"enabled": True}, {"keep_rate": 0.3}, {"coverage": 0.5}, {"keep_rate": "auto", "max_keep": 0.3}]
+    "options",
+    ["always", {"enabled": "always"}, {"keep_rate": 0.3}, {"coverage": 0.5}, {"keep_rate": "auto", "max_keep": 0.3}],
 )
 async def test_an_explicit_wish_is_obeyed(options):
     outcome, _, counts = await run(COUNTING, pools=ScoredPools(scores=1.0), options=options)

@@ -97,7 +97,7 @@ async def test_agreement_is_measured_on_the_answers(monkeypatch, other, outcome)
     "request_",
     [
         {"enabled": False},
-        {"enabled": True},
+        {"enabled": "always"},
         {"keep_rate": 1.0},
         {"sampling": {"max_tokens": 4}},
         {"sampling": {**GREEDY, "temperature": 0.7, "seed": 5}},
@@ -198,7 +198,7 @@ async def test_no_audit_begins_under_load(waiting, outcome):
     dispatcher = auditing(pools, max_ongoing=2)
     async with AsyncExitStack() as stack:
         for index in range(waiting):
-            outputs = await stack.enter_async_context(aclosing(stream(dispatcher, f"w{index}", enabled=True)))
+            outputs = await stack.enter_async_context(aclosing(stream(dispatcher, f"w{index}", enabled="always")))
             await anext(outputs)
         dispatcher.audits.begin(pools, *await finished(dispatcher))
         assert outcomes(dispatcher) == outcome
@@ -221,7 +221,7 @@ async def test_load_ends_the_audits_that_run():
     async for _ in stream(dispatcher):
         pass
     await until(lambda: pools.audited == 1)
-    first, second = stream(dispatcher, "a", enabled=True), stream(dispatcher, "b", enabled=True)
+    first, second = stream(dispatcher, "a", enabled="always"), stream(dispatcher, "b", enabled="always")
     await anext(first)
     assert pools.cancelled == 0
     await anext(second)

@@ -209,7 +209,7 @@ async def test_a_prompt_that_the_speculator_cannot_read_runs_dense_under_auto(er
     assert ran.outputs[-1].finished
     pools.select_error = error
     with pytest.raises(InvalidRequestError):
-        await run(pools, prompt(), enabled=True)
+        await run(pools, prompt(), enabled="always")
 
 
 async def test_a_prompt_that_no_pool_can_read_is_refused_under_auto():
@@ -264,7 +264,7 @@ async def test_a_prompt_behind_a_dense_one_finds_what_the_target_reads_now():
 
     seen = []
     dispatcher = Dispatcher(Watched(), PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
-    for enabled in (False, True):
+    for enabled in (False, "always"):
         context = CallState(Request(PrefillOptions(enabled=enabled, min_prompt_tokens=256), DecodeOptions()))
         async for _ in dispatcher.run("r", prompt(), context):
             pass
@@ -296,7 +296,7 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
         assert told == f"sooner;dense={estimate.dense:.0f};speculative={estimate.speculative:.0f}"
         assert (await ask(documents[5], enabled=False))[:3] == ("dense", "disabled", "disabled")
         assert (await ask([*documents[5], 8, 9, 10]))[:2] == ("dense", "cached")
-        assert (await ask([*documents[5], 8, 9, 10], enabled=True))[:3] == ("speculative", "requested", "requested")
+        assert (await ask([*documents[5], 8, 9, 10], enabled="always"))[:3] == ("speculative", "requested", "requested")
         assert (await ask([*documents[5], *documents[6]]))[:2] == ("speculative", "sooner")
         ratios = dispatcher.meter.recorded["skim_router_forecast_ratio"]
         assert [tags["mode"] for _, tags in ratios] == ["speculative", "speculative", "dense", "speculative"]

@@ -94,7 +94,7 @@ async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, 
     assert kinds == (shed.split("+") if shed else [])
 
 
-@pytest.mark.parametrize("given", [{"keep_rate": 0.3}, {"min_keep": 0.2}, True])
+@pytest.mark.parametrize("given", [{"keep_rate": 0.3}, {"min_keep": 0.2}, "always"])
 async def test_an_explicit_wish_is_obeyed(given):
     pools = LocalPools()
     dispatcher = dispatcher_of(pools)

@@ -21,7 +21,7 @@ FOREVER_MS = 600_000
 async def stopped(pools, timeout_ms):
     """The context and the meter of a prompt that misses its deadline, and the outputs before."""
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
-    options = PrefillOptions(enabled=True, min_prompt_tokens=256)
+    options = PrefillOptions(enabled="always", min_prompt_tokens=256)
     context = CallState(Request(options, DecodeOptions(), deadline=Deadline.after(timeout_ms)))
     outputs = []
 
@@ -67,7 +67,7 @@ async def test_before_any_work():
 async def test_each_hop_is_told_the_time_that_is_left(timeout_ms):
     pools = LocalPools()
     dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
-    options = PrefillOptions(enabled=True, min_prompt_tokens=256)
+    options = PrefillOptions(enabled="always", min_prompt_tokens=256)
     context = CallState(Request(options, DecodeOptions(), deadline=Deadline.after(timeout_ms)))
     assert [output async for output in dispatcher.run("r", prompt(), context)][-1].finished
     told = [pools.selects[0].timeout_ms, pools.generates[0].timeout_ms]

@@ -95,7 +95,7 @@ async def test_a_selection_without_drafts_has_no_session_to_end():
     dispatcher = Dispatcher(
         pools, PrefillOptions(), SpeculationOptions(), RouterConfig(select_timeout_s=0.05), LocalMeter()
     )
-    options = PrefillOptions(enabled=True, min_prompt_tokens=256)
+    options = PrefillOptions(enabled="always", min_prompt_tokens=256)
     context = CallState(Request(options, DecodeOptions(method="none")))
     async for _ in dispatcher.run("r", prompt(), context):
         pass

@@ -14,7 +14,7 @@ from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 
 PROMPT = Prompt([7 + i % 900 for i in range(600)], {"max_tokens": 2}, 2)
-DEFAULTS = {"enabled": True, "min_prompt_tokens": 256, "keep_rate": 0.25}
+DEFAULTS = {"enabled": "always", "min_prompt_tokens": 256, "keep_rate": 0.25}
 
 
 async def recorded(pools: LocalPools, **options: object) -> LocalMeter:

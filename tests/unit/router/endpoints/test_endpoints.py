@@ -94,7 +94,7 @@ async def test_without_the_middleware_the_option_is_ignored(client, pools, docum
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_the_header_does_as_the_body(client, pools, document, path):
     body = request_body(path, document)
-    await ask(client, path, body, headers={"x-speculative-prefill": "keep=0.5; look-ahead=0"})
+    await ask(client, path, body, headers={"x-skim-prefill": "keep=0.5; look-ahead=0"})
     await ask(client, path, {**body, "speculative_prefill": {"keep_rate": 0.5, "look_ahead": 0}})
     first, second = (request.prompt for request in pools.generates)
     assert first.positions.tolist() == second.positions.tolist()
@@ -169,7 +169,7 @@ async def test_the_selection_is_found_by_the_responses_id(client, pools, documen
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_the_text_of_a_prompt_is_shown_to_who_asked_for_it(client, pools, document, path):
-    option = {"enabled": True, "explain_text": True}
+    option = {"enabled": "always", "explain_text": True}
     asked = (await ask(client, path, request_body(path, document, speculative_prefill=option))).json()["id"]
     silent = (await ask(client, path, request_body(path, document))).json()["id"]
     shown = (await client.get(f"/v1/requests/{asked}/selection")).json()

@@ -114,7 +114,7 @@ async def test_a_wrong_option_is_a_400_that_names_it(client, pools, document, pa
     error = await refused(client, path, body, 400)
     assert error.message == "speculative_prefill.keep_rate must be auto or a number > 0 and <= 1, not 2"
     assert (error.type, error.param) == (kind_on(path, 400, "BadRequestError"), "speculative_prefill.keep_rate")
-    error = await refused(client, path, request_body(path, document), 400, headers={"x-speculative-prefill": "keep=2"})
+    error = await refused(client, path, request_body(path, document), 400, headers={"x-skim-prefill": "keep=2"})
     assert error.param == "speculative_prefill.keep_rate"
     assert pools.selects == pools.generates == []
 

@@ -38,7 +38,7 @@ async def tools_app():
     from router.vllm_front.app import ServedModel, build_openai_app
 
     pools = LocalPools(speculator={"max_model_len": MAX_MODEL_LEN}, target={"max_model_len": MAX_MODEL_LEN})
-    defaults = PrefillOptions(enabled=True, min_prompt_tokens=256)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
     dispatcher = Dispatcher(
         pools, defaults, SpeculationOptions(), RouterConfig(select_timeout_s=SELECT_TIMEOUT_S), LocalMeter()
     )

@@ -50,7 +50,7 @@ async def test_the_explanation_adds_up():
 
 async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_say_so():
     asks, silent = (
-        CallState(Request(PrefillOptions(enabled=True, min_prompt_tokens=256, explain_text=wish), DecodeOptions()))
+        CallState(Request(PrefillOptions(enabled="always", min_prompt_tokens=256, explain_text=wish), DecodeOptions()))
         for wish in (True, False)
     )
 

@@ -241,7 +241,7 @@ async def test_a_selection_is_shown_to_its_own_key_only(guarded, pools, document
 
 async def test_the_pools_ids_are_not_the_clients(guarded, pools, document):
     """A session has the id of its selection: a client that could choose it could reach the session of another one."""
-    body = request_body("/v1/completions", document, speculative_prefill=True)
+    body = request_body("/v1/completions", document, speculative_prefill="always")
     for _ in range(2):
         headers = bearer("plain-key") | {"x-request-id": "chosen"}
         response = await guarded.client.post("/v1/completions", json=body, headers=headers)

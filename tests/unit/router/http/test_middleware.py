@@ -37,7 +37,7 @@ async def test_the_body_is_read_once_and_given_again():
 
 
 async def test_body_and_header_make_the_options():
-    app, _ = await through({"speculative_prefill": {"look_ahead": 2}}, [(b"x-speculative-prefill", b"keep=0.5")])
+    app, _ = await through({"speculative_prefill": {"look_ahead": 2}}, [(b"x-skim-prefill", b"keep=0.5")])
     assert (app.context.request.options.keep_rate, app.context.request.options.look_ahead) == (0.5, 2)
     app, _ = await through({})
     assert app.context.request.options == DEFAULTS
@@ -53,7 +53,7 @@ async def test_the_context_ends_with_the_request():
 @pytest.mark.parametrize(("method", "scope_type"), [("GET", "http"), ("DELETE", "http"), ("GET", "lifespan")])
 async def test_what_is_no_post_passes_untouched(method, scope_type):
     app = Recorder()
-    call = Call(app, (b'{"speculative_prefill": 3}',), method, [(b"x-speculative-prefill", b"nonsense")], scope_type)
+    call = Call(app, (b'{"speculative_prefill": 3}',), method, [(b"x-skim-prefill", b"nonsense")], scope_type)
     await call.run()
     assert app.context is None
     assert call.status == 200
@@ -141,3 +141,16 @@ async def test_requests_that_run_at_once_have_contexts_of_their_own():
     bodies = [json.dumps({"speculative_prefill": {"look_ahead": i}}).encode() for i in range(8)]
     await asyncio.gather(*(Call(app, (body,)).run() for app, body in zip(apps, bodies, strict=True)))
     assert [app.context.request.options.look_ahead for app in apps] == list(range(8))
+
+
+@pytest.mark.parametrize("body", [{}, {"speculative_prefill": {"keep_rate": 2}}])
+async def test_an_old_header_is_told_in_a_warning(body):
+    """Also in an error. The new names have none."""
+    old = [(b"x-speculative-prefill", b"true"), (b"x-speculative-decode", b"off")]
+    _, call = await through(body, old)
+    [warning] = [value.decode() for name, value in call.sent[0]["headers"] if name == b"warning"]
+    assert warning.startswith('299 skim "')
+    assert "x-speculative-prefill is now x-skim-prefill" in warning
+    assert "x-speculative-decode is now x-skim-decode" in warning
+    _, call = await through(body, [(b"x-skim-prefill", b"on"), (b"x-skim-decode", b"off")])
+    assert b"warning" not in dict(call.sent[0]["headers"])

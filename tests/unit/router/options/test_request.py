@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from router.options.errors import HttpError, InvalidOptionError
-from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, describe_range, resolve_decode
+from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, describe_range, read_decode
 
 DEFAULTS = PrefillOptions(keep_rate=0.25, look_ahead=4, min_prompt_tokens=77)
 
@@ -34,19 +34,26 @@ def test_the_body_wins_over_the_header_field_by_field():
 @pytest.mark.parametrize(
     ("header", "body", "enabled"),
     [
-        ("on", None, True),
-        (" TRUE ", None, True),
-        ("on; keep=0.4", None, True),
+        ("on", None, "auto"),
+        (" TRUE ", None, "auto"),
+        ("on; keep=0.4", None, "auto"),
+        ("ALWAYS", None, "always"),
+        ("always; keep=0.4", None, "always"),
+        ("enabled=true", None, "auto"),
+        ("enabled=always", None, "always"),
         ("keep=0.4; off", None, False),
         ("Auto;keep=0.4", None, "auto"),
         ("off", None, False),
         ("False", None, False),
-        (None, True, True),
+        (None, True, "auto"),
+        (None, "always", "always"),
+        (None, {"enabled": True}, "auto"),
+        ("always", True, "auto"),
         (None, False, False),
-        ("off", True, True),
+        ("off", True, "auto"),
         ("on", False, False),
         ("off", {"keep_rate": 0.5}, False),
-        ("off", {"enabled": True}, True),
+        ("off", {"enabled": "always"}, "always"),
         ("enabled=false", None, False),
         ("auto", None, "auto"),
         ("enabled=auto", None, "auto"),
@@ -57,6 +64,22 @@ def test_the_body_wins_over_the_header_field_by_field():
 )
 def test_switching_on_and_off(header, body, enabled):
     assert PREFILL.resolve(DEFAULTS, header, body).enabled == enabled
+
+
+@pytest.mark.parametrize("value", ["on", "true", "always", "enabled=always; keep=0.3", "auto"])
+def test_the_old_header_never_forces(value):
+    """Other systems have it for a warm-up."""
+    assert PREFILL.read(PrefillOptions(enabled=False), {"x-speculative-prefill": value}, None).enabled == "auto"
+
+
+def test_the_old_headers_act_where_the_new_ones_are_not_sent():
+    old, new = {"x-speculative-prefill": "keep=0.3"}, {"x-skim-prefill": "keep=0.4"}
+    assert PREFILL.read(DEFAULTS, old, None).keep_rate == 0.3
+    assert PREFILL.read(DEFAULTS, old | new, None).keep_rate == 0.4
+    assert PREFILL.read(DEFAULTS, old, {"keep_rate": 0.2}).keep_rate == 0.2
+    assert PREFILL.read(DEFAULTS, {"x-speculative-prefill": "off"}, None).enabled is False
+    assert PREFILL.read(DEFAULTS, old, "always").enabled == "always"
+    assert read_decode(SpeculationOptions(), {"x-speculative-decode": "off"}, None).decode.method == "none"
 
 
 def test_drafting_is_on_or_off():
@@ -85,8 +108,8 @@ def test_spans_in_the_header_are_json():
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("enabled", 1, "auto, true or false"),
-        ("enabled", "on", "auto, true or false"),
+        ("enabled", 1, "auto, always, true or false"),
+        ("enabled", "on", "auto, always, true or false"),
         ("keep_rate", 0, "auto or a number > 0 and <= 1"),
         ("keep_rate", 1.01, "auto or a number > 0 and <= 1"),
         ("keep_rate", "0.3", "auto or a number > 0 and <= 1"),
@@ -180,14 +203,14 @@ def test_an_unknown_option_is_refused_with_those_there_are(name):
 @pytest.mark.parametrize("body", ["on", 1, 0, [], [True], 0.3, ""])
 def test_a_body_of_another_type_is_refused(body):
     error = refusal(body=body)
-    assert str(error) == f"speculative_prefill must be an object, auto, true or false, not {json.dumps(body)}"
+    assert str(error) == f"speculative_prefill must be an object, auto, always, true or false, not {json.dumps(body)}"
     assert error.param == "speculative_prefill"
 
 
 def test_a_header_without_equals_sign_is_shown_an_example():
     error = refusal(header="keep 0.3")
-    assert str(error).startswith('header x-speculative-prefill: "keep 0.3" is not name=value; write for example keep=')
-    assert error.param == "x-speculative-prefill"
+    assert str(error).startswith('header x-skim-prefill: "keep 0.3" is not name=value; write for example keep=')
+    assert error.param == "x-skim-prefill"
 
 
 # The brackets overflow the stack of the JSON parser; the digits exceed Python's limit for integers.
@@ -238,11 +261,14 @@ def _check_words(model, name):
 
 def test_decode_options_follow_the_same_rules():
     defaults = SpeculationOptions(max_draft_tokens=6)
-    assert resolve_decode(defaults, "draft-ahead=off; max-draft-tokens=2", None).decode.draft_ahead == "off"
-    assert resolve_decode(defaults, "max-draft-tokens=2", {"max_draft_tokens": 3}).max_draft_tokens == 3
-    assert resolve_decode(defaults, "off", None).decode.method == "none"
-    assert resolve_decode(defaults, None, False).decode.method == "none"
-    assert resolve_decode(defaults, None, None).decode.method == "remote"
+    assert (
+        read_decode(defaults, {"x-skim-decode": "draft-ahead=off; max-draft-tokens=2"}, None).decode.draft_ahead
+        == "off"
+    )
+    assert read_decode(defaults, {"x-skim-decode": "max-draft-tokens=2"}, {"max_draft_tokens": 3}).max_draft_tokens == 3
+    assert read_decode(defaults, {"x-skim-decode": "off"}, None).decode.method == "none"
+    assert read_decode(defaults, {}, False).decode.method == "none"
+    assert read_decode(defaults, {}, None).decode.method == "remote"
 
 
 @pytest.mark.parametrize(
@@ -258,6 +284,6 @@ def test_decode_options_follow_the_same_rules():
 )
 def test_a_decode_option_that_the_deployment_cannot_serve(body, param, words):
     with pytest.raises(InvalidOptionError) as error:
-        resolve_decode(SpeculationOptions(max_draft_tokens=6), None, body)
+        read_decode(SpeculationOptions(max_draft_tokens=6), {}, body)
     assert error.value.param == param
     assert words in str(error.value)

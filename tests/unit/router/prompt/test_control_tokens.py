@@ -137,7 +137,7 @@ def specials(ids):
 
 
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("enabled", [False, "always"])
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_a_message_cannot_begin_another_one(client, pools, document, path, enabled):
     """Dense and speculative. A raw prompt is the client's own from its first to its last token."""
