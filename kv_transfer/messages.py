@@ -277,9 +277,10 @@ class GenerateOutput:
     """Target to router: one output of a stream. `finished` is true on the last output.
 
     prompt_logprobs: per prompt token (None for the first), only for dense requests that set it.
-    cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. timings: milliseconds by
-    part (queue, prefill), on the first output. kv_blocks: where the KV blocks are, on the last output of a prefill leg.
-    An unfinished output with prompt_logprobs alone is a piece of the next one (`target_service.reply_pieces`).
+    cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. created_tokens: those that
+    were computed and written to the prefix cache. timings: milliseconds by part (queue, prefill), on the first output.
+    kv_blocks: where the KV blocks are, on the last output of a prefill leg. An unfinished output with prompt_logprobs
+    alone is a piece of the next one (`target_service.reply_pieces`).
     """
 
     completions: list[Completion]
@@ -288,6 +289,7 @@ class GenerateOutput:
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     kv_blocks: Mapping[str, Any] | None = None
+    created_tokens: int = 0
 
     @property
     def is_piece(self) -> bool:

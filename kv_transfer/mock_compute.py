@@ -34,9 +34,11 @@ class MockPrefixCache:
         found = self.match(self._hashes(token_ids[:-1], positions[:-1], salt))
         return self._size * found
 
-    def store(self, token_ids: Int32Array, positions: Int32Array, salt: str | None = None) -> None:
-        """Hold the KV of these tokens."""
-        self.hold(self._hashes(token_ids, positions, salt))
+    def store(self, token_ids: Int32Array, positions: Int32Array, salt: str | None = None) -> int:
+        """Hold the KV of these tokens. Returns how many are held: those in full blocks."""
+        hashes = self._hashes(token_ids, positions, salt)
+        self.hold(hashes)
+        return self._size * len(hashes)
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """The number of leading blocks that are held. They become the most recently used."""
@@ -62,12 +64,13 @@ class MockPrefixCache:
 @dataclass(slots=True)
 class Prefill:
     """One prefill. cached_tokens: from the prefix cache. queue_ms: the wait for earlier prompts. ms: the prefill's time
-    without that wait.
+    without that wait. created_tokens: computed, and then in the prefix cache.
     """
 
     cached_tokens: int
     queue_ms: float
     ms: float
+    created_tokens: int = 0
 
 
 class MockCompute:
@@ -108,10 +111,10 @@ class MockCompute:
             computed = int(token_ids.size) - cached
             ms = self._fixed_ms + self._ms_per_token * computed + more_ms
             await asyncio.sleep(ms / 1e3)
-            self.cache.store(token_ids, positions, salt)
+            stored = self.cache.store(token_ids, positions, salt)
         self.cached_tokens += cached
         self.computed_tokens += computed
-        return Prefill(cached, queue_ms, ms)
+        return Prefill(cached, queue_ms, ms, max(stored - cached, 0))
 
     @asynccontextmanager
     async def _own_turn(self) -> AsyncIterator[None]:

@@ -55,6 +55,7 @@ def join(first: GenerateOutput, second: GenerateOutput) -> GenerateOutput:
         second,
         completions=list(parts.values()),
         cached_tokens=max(first.cached_tokens, second.cached_tokens),
+        created_tokens=max(first.created_tokens, second.created_tokens),
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         timings={**second.timings, **first.timings},
     )

@@ -96,7 +96,8 @@ class MockTarget(TargetEngine):
         asked, answer = request.prompt_and_answer()
         answers = Answers(sampling, max_tokens, self._tokenizer, answer.tolist())
         timings = {"queue": done.queue_ms, "prefill": done.ms}
-        answers.on_first_output = {"timings": timings, "cached_tokens": done.cached_tokens}
+        cache = {"cached_tokens": done.cached_tokens, "created_tokens": done.created_tokens}
+        answers.on_first_output = {"timings": timings, **cache}
         if sampling.prompt_logprobs is not None:
             others = [TokenLogprob(id, -99.0, id + 2) for id in range(sampling.prompt_logprobs)]
             told = [None, *([TokenLogprob(id, 0.0, 1), *others] for id in prompt.token_ids[1:].tolist())]

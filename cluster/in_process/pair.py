@@ -50,7 +50,7 @@ class SelectFields(TypedDict, total=False):
     follow_acceptance: Literal["on", "off"]
     max_keep: float | None
     protected_spans: list[list[int]]
-    keep_by_role: dict[Literal["user", "assistant", "tool"], Keep]
+    keep_by_role: dict[Literal["system", "user", "assistant", "tool"], Keep]
     protect_tools: list[str]
     keep_short: int
     keep_ranges: list[tuple[int, int, Keep]]

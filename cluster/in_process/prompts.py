@@ -128,7 +128,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     asked, keeps = messages_with_keeps(messages)
     try:
         text = rendered(without_marks(asked, keeps) if keeps else messages)
-        marked = MarkedChat(asked, text, keeps)
+        marked = MarkedChat(asked, text, keeps, system="system" in options.keep_by_role)
         chat = marked.contents(rendered(marked.messages))
         framed = rendered(frame_messages())
     except Exception as error:  # templates raise jinja2's errors and, through it, any other

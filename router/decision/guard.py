@@ -8,8 +8,8 @@ It acts twice, by signals that cost nothing:
    found no part that matters more than the others. The limit depends on the speculator and on how it scores, so there
    is no default: `skim calibrate` measures it.
 
-An explicit wish is obeyed: the guard does nothing for a request with `enabled: always`, or with a keep rate or a coverage
-of its own, be it for one role, range or content.
+An explicit wish is obeyed: the guard does nothing for a request with `enabled: always`, or with a keep rate or a
+coverage of its own, be it for one role, range or content.
 """
 
 import math

@@ -24,6 +24,7 @@ from router.decision.guard import Advice
 from router.dispatch.request import Prompt, Request
 from router.options.errors import HttpError
 from router.options.headers import TOTAL, write_server_timing
+from router.options.policies import SYSTEM_ROLES
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import PromptSpans
@@ -87,11 +88,20 @@ class PromptState:
         return self.kept_tokens / self.prompt_tokens
 
     @property
+    def _is_system_prompt(self) -> bool:
+        """Whether it runs dense because most of it is a system prompt, from which selection needs a choice."""
+        if self.reason != "all-protected" or 2 * self.spans.opening <= self.prompt_tokens:
+            return False
+        return self.prompt.chat is not None and any(role in SYSTEM_ROLES for role in self.prompt.chat.roles)
+
+    @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, the kind
         of question for the guard, the number of contents that are kept because their place is unknown, what the
-        acceptance of earlier drafts added to the coverage, and what was left out because of the load."""
+        acceptance of earlier drafts added to the coverage, and what was left out because of the load. option:
+        what would let a selection drop something."""
         parameters = f";guard={self.guard}" if self.guard else ""
+        parameters += ";option=keep_by_role.system" if self._is_system_prompt else ""
         parameters += f";unmapped={self.lost_contents}" if self.lost_contents else ""
         parameters += f";raised={self.raised:g}" if self.raised else ""
         parameters += f";shed={self.shed}" if self.shed else ""

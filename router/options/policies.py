@@ -12,7 +12,8 @@ Keep = Literal["always", "auto"] | float
 KEEP_VALUES = "always, auto or a number > 0 and <= 1"
 SYSTEM_ROLES = ("system", "developer")
 
-Role = Literal["user", "assistant", "tool"]
+Role = Literal["system", "user", "assistant", "tool"]
+"""system: also the developer's messages, which are selected from only if `keep_by_role` names it."""
 
 
 def read_keep(value: Any) -> Keep:
@@ -48,7 +49,7 @@ class PolicyOptions(SelectionOptions):
     """The options of the selection that the router carries out, and those that cross the wire."""
 
     keep_by_role: dict[Role, KeepField] = Field(
-        default_factory=dict, description="how much is kept of a content of the role user, assistant or tool"
+        default_factory=dict, description="how much is kept of a content of the role system, user, assistant or tool"
     )
     protect_tools: list[str] = Field(
         default_factory=list, max_length=1024, description="names of tools whose results are always kept"
@@ -60,7 +61,7 @@ class PolicyOptions(SelectionOptions):
     def keep(self, role: str, tool: str | None, tokens: int, asked: Keep | None) -> Keep:
         """How much is kept of a content. The first rule that applies decides.
 
-        role: of its message; the system's are always kept. tool: the name of the tool whose result it is. tokens: of
+        role: of its message. tool: the name of the tool whose result it is. tokens: of
         its whole message. asked: the client's wish for this content.
         """
         if asked is not None:
@@ -68,4 +69,4 @@ class PolicyOptions(SelectionOptions):
         is_short = self.keep_short > 0 and tokens <= self.keep_short
         if is_short or tool in self.protect_tools:
             return "always"
-        return self.keep_by_role.get(role, "auto")  # type: ignore[call-overload]
+        return self.keep_by_role.get(role, "always" if role == "system" else "auto")  # type: ignore[call-overload]

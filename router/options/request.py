@@ -231,7 +231,7 @@ def _kind(field: FieldInfo) -> str:
         return f"a list of at most {MAX_KEEP_RANGES} [start, end, keep] with 0 <= start < end and keep {KEEP_VALUES}"
     choices = getattr(annotation, "__args__", ())
     if annotation == dict[Role, KeepField]:
-        return f"an object that gives user, assistant or tool the value {KEEP_VALUES}"
+        return f"an object that gives system, user, assistant or tool the value {KEEP_VALUES}"
     if choices and all(isinstance(c, str) for c in choices):
         return "one of " + ", ".join(choices)
     return f"a list of at most {MAX_PROTECTED_SPANS} pairs [start, end] of integers >= 0"

@@ -50,7 +50,7 @@ class AnswerRecord:
         self._kind = request.sampling.get("output_kind", DELTA)
         self._parts = [_Part() for _ in range(request.sampling.get("n") or 1)]
         self._first: GenerateOutput | None = None
-        self._cached_tokens = 0
+        self._cached_tokens = self._created_tokens = 0
         self.asked = request
         if self._kind != DELTA:
             few = 0 <= (request.sampling.get("logprobs") or 0) <= MAX_TOGETHER
@@ -111,13 +111,14 @@ class AnswerRecord:
         if index is None:
             # Some engines tell it on their first output only.
             self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+            self._created_tokens = max(self._created_tokens, output.created_tokens)
             grown = [self._grow(completion) for completion in output.completions]
         else:
             grown = [self._grow(self._continued(completion, index)) for completion in output.completions]
         if self._kind == DELTA:
             if index is None:
                 return output
-            return GenerateOutput(grown, self.finished, self._cached_tokens)
+            return GenerateOutput(grown, self.finished, self._cached_tokens, created_tokens=self._created_tokens)
         if self._kind == FINAL_ONLY and not self.finished:
             return None
         indices = (completion.index for completion in grown)
@@ -127,6 +128,7 @@ class AnswerRecord:
             self._cached_tokens,
             self._first.prompt_logprobs,
             self._first.timings if earlier is None or self._kind == FINAL_ONLY else {},
+            created_tokens=self._created_tokens,
         )
 
     def _continued(self, new: Completion, index: int) -> Completion:

@@ -279,4 +279,4 @@ def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOu
     """
     timings = dict(prefill.timings)
     timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
-    return replace(output, timings=timings, cached_tokens=prefill.cached_tokens)
+    return replace(output, timings=timings, cached_tokens=prefill.cached_tokens, created_tokens=prefill.created_tokens)

@@ -21,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A text of a message that is not the system's, or the part of it that has its own `keep`.
+    """A text of a message, or the part of it that has its own `keep`; of the system's only if it may be selected from.
 
     message: index of the message. role: of the message. text: without outer white space. tool: the name of the tool
     whose result it is. keep: the client's wish. spans: where it stands in the rendered text, half-open character
@@ -62,11 +62,13 @@ def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]
 class MarkedChat:
     """Messages with marks around their contents. messages: what is to be rendered. plain: their rendering as they are.
 
-    asked: the client's wishes for content parts, marked in `messages`. Equal texts of equal roles have equal marks,
-    because templates compare messages.
+    asked: the client's wishes for content parts, marked in `messages`. system: the system's messages are marked, too.
+    Equal texts of equal roles have equal marks, because templates compare messages.
     """
 
-    def __init__(self, messages: Messages, plain: str, asked: KeepFields | None = None) -> None:
+    def __init__(
+        self, messages: Messages, plain: str, asked: KeepFields | None = None, *, system: bool = False
+    ) -> None:
         self._marks, self._plain = Markers(plain), plain
         self._contents: list[Content] = []
         self._numbers: list[int] = []
@@ -78,7 +80,7 @@ class MarkedChat:
             pieces = []
             for wish, part in asked.marks.segments(text) if asked else [(None, text)]:
                 keep = asked.keeps[wish] if asked and wish is not None else None
-                if not part.strip() or role in SYSTEM_ROLES:
+                if not part.strip() or (role in SYSTEM_ROLES and not system):
                     pieces.append(part)
                     continue
                 number = numbers.setdefault((role, part, keep), len(numbers))
@@ -138,7 +140,7 @@ def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, te
 
 
 def _plain_role(role: str) -> str:
-    return "tool" if role == "function" else role
+    return "tool" if role == "function" else "system" if role in SYSTEM_ROLES else role
 
 
 def _tools(messages: Messages) -> dict[int, str]:

@@ -1,8 +1,9 @@
 """Which tokens of a prompt are never dropped, which have a keep rate of their own, and which are a chat's question.
 
 Of a chat, selection may drop tokens only from the contents of messages, as the policies allow; of the last user turn,
-only from the long part before its question. The chat template, the system prompt, the tool definitions, tool calls and
-the question are always kept. Of raw text, every token but the first may be dropped.
+only from the long part before its question. The chat template, the tool definitions, tool calls and the question are
+always kept, and so is the system prompt, unless `keep_by_role` names it. Of raw text, every token but the first may be
+dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,7 +163,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
     last_user = max((i for i, role in enumerate(chat.roles) if role == "user"), default=-1)
-    starts = [start for content in contents for start, _ in content.spans]
+    starts = [start for content in contents if content.role != "system" for start, _ in content.spans]
     turn = [content for content in contents if content.message == last_user and content.keep in (None, "always")]
     question: CharSpan | None = None
     before: list[CharSpan] = []

@@ -32,6 +32,7 @@ from router.explain.request_reports import RequestReports
 from router.http.authentication import KeyMiddleware
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
+from router.options.request import shown
 from router.options.settings import RouterConfig
 from router.vllm_front import renderer
 from router.vllm_front.engine_client import PooledEngineClient
@@ -118,6 +119,17 @@ async def build_openai_app(
     return app
 
 
+def _problem_of(error: Exception) -> str:
+    """What is wrong with a body. The text of Python's own errors is about vLLM's code; others are vLLM's sentences."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        return f"the body lacks the name {shown(error.args[0])} in a message, an item, a tool or a part of them; add it"
+    if isinstance(error, AttributeError) and isinstance(kind := getattr(error.obj, "type", None), str):
+        return renderer.unsupported_item(kind)
+    if isinstance(error, LookupError | TypeError | AttributeError):
+        return "a message, an item, a tool or a part of them has an empty list or a value of the wrong kind; correct it"
+    return f"the body cannot be read: {error}"
+
+
 def _command_line(flags: Mapping[str, Any]) -> list[str]:
     """{"max_model_len": 8, "enable_x": True} as ["--max-model-len", "8", "--enable-x"]."""
     words: list[str] = []
@@ -137,11 +149,10 @@ async def _answer_unexpected(request: Request, error: Exception) -> Response:
     """
     frames = traceback.walk_tb(error.__traceback__)
     if any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
-        problem = f"the body has a missing name, an empty list or a value of the wrong kind: {error}"
-        shown = HttpError(400, "BadRequestError", problem)
+        told = HttpError(400, "BadRequestError", _problem_of(error))
     elif (response := await exception_handler(request, error)).status_code < 500:
         return response
     else:
         logger.error("a request failed in the router", exc_info=error)
-        shown = HttpError.of(error)
-    return JSONResponse(shown.body(request.url.path), shown.status)
+        told = HttpError.of(error)
+    return JSONResponse(told.body(request.url.path), told.status)

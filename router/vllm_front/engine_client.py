@@ -205,6 +205,7 @@ async def _request_output(request_id: str, prompt: Prompt, output: GenerateOutpu
         ],
         finished=output.finished,
         num_cached_tokens=output.cached_tokens,
+        num_cache_creation_tokens=output.created_tokens,
     )
 
 

@@ -5,10 +5,11 @@ The engine client gets token ids only; what they were rendered from is found her
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from cachetools import LRUCache
 from kv_transfer.messages import Frame
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
-from router.options.request import PrefillOptions
-from router.prompt.contents import ChatContents, MarkedChat, changed, without_marks
+from router.options.request import PrefillOptions, shown
+from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, without_marks
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.frame import frame_messages, frame_of
 from router.prompt.token_cache import KnownTokens
@@ -92,6 +93,24 @@ def refusing(call: CallState) -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
+def check_roles(conversations: Iterable[Messages]) -> None:
+    """Raise InvalidRequestError for a message without a role: also vLLM's form of an item that it does not know."""
+    for number, message in chain.from_iterable(map(enumerate, conversations)):
+        if isinstance(message.get("role"), str):
+            continue
+        if (kind := message.get("type")) not in (None, "message"):
+            raise InvalidRequestError(unsupported_item(kind))
+        raise InvalidRequestError(f"message {number} has no role; give it one, such as user")
+
+
+def unsupported_item(kind: Any) -> str:
+    """The sentence about an item of /v1/responses. kind: its type."""
+    return (
+        f"an item of the type {shown(kind)} is not supported here; the input may have the types message, reasoning, "
+        "function_call and function_call_output"
+    )
+
+
 def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
     """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the call's state and return the tokens'
     character offsets.
@@ -108,6 +127,9 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
         if call is not None:
             call.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
         marked = [changed(messages) for messages in conversations]
+        if call is not None:
+            with refusing(call):
+                check_roles(marked)
         conversations = [without_marks(messages, keep_fields) for messages in marked] if keep_fields else marked
         as_text = call is not None and has_control_tokens(conversations, call)
         if call is not None and ((call.request.options.enabled and not call.request.render_only) or as_text):
@@ -139,7 +161,8 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
     async def find_contents(messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
         """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the `keep` fields."""
         with refusing(call):
-            chat = MarkedChat(messages, prompt.get("prompt") or "", call.request.keep_fields)
+            system = "system" in call.request.options.keep_by_role
+            chat = MarkedChat(messages, prompt.get("prompt") or "", call.request.keep_fields, system=system)
         # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
         if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
             return chat.contents(None)

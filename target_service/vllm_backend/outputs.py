@@ -19,6 +19,7 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
         completions=[_completion(c) for c in output.outputs],
         finished=output.finished,
         cached_tokens=output.num_cached_tokens or 0,
+        created_tokens=output.num_cache_creation_tokens or 0,
         prompt_logprobs=[c async for c in _in_turns(told)] if told else None,
         timings=_timings(output.metrics) if with_timings and output.metrics else {},
         kv_blocks=output.kv_transfer_params,

@@ -327,7 +327,7 @@ async def test_a_batch_protects_each_conversation_by_its_own_turns(client, pools
     chats = [[{**material, "role": "system"}, question], [material, question]]
     body = {"model": MODEL_NAME, "messages": chats, "max_tokens": 2}
     response = await ask(client, "/v1/chat/completions/batch", body)
-    assert response.headers["x-skim-reason"] == "all-protected, requested"
+    assert response.headers["x-skim-reason"] == "all-protected;option=keep_by_role.system, requested"
     assert len(pools.selects) == 1
 
 

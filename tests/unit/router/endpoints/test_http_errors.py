@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 from openai import APIError, AsyncOpenAI
 
+from router.vllm_front.app import _problem_of
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, ask, request_body
@@ -238,8 +240,40 @@ async def test_a_message_without_a_role_is_a_400(client, path):
     body = {"model": MODEL_NAME, "messages": [{"author": {"role": "user", "name": None}}]}
     response = await client.post(path, json=body)
     assert response.status_code == 400
-    assert "missing name" in response.json()["error"]["message"]
-    assert "'role'" in response.json()["error"]["message"]
+    assert response.json()["error"]["message"] == "message 0 has no role; give it one, such as user"
+
+
+@pytest.mark.parametrize("kind", ["custom_tool_call", "item_reference", "computer_call_output"])
+async def test_an_item_that_is_not_supported_is_named(client, kind):
+    items = {
+        "custom_tool_call": {"call_id": "c1", "name": "apply_patch", "input": "x"},
+        "item_reference": {"id": "x"},
+        "computer_call_output": {"call_id": "c1", "output": {"type": "computer_screenshot", "image_url": "data:,"}},
+    }
+    asked = [{"type": "message", "role": "user", "content": "hi"}, {"type": kind, **items[kind]}]
+    response = await client.post("/v1/responses", json={"model": MODEL_NAME, "input": asked})
+    assert response.status_code == 400
+    assert f'an item of the type "{kind}" is not supported here' in response.json()["error"]["message"]
+
+
+PYTHON = re.compile(r"'\w+' object|NoneType|KeyError|index out of range|__\w+__|unhashable|\bdict\b|subscriptable")
+"""The words of Python's exceptions, which tell a client nothing."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("content"),
+        KeyError(3),
+        IndexError("list index out of range"),
+        TypeError("'NoneType' object is not iterable"),
+        AttributeError("'str' object has no attribute 'get'"),
+    ],
+)
+def test_no_sentence_is_made_of_a_python_exception(error):
+    text = _problem_of(error)
+    assert not PYTHON.search(text)
+    assert text.endswith(("add it", "correct it"))
 
 
 async def test_items_of_a_response_that_vllm_cannot_read_are_a_400(client):
@@ -248,7 +282,7 @@ async def test_items_of_a_response_that_vllm_cannot_read_are_a_400(client):
     items = [{**search, "status": "incomplete", "created_by": "x"}, {"role": "user", "content": "x"}]
     response = await client.post("/v1/responses", json={"model": MODEL_NAME, "input": items})
     assert response.status_code == 400
-    assert "ResponseToolSearchCall" in response.json()["error"]["message"]
+    assert 'of the type "tool_search_call"' in response.json()["error"]["message"]
 
 
 async def test_an_earlier_answer_without_content_is_a_400(client):

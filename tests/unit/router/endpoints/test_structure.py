@@ -37,7 +37,8 @@ async def tools_app():
     """The app with a chat template that renders tools. pools: what the requests reached."""
     from router.vllm_front.app import ServedModel, build_openai_app
 
-    pools = LocalPools(speculator={"max_model_len": MAX_MODEL_LEN}, target={"max_model_len": MAX_MODEL_LEN})
+    target = {"max_model_len": MAX_MODEL_LEN, "cache_tokens": 100_000}
+    pools = LocalPools(speculator={"max_model_len": MAX_MODEL_LEN}, target=target)
     defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
     dispatcher = Dispatcher(
         pools, defaults, SpeculationOptions(), RouterConfig(select_timeout_s=SELECT_TIMEOUT_S), LocalMeter()
@@ -47,6 +48,7 @@ async def tools_app():
         "chat_template": str(FOLDER / "qwen2.jinja"),
         "enable_auto_tool_choice": True,
         "tool_call_parser": "hermes",
+        "enable_prompt_tokens_details": True,
     }
     folder = str(MODELS / "target")
     app = await build_openai_app(
@@ -315,3 +317,62 @@ async def test_the_keep_field_reaches_no_model(tools_app, results, path, monkeyp
     refused = await tools_app.client.post(path, json=tool_body(path, results, keep=0.5))
     assert refused.status_code == 400
     assert "keep has no effect with this model" in refused.json()["error"]["message"]
+
+
+SYSTEM = {"system": "auto"}
+
+
+def system_body(path, document):
+    """A document in the system's message, 20 tools, and a short question."""
+    tools = tool_body(path, ["a", "b", "c"])["tools"]
+    asked = {"role": "user", "content": QUESTION}
+    if path == CHAT:
+        body = {"messages": [{"role": "developer", "content": document}, asked], "max_tokens": 4}
+    elif path == RESPONSES:
+        body = {"instructions": document, "input": [asked], "max_output_tokens": 4}
+    else:
+        body = {"system": document, "messages": [asked], "max_tokens": 4}
+    return {"model": MODEL_NAME, "tools": tools, **body}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_document_in_the_system_message_is_selected_from_by_choice(tools_app, results, path):
+    """As it is chosen; without the choice it is kept, and the reason names the option."""
+    document = "\n".join(results)
+    body = system_body(path, document)
+    asked = await ask(tools_app, path, body, keep_by_role=SYSTEM)
+    size, kept = asked.select.token_ids.size, asked.kept.token_ids.size
+    protected = int(np.diff(asked.select.protected_spans, axis=1).sum())
+    assert kept <= protected + 0.05 * (size - protected) + 64 < size - 2000
+    schemas = [
+        line for line in tools_app.tokenizer.decode(asked.select.token_ids).splitlines() if line.startswith('{"type"')
+    ]
+    assert len(schemas) == 20
+    for line in [*schemas, QUESTION]:
+        assert any(line in run for run in asked.runs), line
+    for by_role in ({}, {"system": "always"}):
+        body["speculative_prefill"] = {"keep_rate": 0.05, "keep_by_role": by_role}
+        response = await tools_app.client.post(path, json=body)
+        assert response.headers["x-skim-mode"] == "dense"
+        assert response.headers["x-skim-reason"] == "all-protected;option=keep_by_role.system"
+
+
+async def test_the_reason_names_no_option_that_would_not_help(tools_app, results):
+    body = tool_body(CHAT, results) | {"speculative_prefill": {"keep_by_role": {"tool": "always"}}}
+    response = await tools_app.client.post(CHAT, json=body)
+    assert response.headers["x-skim-reason"] == "all-protected"
+
+
+async def test_usage_has_the_tokens_that_were_written_to_the_cache(tools_app, results):
+    """As stock: a number, also if it is 0."""
+    messages = [{"role": "user", "content": "Of the cache. " + results[0]}]
+    body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, "speculative_prefill": False}
+    first, second = [(await tools_app.client.post(CHAT, json=body)).json()["usage"] for _ in range(2)]
+    details = first["prompt_tokens_details"]
+    assert details["cached_tokens"] <= 64  # the template's beginning
+    assert details["created_cache_tokens"] > first["prompt_tokens"] - 64 - 16
+    assert second["prompt_tokens_details"]["created_cache_tokens"] in (0, 16)  # the last token is computed again
+    usage = (await tools_app.client.post(MESSAGES, json=body)).json()["usage"]
+    assert (usage["cache_creation_input_tokens"] in (0, 16), usage["output_tokens"]) == (True, 2)
+    parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert sum(usage[part] for part in parts) == first["prompt_tokens"]
