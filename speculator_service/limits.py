@@ -31,7 +31,7 @@ def check_ids(token_ids: Int32Array, vocab_size: int) -> None:
     """Raise InvalidRequestError unless all token ids are in [0, vocab_size)."""
     wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
     if wrong.size:
-        raise InvalidRequestError(f"token id {wrong[0]} is outside the speculator's vocabulary [0, {vocab_size})")
+        raise InvalidRequestError(f"Token id {wrong[0]} is out of vocabulary: the speculator has {vocab_size} ids")
 
 
 def check_readable(request: SelectRequest, info: ModelInfo, advice: str = _SHORTER) -> None:

@@ -134,7 +134,7 @@ def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:
     ids = request.prompt.token_ids
     outside = ids[(ids < 0) | (ids >= info.vocab_size)]
     if outside.size:
-        raise InvalidRequestError(f"token id {outside[0]} is outside the vocabulary of {info.vocab_size} tokens")
+        raise InvalidRequestError(f"Token id {outside[0]} is out of vocabulary, which has {info.vocab_size} tokens")
 
 
 def _check_extra_args(request: GenerateRequest) -> None:

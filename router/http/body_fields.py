@@ -113,7 +113,8 @@ def _refuse_unsendable(body: Any) -> None:
             isinstance(value, float) and not math.isfinite(value)
         ):
             name = _shown_path(path)
-            raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits", name)
+            bounds = f"greater_than_equal {_LOWEST} and less_than_equal {_HIGHEST}"  # pydantic's words, as in vLLM
+            raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits, {bounds}", name)
 
 
 class _Path(NamedTuple):

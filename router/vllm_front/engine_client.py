@@ -167,8 +167,8 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError(f"priority must be at least {least} with this API key")
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
-    if max(prompt["prompt_token_ids"]) >= 2**31:
-        raise InvalidRequestError("prompt has a token id outside the vocabulary")
+    if (largest := max(prompt["prompt_token_ids"])) >= 2**31:
+        raise InvalidRequestError(f"Token id {largest} is out of vocabulary")
     return Prompt(
         token_ids=prompt["prompt_token_ids"],
         sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),

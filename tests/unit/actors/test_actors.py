@@ -111,7 +111,7 @@ async def test_bytes_that_are_no_request_are_a_wire_error():
 async def test_a_refused_request_is_an_encoded_error():
     error = await failure(await selected(await speculator(), select_request(np.array([5000], np.int32))), Selection)
     assert isinstance(error, InvalidRequestError)
-    assert "token id 5000" in str(error)
+    assert "Token id 5000" in str(error)
     _, last = await replies((await target()), generate_request(max_tokens=10**6))
     error = await failure(last, GenerateOutput)
     assert isinstance(error, InvalidRequestError)

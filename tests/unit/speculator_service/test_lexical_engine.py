@@ -54,7 +54,7 @@ async def test_a_prompt_longer_than_the_speculators_limit_is_selected(demo_specu
         await service.select(make_request(needle()))
     with pytest.raises(InvalidRequestError, match="prompt is empty"):
         await service.select(make_request([], selector="lexical"))
-    with pytest.raises(InvalidRequestError, match="outside the speculator's vocabulary"):
+    with pytest.raises(InvalidRequestError, match="out of vocabulary: the speculator has"):
         await service.select(make_request([10**6], selector="lexical"))
 
 

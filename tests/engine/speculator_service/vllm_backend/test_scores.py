@@ -144,7 +144,7 @@ async def test_refusals_before_the_engine(rig):
         await rig.score([*longest, 20], options)
     with pytest.raises(InvalidRequestError, match="empty"):
         await rig.score([], options)
-    with pytest.raises(InvalidRequestError, match="token id 1024"):
+    with pytest.raises(InvalidRequestError, match="Token id 1024"):
         await rig.score([20, 1024], options)
     answer = await rig.score(longest, options)
     assert answer.importance.numel() == limit - 8

@@ -166,7 +166,7 @@ async def test_what_is_not_there_is_lost_and_what_is_wrong_is_refused(rig):
     with pytest.raises(SessionLostError, match="session never is not on this speculator"):
         await rig.engine.draft("never", NOTHING, 1)
     prompt = await rig.keep("w", random_prompt(40, seed=10), OPTIONS)
-    with pytest.raises(InvalidRequestError, match="token id 1024"):
+    with pytest.raises(InvalidRequestError, match="Token id 1024"):
         await rig.engine.draft("w", np.array([1024], np.int32), 1)
     rig.check_greedy(prompt, NOTHING, await rig.engine.draft("w", NOTHING, 2), 2)
     await rig.engine.close_session("w")

@@ -125,7 +125,7 @@ def test_token_ids_that_are_none(skim, tmp_path, content):
 def test_ids_outside_the_vocabulary(skim, tmp_path):
     file = tmp_path / "ids.json"
     file.write_text("[5, 99999]")
-    mistake(skim("select", "--speculator", SPECULATOR, "--prompt-ids", file, "--engine", "mock"), "token id 99999")
+    mistake(skim("select", "--speculator", SPECULATOR, "--prompt-ids", file, "--engine", "mock"), "Token id 99999")
 
 
 def test_files_that_cannot_be_read(skim, tmp_path):

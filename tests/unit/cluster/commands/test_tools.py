@@ -106,7 +106,7 @@ GOOD = {"token_ids": [10, 11], "kept_positions": [0, 5], "context_length": 9}
         ({"token_ids": [], "kept_positions": []}, ["is not a selection", "at least one token"]),
         ({"token_ids": [10, 2**40]}, ["is not a selection"]),
         ({"context_length": "many"}, ["is not a selection"]),
-        ({"token_ids": [10, 99999]}, ["token id 99999"]),
+        ({"token_ids": [10, 99999]}, ["Token id 99999"]),
         ({"context_length": 10**6}, ["max_position_embeddings"]),
     ],
 )

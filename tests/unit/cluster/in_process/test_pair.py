@@ -166,7 +166,7 @@ def test_a_selection_goes_through_a_file(pair, messages, tmp_path):
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
-        ([1, 99999], "token id 99999"),
+        ([1, 99999], "Token id 99999"),
         ([0.5], "a prompt is text, a list of token ids or a list of chat messages"),
         ([[1], [2, 3]], "a prompt is text"),
         ([2**40], "token ids are numbers"),

@@ -172,7 +172,7 @@ async def test_a_lexical_request_may_be_longer_than_the_speculators_limit():
 async def test_what_the_speculator_refuses_is_the_clients_mistake():
     """A token id outside the vocabulary would be refused in a dense run too."""
     pools = LocalPools()
-    with pytest.raises(InvalidRequestError, match="token id 5000"):
+    with pytest.raises(InvalidRequestError, match="Token id 5000 is out of vocabulary"):
         await run(pools, prompt([5000, *IDS]))
     assert pools.generates == []
 
@@ -213,7 +213,7 @@ async def test_a_prompt_that_the_speculator_cannot_read_runs_dense_under_auto(er
 
 
 async def test_a_prompt_that_no_pool_can_read_is_refused_under_auto():
-    with pytest.raises(InvalidRequestError, match="token id 5000"):
+    with pytest.raises(InvalidRequestError, match="Token id 5000 is out of vocabulary"):
         await run(LocalPools(), prompt([5000, *IDS]), enabled="auto")
 
 

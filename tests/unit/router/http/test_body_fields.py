@@ -1,6 +1,7 @@
 """Values of a body that no pool can hold: each is a 400 that names the field, on every endpoint."""
 
 import json
+import re
 
 import pytest
 
@@ -90,8 +91,8 @@ def test_the_render_endpoints_take_their_own_fields():
 @pytest.mark.parametrize(
     ("path", "fields", "headers", "message"),
     [
-        (CHAT, {"tools": [{"type": "function"}], "tool_choice": {"function": {"name": "a"}}}, {}, "'function'"),
-        ("/v1/completions", {"prompt": [2**40]}, {}, "outside the vocabulary"),
+        (CHAT, {"tools": [{"type": "function"}], "tool_choice": {"function": {"name": "a"}}}, {}, '"function"'),
+        ("/v1/completions", {"prompt": [2**40]}, {}, "Token id 1099511627776 is out of vocabulary"),
         (CHAT, {"logprobs": True, "logprob_token_ids": [1]}, {}, "logprob_token_ids"),
         (CHAT, {}, {"x-vllm-priority": str(2**70)}, "priority"),
     ],
@@ -102,9 +103,30 @@ async def test_what_was_a_500_is_a_400(client, path, fields, headers, message):
     assert message in response.json()["error"]["message"]
 
 
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63, 2**64, 10**30])
+async def test_a_seed_out_of_its_bounds_is_told_in_vllms_words(client, path, seed):
+    """vLLM's own tests look for them."""
+    response = await client.post(path, json={**minimal_body(path), "seed": seed})
+    assert response.status_code == 400
+    assert re.search("greater_than_equal|less_than_equal", response.json()["error"]["message"])
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("token", [2**20, 2**31, 2**40])
+@pytest.mark.parametrize("more", [0, 600])
+async def test_a_token_out_of_the_vocabulary_is_told_in_vllms_words(client, token, more):
+    body = {"model": "demo", "prompt": [*[30] * more, token], "max_tokens": 1}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert f"Token id {token} is out of vocabulary" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("number", ["1e309", "-1E+400", "1e999", "Infinity", "-Infinity", "NaN", "9" * 400 + ".5"])
 def test_a_float_that_overflows_is_refused(number):
-    with pytest.raises(InvalidOptionError, match=r"^a\.0\.b must be a finite number of at most 64 bits$"):
+    bounds = "greater_than_equal -9223372036854775808 and less_than_equal 18446744073709551615"
+    with pytest.raises(InvalidOptionError, match=rf"^a\.0\.b must be a finite number of at most 64 bits, {bounds}$"):
         read_fields(b'{"a": [{"b": %s}]}' % number.encode(), CHAT)
 
 
