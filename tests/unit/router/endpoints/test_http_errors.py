@@ -270,7 +270,7 @@ PYTHON = re.compile(r"'\w+' object|NoneType|KeyError|index out of range|__\w+__|
         AttributeError("'str' object has no attribute 'get'"),
     ],
 )
-def test_no_sentence_is_made_of_a_python_exception(error):
+async def test_no_sentence_is_made_of_a_python_exception(error):
     text = _problem_of(error)
     assert not PYTHON.search(text)
     assert text.endswith(("add it", "correct it"))
