@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from cluster.pairs.size import parameter_counts
+from cluster.plan.gpus import GIB, USABLE, WORKING_GIB
 from skim_common.errors import SkimError
+from skim_common.models.costs import cache_cost
 
-GIB = 2**30
 BYTES = 2
 """Size of a bfloat16."""
-WORKING_GIB = 4.0
-"""Working memory per model: CUDA's context and graphs, activations and logits of a step. An estimate, not measured."""
-USABLE = 0.94
-"""Share of the device's memory that may be used."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,18 @@ class Need:
 
 
 def weight_bytes(config: dict[str, Any]) -> int:
-    """Bytes of the model's parameters in bfloat16. Tied embeddings count once. Nothing is allocated (device meta)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Bytes of the model's parameters in bfloat16. Tied embeddings count once."""
+    from transformers import AutoConfig
 
-    made = AutoConfig.for_model(**config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(made)
-    return BYTES * sum(parameter.numel() for parameter in model.parameters())
+    parameters, _ = parameter_counts(AutoConfig.for_model(**config))
+    if parameters is None:
+        raise SkimError(f"transformers cannot build a model of type {config['model_type']}")
+    return BYTES * parameters
 
 
 def kv_bytes(config: dict[str, Any], tokens: int) -> int:
     """Bytes of the keys and values of `tokens` tokens in all layers, in bfloat16."""
-    return 2 * BYTES * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * tokens
+    return round(BYTES * cache_cost(SimpleNamespace(**config)).numbers(tokens))
 
 
 def need(name: str, config: dict[str, Any], tokens: int, *, working_gib: float = WORKING_GIB) -> Need:

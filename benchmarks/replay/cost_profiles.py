@@ -7,10 +7,11 @@ divide all work perfectly between its GPUs.
 
 from dataclasses import dataclass
 
-# One H100 SXM: dense bfloat16 peak and memory bandwidth (NVIDIA's data sheet), and 90 % of 80 GB.
-PEAK_FLOPS = 989e12
-BANDWIDTH = 3.35e12
-GPU_BYTES = 72e9
+from cluster.plan.gpus import GPUS
+
+PEAK_FLOPS = GPUS["h100"].flops
+BANDWIDTH = GPUS["h100"].bandwidth
+GPU_BYTES = 0.9 * GPUS["h100"].memory
 PREFILL_EFFICIENCY = 0.5
 
 

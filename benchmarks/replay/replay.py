@@ -12,7 +12,6 @@ random, so nothing is drafted, and the answers mean nothing. Before the first ro
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -42,6 +41,8 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
+from skim_common.models.costs import cache_cost
+from skim_common.models.info import text_config
 from skim_common.models.source import local_folder, public_name
 
 __all__ = ["describe", "plot", "run", "table"]
@@ -155,7 +156,8 @@ def _measured(
     target, speculator = (local_folder(model, weights=True) for model in (settings.target, settings.speculator))
     max_model_len = settings.longest + 128
     stock_tokens = settings.kv_tokens or 4 * max_model_len
-    kv_tokens = _capacities(stock_tokens, settings.keep_rate, kv_bytes(speculator) / kv_bytes(target))
+    of_target, of_speculator = (cache_cost(text_config(model)).numbers(1) for model in (target, speculator))
+    kv_tokens = _capacities(stock_tokens, settings.keep_rate, of_speculator / of_target)
     if kv_tokens["target"] < max_model_len:
         raise SkimError(
             f"Skim's target would hold {kv_tokens['target']} tokens, less than the longest prompt: raise --kv-tokens"
@@ -183,14 +185,6 @@ def _measured(
 def _capacities(stock_tokens: int, keep_rate: float, ratio: float) -> dict[str, int]:
     held, read = tokens_held(stock_tokens, keep_rate, ratio)
     return {"stock": stock_tokens, "target": held, "speculator": read}
-
-
-def kv_bytes(folder: str) -> int:
-    """KV cache elements of one token of the model in `folder`: proportional to bytes, for pools of one dtype."""
-    config = json.loads((Path(folder) / "config.json").read_text())
-    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * heads * head_size)
 
 
 async def _rounds(

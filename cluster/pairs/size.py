@@ -27,11 +27,14 @@ def model_size(folder: str | Path) -> ModelSize:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return ModelSize(position_count(config.get_text_config()), *_parameters(config))
+    return ModelSize(position_count(config.get_text_config()), *parameter_counts(config))
 
 
-def _parameters(config: Any) -> tuple[int, int] | tuple[None, None]:
-    """ModelSize's `parameters` and `per_token`. The model is built on PyTorch's meta device, which takes no memory."""
+def parameter_counts(config: Any) -> tuple[int, int] | tuple[None, None]:
+    """ModelSize's `parameters` and `per_token` of a transformers config. Tied embeddings count once.
+
+    The model is built on PyTorch's meta device, which takes no memory.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 

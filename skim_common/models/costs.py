@@ -1,4 +1,4 @@
-"""What it costs to read tokens: floating-point operations by the shape of a model. Pure.
+"""What it costs to read tokens and to keep them: floating-point operations and the KV cache, by a model's shape. Pure.
 
     linear    = 2 * active parameters * tokens
     attention = 2 * heads * (size of a key + size of a value) * layers * pairs
@@ -61,6 +61,21 @@ class ReadCost:
         return (self.linear_flops(read) + self.attention_flops(read)) / self.linear
 
 
+@dataclass(frozen=True, slots=True)
+class CacheCost:
+    """The numbers that the KV cache holds for a token: in all layers with full attention, and in the layers that see
+    at most `window` tokens.
+    """
+
+    full: int
+    windowed: int = 0
+    window: int = 0
+
+    def numbers(self, tokens: float) -> float:
+        """The numbers of a prompt of `tokens` tokens. A layer with a window keeps its latest tokens only."""
+        return self.full * tokens + self.windowed * min(tokens, self.window)
+
+
 LINEAR = ReadCost(1.0)
 """The cost where no shape is known: only the number of tokens counts."""
 
@@ -74,11 +89,47 @@ def read_cost(text: Any) -> ReadCost:
         parameters = len(kinds) * projections + sum(_feed_forward(text, has_experts) for has_experts in experts)
     except (AttributeError, TypeError):  # a name that this model's config does not have, or a list of one per layer
         return LINEAR
+    full, windowed, window = _layers(text, kinds)
+    return ReadCost(2.0 * parameters, float(pair * full), float(pair * windowed), window)
+
+
+def cache_cost(text: Any) -> CacheCost:
+    """The KV cache of a text model with this transformers config. The states of linear attention are not counted.
+
+    MHA and GQA keep a key and a value per KV head (arXiv 2305.13245). MLA keeps one latent vector and one rotary key
+    for all heads (arXiv 2405.04434, section 2.1). Raises AttributeError for a config without these names.
+    """
+    if rank := getattr(text, "kv_lora_rank", None):
+        size = rank + text.qk_rope_head_dim
+    else:
+        size = 2 * kv_head_count(text) * _head_size(text)
+    full, windowed, window = _layers(text, _layer_types(text))
+    return CacheCost(size * full, size * windowed, window)
+
+
+def kv_head_count(text: Any) -> int:
+    """The number of KV heads that tensor parallelism can divide: 1 for MLA, whose ranks all keep the whole latent."""
+    if getattr(text, "kv_lora_rank", None):
+        return 1
+    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+
+
+def _layers(text: Any, kinds: Sequence[str]) -> tuple[int, int, int]:
+    """The number of layers with full attention, of those with a window, and the window in tokens."""
     windowed = sum(kind in WINDOWED for kind in kinds)
-    window = (getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0) * bool(
-        windowed
-    )
-    return ReadCost(2.0 * parameters, float(pair * sum(kind in FULL for kind in kinds)), float(pair * windowed), window)
+    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0
+    return sum(kind in FULL for kind in kinds), windowed, window * bool(windowed)
+
+
+def query_size(text: Any) -> int:
+    """The numbers of one query of one head."""
+    if getattr(text, "kv_lora_rank", None):
+        return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
+    return _head_size(text)
+
+
+def _head_size(text: Any) -> int:
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _layer_types(text: Any) -> Sequence[str]:
@@ -98,9 +149,8 @@ def _attention(text: Any, heads: int) -> tuple[int, int]:
         queries = query_rank * (hidden + heads * key) if query_rank else hidden * heads * key
         latent = hidden * (rank + rope) + rank * heads * (nope + value)
         return queries + latent + heads * value * hidden, 2 * heads * (key + value)
-    size = getattr(text, "head_dim", None) or hidden // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return hidden * size * (2 * heads + 2 * kv_heads), 4 * heads * size
+    size = _head_size(text)
+    return hidden * size * (2 * heads + 2 * kv_head_count(text)), 4 * heads * size
 
 
 def _feed_forward(text: Any, has_experts: bool) -> int:

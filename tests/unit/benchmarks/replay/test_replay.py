@@ -11,7 +11,7 @@ from benchmarks.harness.models import TARGET, bench_pair
 from benchmarks.replay import simulation as replay_simulation
 from benchmarks.replay.cost_profiles import LLAMA_8B, LLAMA_70B, PROFILES, tokens_held
 from benchmarks.replay.memory_curve import curves, hit_share
-from benchmarks.replay.replay import ReplaySettings, _rounds, kv_bytes, run
+from benchmarks.replay.replay import ReplaySettings, _rounds, run
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import CONVERSATION, read_trace, shared_tokens, within
 from benchmarks.report import plots
@@ -46,11 +46,6 @@ def test_skims_pools_share_the_memory_of_the_stock_server_and_hold_the_same_prom
     assert target + ratio * speculator == pytest.approx(1_000_000, rel=1e-4)
     assert target == pytest.approx(keep_rate * speculator, rel=1e-4)
     assert speculator / 1_000_000 == pytest.approx(1 / (keep_rate + ratio), rel=1e-4)
-
-
-def test_kv_bytes_are_those_of_the_config():
-    pair = bench_pair(replace(TARGET, layers=6))
-    assert kv_bytes(str(pair.target)) / kv_bytes(str(pair.speculator)) == (6 * 4) / (2 * 2)
 
 
 def test_a_larger_cache_holds_a_larger_share_up_to_all_of_the_sharing():

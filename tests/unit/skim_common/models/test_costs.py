@@ -3,10 +3,11 @@
 import itertools
 
 import pytest
+import torch
 import transformers
 
 from cluster.pairs.size import model_size
-from skim_common.models.costs import LINEAR, Read, ReadCost, read_cost
+from skim_common.models.costs import LINEAR, Read, ReadCost, cache_cost, read_cost
 
 SHAPE = {
     "hidden_size": 64,
@@ -85,3 +86,24 @@ def test_at_least_one_token_is_read():
 def test_a_config_of_another_shape_costs_by_its_tokens():
     assert read_cost(transformers.MambaConfig(hidden_size=64, num_hidden_layers=2)) == LINEAR
     assert read_cost(transformers.OpenELMConfig() if hasattr(transformers, "OpenELMConfig") else object()) == LINEAR
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_cache_holds_what_transformers_keeps(name):
+    """The elements of the keys and values of 5 tokens. For MLA transformers keeps the decompressed keys and values."""
+    config = CONFIGS[name]
+    if name.startswith("deepseek"):
+        assert cache_cost(config).numbers(5) == 5 * 4 * (32 + 8)
+        return
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    cache = model(torch.tensor([[1, 2, 3, 4, 5]]), use_cache=True).past_key_values
+    assert cache_cost(config).numbers(5) == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+
+
+def test_linear_attention_keeps_no_tokens_and_a_window_keeps_the_latest():
+    config = transformers.Qwen3NextConfig(**SHAPE, **EXPERTS, head_dim=16, num_experts=8, full_attention_interval=2)
+    assert cache_cost(config).numbers(1) == 2 * 2 * 2 * 16
+    mistral = cache_cost(transformers.MistralConfig(**SHAPE, sliding_window=64))
+    assert mistral.numbers(50) == 50 * 4 * 2 * 2 * 16
+    assert mistral.numbers(500) == mistral.numbers(64)
