@@ -18,6 +18,7 @@ from cluster.commands.keep_rate import KeepRate, keep_rate_value
 from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
+from cluster.commands.plan import app as plan_commands
 from skim_common.errors import SkimError
 
 SERVING = "Serving"
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment files")
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
+app.add_typer(plan_commands, name="plan", rich_help_panel="Deployment files")
 app.add_typer(key_commands, name="keys", rich_help_panel=SERVING)
 console = Console(stderr=True, highlight=False)
 

@@ -1,0 +1,66 @@
+"""`skim plan size`: its text, its JSON, a deployment file, and mistakes."""
+
+import json
+
+import pytest
+
+from benchmarks.gpu.presets import configs, make_folder, preset
+from tests.unit.conftest import MODELS
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of the shapes of Llama 3.1 8B and 3.2 1B, without weights."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, speculator = configs(preset("8b"))
+    return make_folder(target, folder / "target"), make_folder(speculator, folder / "speculator")
+
+
+def test_the_answer_as_text_and_json(skim, pair, tmp_path):
+    file = tmp_path / "plan.json"
+    ran = skim(
+        "plan", "size", "--target", pair[0], "--speculator", pair[1], "--gpu", "h200", "--qps", 2, "--price", 3,
+        "--json", file,
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    result = json.loads(file.read_text())
+    assert result["skim"]["gpus"] == 2
+    assert result["plain"]["gpus"] == 4
+    assert result["skim"]["speculator"]["memory_gib"]["weights"] == pytest.approx(2.3, abs=0.05)
+    assert result["skim"]["first_token_s"] < result["plain"]["first_token_s"]
+    assert result["gpu"]["measured"] is True
+    for text in (
+        result["verdict"],
+        "cost per million tokens",
+        "tensor parallel x replicas",
+        "not possible",
+        "decode 41%",
+    ):
+        assert text in ran.out
+
+
+def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):
+    config = tmp_path / "skim.yaml"
+    config.write_text(
+        f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}}}\nselection: {{keep_rate: 0.4}}\n"
+    )
+    for words, rate in (((), 0.4), (("--keep-rate", 0.1), 0.1)):
+        file = tmp_path / "plan.json"
+        assert skim("plan", "size", config, *words, "--json", file).code == 0
+        result = json.loads(file.read_text())
+        assert result["load"]["keep_rate"] == rate
+        assert (result["target"], result["speculator"]) == pair
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--target", MODELS / "target"), "give a deployment file, or both --target and --speculator"),
+        (("--gpu", "abacus"), "--gpu abacus: the plan knows a100"),
+        (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--prompt", 40000), "32768 positions"),
+    ],
+)
+def test_mistakes_are_one_sentence(skim, words, error):
+    ran = skim("plan", "size", *words)
+    assert ran.code == 2
+    assert error in ran.error
