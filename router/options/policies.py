@@ -49,7 +49,9 @@ class PolicyOptions(SelectionOptions):
     """The options of the selection that the router carries out, and those that cross the wire."""
 
     keep_by_role: dict[Role, KeepField] = Field(
-        default_factory=dict, description="how much is kept of a content of the role system, user, assistant or tool"
+        default_factory=dict,
+        fail_fast=True,
+        description="how much is kept of a content of the role system, user, assistant or tool",
     )
     protect_tools: list[str] = Field(
         default_factory=list, max_length=1024, description="names of tools whose results are always kept"

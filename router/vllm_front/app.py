@@ -34,7 +34,7 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig
-from router.vllm_front import renderer
+from router.vllm_front import body_errors, renderer
 from router.vllm_front.engine_client import PooledEngineClient
 from skim_common.symbols import VLLM
 
@@ -53,6 +53,7 @@ HOOKED = (
     ("vllm.entrypoints.launchers.api_server.app_state", "init_app_state", "engine_client state args supported_tasks"),
     ("vllm.entrypoints.serve.exception_handling.handlers.exception", "exception_handler", ""),
     ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
+    *body_errors.HOOKED,
     *renderer.HOOKED,
 )
 """For `skim_common.symbols`."""
@@ -98,6 +99,7 @@ async def build_openai_app(
         served.model_path = model.root
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
+    body_errors.bound_body_errors(app)
     app.state.server = types.SimpleNamespace()
     keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
