@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -49,6 +50,8 @@ app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.add_typer(plan_commands, name="plan", rich_help_panel="Deployment files")
 app.add_typer(key_commands, name="keys", rich_help_panel=SERVING)
 console = Console(stderr=True, highlight=False)
+_shows_traces = False
+"""Set by `--verbose`."""
 
 # The terminal is for the user: Ray and Serve log to files, vLLM, torch and gRPC say only errors. Read when imported.
 QUIET = {
@@ -69,7 +72,10 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="W
 
 
 def main() -> NoReturn:
-    """Entry point: a user's mistake is one line on stderr and exit code 2, never a trace."""
+    """Entry point: a user's mistake is one line on stderr and exit code 2, any other error one line and exit code 1.
+
+    `--verbose` shows the trace of either before it.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -79,11 +85,27 @@ def main() -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        _print_error(error, f"an unexpected error ({_named(error)}) ended this; `skim --verbose` shows where it was")
+        sys.exit(1)
     sys.exit(0)
 
 
-def _print_error(error: SkimError) -> None:
-    console.print(f"[bold red]skim:[/] {escape(str(error))}", soft_wrap=True)
+def _print_error(error: Exception, sentence: str = "") -> None:
+    """sentence: the error's own text by default."""
+    if _shows_traces:
+        traceback.print_exception(error)
+    console.print(f"[bold red]skim:[/] {escape(sentence or str(error))}", soft_wrap=True)
+
+
+def _named(error: Exception) -> str:
+    """The kind of an error and the first line of its text."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+def _verbose(wanted: bool) -> None:
+    global _shows_traces
+    _shows_traces = wanted
 
 
 def _version(wanted: bool) -> None:
@@ -98,6 +120,9 @@ def _version(wanted: bool) -> None:
 def skim(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, help="Print the version and leave.", is_eager=True)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", callback=_verbose, help="Show the Python trace of an error.")
     ] = False,
 ) -> None: ...
 

@@ -9,7 +9,9 @@ from typing import Any
 import ray
 import torch
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from actors.lifecycle.failed_starts import forget_failed_starts, last_failed_start
@@ -31,6 +33,7 @@ from cluster.serve.preflight import (
 from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
 from cluster.serve.ray_liveness import call_with_timeout, ray_answers
 from cluster.serve.routers import app_handle, drain_connections
+from cluster.serve.start_failures import retried, told_in_one_sentence
 from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set, with_environment
 from skim_common.errors import SkimError
@@ -41,6 +44,8 @@ SHUTDOWN_LIMIT_S = 30.0
 
 FAILED_START = "failed to start with exception"
 """Part of Serve's message on a deployment whose replica did not start (ray.serve._private.deployment_state)."""
+
+START_ADVICE = "see that the port, memory and disk are free, and start again"
 
 # Each status call costs CPU time, on the same cores on which the replicas start.
 _POLL_S = 1.0
@@ -102,21 +107,22 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     Serve replaces only the changed replicas, one after the other. An old replica takes no new requests and stops when
     its answers are finished, at the latest after `drain_timeout_s`. A pool of two or more replicas stays available.
     """
-    config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
-    _check_resources(config)
-    earlier = _messages(name)
-    forget_failed_starts(name)
-    serve.start(
-        http_options=HTTPOptions(**http_options(config.router)),
-        logging_config=LoggingConfig(log_level="WARNING"),
-    )
-    serve.run_many(
-        [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
-    _await_running(name, progress, earlier)
-    return base_url(config.router)
+    with told_in_one_sentence("the deployment did not start", START_ADVICE):
+        config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
+        _check_resources(config)
+        earlier = _messages(name)
+        forget_failed_starts(name)
+        serve.start(
+            http_options=HTTPOptions(**http_options(config.router)),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        )
+        serve.run_many(
+            [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _await_running(name, progress, earlier)
+        return base_url(config.router)
 
 
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
@@ -127,25 +133,24 @@ def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
     init_on_loopback(switches.items() >= ON_LOOPBACK.items())
     with with_environment(switches):
-        _init_ray("start Ray on this machine", address="local", num_cpus=cpus, resources=pools, include_dashboard=False)
+        options = {"address": "local", "num_cpus": cpus, "resources": pools, "include_dashboard": False}
+        advice = "free memory, processors or disk of this machine, and start again"
+        retried(lambda: _init_ray("start Ray on this machine", advice, **options))
 
 
 def join_ray(address: str) -> None:
     """Connect to the Ray cluster at `address`, which may have been started by Skim. Raises SkimError."""
     with suppress(ConnectionError):  # no address: Ray says so
         init_on_loopback(is_on_loopback(address))
-    _init_ray(f"reach the Ray cluster at {address}", address=address)
+    _init_ray(f"reach the Ray cluster at {address}", "start it, or correct --address", address=address)
 
 
-def _init_ray(what: str, **options: Any) -> None:
+def _init_ray(what: str, advice: str, **options: Any) -> None:
     check_ray()
     forget_earlier_serve()
     print_warnings_only()
-    try:
+    with told_in_one_sentence(f"cannot {what}", advice):
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SkimError(f"cannot {what}: {first_line}") from error
 
 
 def _prepare_cluster(config: DeploymentConfig, name: str) -> None:
@@ -264,8 +269,11 @@ def _stop(name: str) -> None:
         with suppress(TimeoutError):
             call_with_timeout(ray.shutdown, SHUTDOWN_LIMIT_S)
         return
-    drain_connections(name)
-    # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
-    with suppress(TimeoutError):
-        serve.delete(name)
-    ray.shutdown()
+    try:
+        with suppress(RayError, RayServeException):  # Serve may be what did not start
+            drain_connections(name)
+            # `delete` waits a minute. On a cluster that keeps running, Serve deletes the rest after the last answer.
+            with suppress(TimeoutError):
+                serve.delete(name)
+    finally:
+        ray.shutdown()

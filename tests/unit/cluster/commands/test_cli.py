@@ -1,6 +1,7 @@
 """`skim --help`, and mistakes of a user: one line, exit code 2, no traceback."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -270,3 +271,34 @@ def test_the_first_word_of_serve_is_the_target_or_a_file(skim, tmp_path):
     for suffix in (".yaml", ".yml"):
         mistake(skim("serve", no.with_suffix(suffix)), "config file", no.with_suffix(suffix), "does not exist")
     mistake(skim("serve", "owner/name", "--speculator", SPECULATOR), "model owner/name: ", "HF_HUB_OFFLINE")
+
+
+def broken(words, raised):
+    """`skim` with these words and one more command, `fail`, which raises an error."""
+    code = (
+        "import sys, cluster.commands.cli as c\n"
+        f"def fail(): raise {raised}\n"
+        "c.app.command('fail')(fail)\n"
+        f"sys.argv = {['skim', *words]!r}\n"
+        "c.main()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        ("OSError(28, 'No space left on device')", 1, r"an unexpected error \(OSError: .* left on device\) ended this"),
+        ("KeyError()", 1, r"an unexpected error \(KeyError\) ended this; `skim --verbose` shows where it was"),
+        ("c.SkimError('no')", 2, "no"),
+        ("KeyboardInterrupt", 130, None),
+    ],
+)
+def test_an_unexpected_error_is_one_line_and_a_trace_only_if_asked_for(raised, code, told):
+    ran = broken(["fail"], raised)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (code, False)
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("skim:")]
+    assert len(lines) == (told is not None)
+    assert told is None or re.search(told, lines[0])
+    verbose = broken(["--verbose", "fail"], raised)
+    assert (verbose.returncode, "Traceback" in verbose.stderr) == (code, told is not None)

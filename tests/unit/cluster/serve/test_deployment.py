@@ -350,5 +350,5 @@ def test_a_second_deployment_of_a_process_asks_its_own_serve(monkeypatch):
     same_job = SimpleNamespace(get_job_id=lambda: "01000000")
     monkeypatch.setattr(context.ray, "get_runtime_context", lambda: same_job)
     assert context._cached_client_from_current_session(), "the control: Serve would ask the dead controller"
-    deployment._init_ray("start Ray")
+    deployment._init_ray("start Ray", "start again")
     assert not context._cached_client_from_current_session()
