@@ -9,10 +9,6 @@ r / c.
 Only a request that finds work ahead measures the drain rate. A drain rate that lets in a request only if the pool is
 empty would never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is
 let in.
-
-What was measured under a load ends with it. Pairs of a long queue count for no more than `MOST_WEIGHT` pairs of a short
-one that waited less, and with their age for less. A wait is not predicted by a measurement that is older than `LENGTHS`
-times this wait.
 """
 
 import math
@@ -53,16 +49,8 @@ PROBE_S = 5.0
 """After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
 PROBE_DECAY = 0.75
 """DECAY of a pair after so long: what made the pairs before it may be over."""
-MOST_WEIGHT = 3.0
-"""Of all earlier pairs, beside a pair that waited less than they say. Squares of a burst would outweigh it for long."""
-PAIRS_DECAY_S = 1.0
-"""Beside such a pair, earlier ones say little after this time, or after its own wait if that is longer."""
-OTHERS_DECAY_S = 1.5
-"""A wait that the own work does not explain (other routers, long answers) says little after this time, or after
-`LENGTHS` times the wait.
-"""
-LENGTHS = 3.0
-"""A wait says nothing after so many times its own length."""
+OTHERS_DECAY_S = 10.0
+"""A wait that the own work does not explain (other routers, long answers) says little after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +95,10 @@ class PoolLoad:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
         now = self._clock()
         if ahead_ms > 0:
-            self._pair(ahead_ms, min(waited_ms, MOST_DRAIN_RATE * ahead_ms), now)
+            decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
+            self._pairs, self._paired_at = self._pairs + 1, now
+            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_DRAIN_RATE * ahead_ms)
+            self._squares = decay * self._squares + ahead_ms * ahead_ms
         self._others_ms = max(0.0, waited_ms - self._drain_rate * ahead_ms)
         self._others_at = now
 
@@ -115,27 +106,10 @@ class PoolLoad:
         """The expected wait of a request that finds `ahead_ms` of this router's work before it."""
         if self._pairs < ENOUGH:
             return 0.0
-        paired_ago, others_ago = (self._clock() - at for at in (self._paired_at, self._others_at))
-        others = 0.0
-        if self._others_ms > 0:
-            others = self._others_ms * math.exp(-others_ago / min(OTHERS_DECAY_S, LENGTHS * self._others_ms / 1e3))
-        if self.requests == 1 and paired_ago >= PROBE_S:
-            return others
-        own = self._drain_rate * ahead_ms
-        if 1e3 * paired_ago > LENGTHS * own:
-            own = min(own, ahead_ms)  # as in a pool that nobody else uses
-        return own + others
-
-    def _pair(self, ahead_ms: float, waited_ms: float, now: float) -> None:
-        """Count a pair. An earlier one has less weight by the number of later pairs and by the time since."""
-        square, kept = ahead_ms * ahead_ms, 1.0
-        if waited_ms < self._drain_rate * ahead_ms:
-            memory_s = max(PAIRS_DECAY_S, waited_ms / 1e3)
-            kept = min(1.0, MOST_WEIGHT * square / self._squares) * math.exp((self._paired_at - now) / memory_s)
-        kept *= DECAY
-        self._products = kept * self._products + ahead_ms * waited_ms
-        self._squares = kept * self._squares + square
-        self._pairs, self._paired_at = self._pairs + 1, now
+        now = self._clock()
+        others = self._others_ms * math.exp(-(now - self._others_at) / OTHERS_DECAY_S)
+        probes = self.requests == 1 and now - self._paired_at >= PROBE_S
+        return others if probes else self._drain_rate * ahead_ms + others
 
     @property
     def _drain_rate(self) -> float:

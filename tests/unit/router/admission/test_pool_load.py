@@ -9,11 +9,10 @@ from router.admission.pool_load import ENOUGH, PoolHeadroom, PoolLoad
 
 class Pool:
     """`servers` that compute one prompt at a time, in the order of arrival; `share` of the pool's work is another
-    router's. now: seconds. slower: so many times the cost that the router knows takes a prompt."""
+    router's. now: seconds."""
 
     def __init__(self, servers, share=1):
         self.servers, self.share, self.now = [0.0] * servers, share, 0.0
-        self.slower = 1.0
         self.load = PoolLoad(lambda: self.now)
         self.running = []
 
@@ -24,24 +23,10 @@ class Pool:
         for _ in range(self.share):
             server = min(range(len(self.servers)), key=self.servers.__getitem__)
             begin = max(self.now, self.servers[server])
-            self.servers[server] = begin + self.slower * work_ms / 1e3
+            self.servers[server] = begin + work_ms / 1e3
         self.load.enter(work_ms)
-        self.running.append((self.servers[server], found, 1e3 * (begin - self.now), work_ms))
+        self.running.append((begin + work_ms / 1e3, found, 1e3 * (begin - self.now), work_ms))
         return expected, 1e3 * (begin - self.now)
-
-    def send_pairs(self, seconds):
-        """Two prompts of 200 ms at once, every second."""
-        for _ in range(seconds):
-            for _ in range(2 * len(self.servers)):
-                self.send(200.0)
-            self.drain()
-            self.now += 0.5
-
-    def drain(self):
-        """Until nothing is left."""
-        while self.running:
-            self.now = max(self.now, min(self.running)[0])
-            self.settle(self.now)
 
     def settle(self, until):
         for one in sorted(self.running):
@@ -127,69 +112,3 @@ def test_an_engine_that_was_away_for_long_does_not_make_the_pace_absurd():
     for ahead in range(1, 6):  # and the wait of that time is told to those that come at once
         load.learn(200.0 * ahead, 30_000.0)
     assert load.wait_ms(200.0) > 20_000
-
-
-def burst(pool):
-    """A pool that was idle for a minute gets 40 prompts at once, while its machine is 50 times slower."""
-    pool.send_pairs(60)
-    idle = pool.load.wait_ms(400.0)
-    pool.slower = 50.0
-    for _ in range(40):
-        pool.send(200.0)
-    pool.drain()
-    pool.slower = 1.0
-    return idle
-
-
-@pytest.mark.parametrize("servers", [1, 4])
-def test_after_a_burst_the_predicted_wait_comes_back_with_the_first_traffic(servers):
-    pool = Pool(servers)
-    idle = burst(pool)
-    assert pool.load.wait_ms(400.0) > 10 * idle
-    pool.send_pairs(6)
-    assert pool.load.wait_ms(400.0) == pytest.approx(idle, rel=0.2)
-
-
-def test_after_a_burst_the_predicted_wait_comes_back_without_traffic():
-    pool = Pool(1)
-    idle = burst(pool)
-    pool.now += 15
-    assert pool.load.wait_ms(400.0) == pytest.approx(idle, rel=0.2)
-
-
-@pytest.mark.parametrize("servers", [1, 4])
-def test_after_a_burst_a_queue_is_predicted_as_if_none_had_been(servers):
-    predicted = []
-    for had_burst in (True, False):
-        pool = Pool(servers)
-        if had_burst:
-            burst(pool)
-        pool.send_pairs(6)
-        predicted.append([pool.send(200.0)[0] for _ in range(30 * servers)])
-    assert sum(predicted[0]) == pytest.approx(sum(predicted[1]), rel=0.2)
-
-
-@pytest.mark.parametrize("wait_ms", [100.0, 1000.0, 100_000.0])
-def test_no_wait_is_predicted_by_a_measurement_older_than_a_few_of_its_lengths(wait_ms):
-    now = [0.0]
-    load = PoolLoad(lambda: now[0])
-    for _ in range(ENOUGH):
-        load.learn(wait_ms / 4, wait_ms)
-    assert load.wait_ms(wait_ms / 4) == pytest.approx(wait_ms)
-    now[0] = 2.9 * wait_ms / 1e3
-    assert load.wait_ms(wait_ms / 4) == pytest.approx(wait_ms)
-    now[0] = 3.1 * wait_ms / 1e3
-    assert load.wait_ms(wait_ms / 4) == pytest.approx(wait_ms / 4)  # the work itself
-
-
-def test_a_short_wait_for_others_is_forgotten_sooner_than_a_long_one():
-    now = [0.0]
-    load = PoolLoad(lambda: now[0])
-    for _ in range(ENOUGH):
-        load.learn(100, 0)
-    load.learn(0, 100.0)
-    now[0] = 1.5
-    assert load.wait_ms(0) < 1.0
-    load.learn(0, 300_000.0)
-    now[0] += 20.0
-    assert load.wait_ms(0) < 20.0
