@@ -19,7 +19,7 @@ from benchmarks.gpu.presets import MODELS
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from speculator_service.scoring.importance import Aggregate, layer_scores
+from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
 
 BLOCK = 16
 
@@ -39,13 +39,19 @@ class GpuScoringSettings:
 
 @dataclass
 class Problem:
-    """queries: [L, S, H, D]. memory: the caches [L, B, G, N, 2D]. blocks: the prompt's blocks in random order."""
+    """queries: [L, S, H, D]. memory: the caches [L, B, G, N, 2D]. blocks: the prompt's blocks in random order.
+
+    soft_cap, sinks ([L, H]), visible: as in `triton_kernels.fill_table`.
+    """
 
     queries: torch.Tensor
     memory: torch.Tensor
     blocks: torch.Tensor
     prompt: int
     pool_kernel: int
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+    visible: torch.Tensor | None = None
 
     @classmethod
     def make(cls, settings: GpuScoringSettings, prompt: int) -> "Problem":
@@ -79,21 +85,31 @@ class Problem:
         layers, steps = self.queries.shape[:2]
         return Aggregate("max", num_layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
 
+    def keys(self, layer: int) -> torch.Tensor:
+        """The prompt's keys of one layer, [G, M, D], gathered as in `key_reader.KeyReader`."""
+        return self.caches[layer][self.blocks.long()].transpose(0, 1).flatten(1, 2)[:, : self.prompt]
+
+    def formula(self, layer: int) -> AttentionFormula:
+        return AttentionFormula(self.size**-0.5, self.soft_cap, None if self.sinks is None else self.sinks[layer])
+
     def reference(self) -> torch.Tensor:
-        """The table of scores, computed by torch. Keys are gathered layer by layer, as in `key_reader.KeyReader`."""
-        aggregate, ids = self.aggregate(), self.blocks.long()
-        for queries, cache in zip(self.queries, self.caches, strict=True):
-            keys = cache[ids].transpose(0, 1).flatten(1, 2)[:, : self.prompt]
-            aggregate.add(layer_scores(queries, keys, self.size**-0.5, self.pool_kernel))
+        """The table of scores, computed by torch."""
+        aggregate = self.aggregate()
+        for layer, queries in enumerate(self.queries):
+            scale, soft_cap, sinks = self.formula(layer)
+            more: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "visible": self.visible}
+            aggregate.add(layer_scores(queries, self.keys(layer), scale, self.pool_kernel, **more))
         return aggregate.table
 
     def fused(self, tiling: Any) -> torch.Tensor:
         """The table of scores, computed by the Triton kernels."""
         from speculator_service.scoring.triton_kernels import fill_table
 
-        aggregate = self.aggregate()
-        scale = self.size**-0.5
-        fill_table(aggregate.table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling)
+        aggregate, scale = self.aggregate(), self.size**-0.5
+        fill_table(
+            aggregate.table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling,
+            soft_cap=self.soft_cap, sinks=self.sinks, visible=self.visible,
+        )  # fmt: skip
         return aggregate.table
 
 

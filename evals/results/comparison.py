@@ -1,6 +1,7 @@
 """The figures of a timed run: each case against dense on the same samples, by family and over all families."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,17 +43,18 @@ class _Outcome:
 class Comparison:
     """All figures of a result. families: those of the result, in its order. cases: all but dense.
 
-    able: the families that dense can do; `ALL` is the mean over these.
+    able: the families that dense can do; `ALL` is the mean over these. Without timings, `Figure.time` is not a number.
     """
 
-    def __init__(self, result: dict[str, Any]) -> None:
+    def __init__(self, result: dict[str, Any], able: Sequence[str] | None = None) -> None:
+        """able: instead of the families that dense can do in this result."""
         self.clock = Clock(Timing(**timing) for timing in result["timings"])
         self._outcomes: dict[str, dict[Case, list[_Outcome]]] = defaultdict(lambda: defaultdict(list))
         for sample in result["samples"]:
             self._take(sample)
         self.families = list(self._outcomes)
         self.cases = [case for case in next(iter(self._outcomes.values())) if case[0] != DENSE]
-        self.able = [family for family in self.families if self.figure(family, (DENSE, 1.0)).score >= CAN_DO]
+        self.able = [family for family in self.families if (family in able if able else self._can_do(family))]
 
     def _take(self, sample: dict[str, Any]) -> None:
         scores = {(name, rate): (score, read) for name, rate, score, read in sample["scores"]}
@@ -61,6 +63,9 @@ class Comparison:
         for case, (score, read) in scores.items():
             seconds = self.clock.first_token(case[0], prompt, read)
             self._outcomes[sample["family"]][case].append(_Outcome(score, dense, read / prompt, seconds, whole))
+
+    def _can_do(self, family: str) -> bool:
+        return self.figure(family, (DENSE, 1.0)).score >= CAN_DO
 
     def rates(self, selector: str) -> list[float]:
         """The keep rates that a selector ran with, ascending."""

@@ -5,6 +5,7 @@ their times give the time of every sample: the selection's over the prompt's len
 the tokens that the target reads.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,16 +37,26 @@ class Line:
         return max(self.least, self.base + self.slope * tokens)
 
 
+UNKNOWN = Line(math.nan, math.nan, math.nan, math.nan)
+
+
 class Clock:
-    """Times of all cases. prefill: over tokens read. select: over tokens of the prompt, by selector."""
+    """Times of all cases. prefill: over tokens read. select: over tokens of the prompt, by selector.
+
+    Without timings, all times are not a number.
+    """
 
     def __init__(self, timings: Iterable[Timing]) -> None:
         found = list(timings)
+        self.prefill, self.select = UNKNOWN, defaultdict[str, Line](lambda: UNKNOWN)
+        if not found:
+            return
         by_selector: dict[str, list[Timing]] = defaultdict(list)
         for timing in found:
             by_selector[timing.selector].append(timing)
         self.prefill = Line.through([t.read for t in found], [t.prefill_s for t in found])
-        self.select = {
+        self.select.default_factory = None  # a selector that was not timed is a mistake
+        self.select |= {
             name: Line.through([t.prompt for t in timed], [t.select_s for t in timed])
             for name, timed in by_selector.items()
         }

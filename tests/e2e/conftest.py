@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,19 @@ def skim_serve(config: Path, folder: Path, **environment: str) -> Served:
 
 
 @contextmanager
+def serving(settings: Mapping[str, Any], folder: Path) -> Iterator[Served]:
+    """`skim serve` with these settings, ready, until the context ends."""
+    config = folder / "skim.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    served = skim_serve(config, folder)
+    try:
+        served.await_ready()
+        yield served
+    finally:
+        served.stop()
+
+
+@contextmanager
 def serving_slow_mocks(folder: Path, keep_alive_s: float) -> Iterator[Served]:
     """`skim serve` with mock engines and a split target: each prompt takes five seconds to its first token."""
     models = ROOT / "demo_models"
@@ -91,14 +104,8 @@ def serving_slow_mocks(folder: Path, keep_alive_s: float) -> Iterator[Served]:
             "speculative_prefill": "always", "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s, "cpus": 0.1
         },
     }  # fmt: skip
-    config = folder / "skim.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
+    with serving(settings, folder) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.fixture(scope="session")
@@ -120,14 +127,8 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
         settings[pool]["engine_options"]["dtype"] = "float32"
     settings["router"]["speculative_prefill"] = "always"
-    config = folder / "demo.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
+    with serving(settings, folder) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.fixture(scope="package")

@@ -11,12 +11,11 @@ from typing import Any
 import httpx
 import pytest
 import ray
-import yaml
 from ray.serve.context import _get_global_client
 
 from cluster.serve.app import APP_NAME
 from target_service.limits import MAX_LOGPROBS
-from tests.e2e.conftest import Served, skim_serve
+from tests.e2e.conftest import Served, serving
 from tests.unit.conftest import MODELS
 
 pytestmark = pytest.mark.nightly
@@ -29,7 +28,6 @@ CALL_S = 300
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("large")
     mock = {"engine": "mock", "cpus_per_replica": 0.1}
     settings = {
         "served_model_name": "skim-demo",
@@ -37,16 +35,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "target": {"model": str(MODELS / "target"), "replicas": 2, **mock},
         "router": {"cpus": 0.1},
     }
-    config = folder / "large.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
-        served.join_ray()
-        yield served
-    finally:
-        ray.shutdown()
-        served.stop()
+    with serving(settings, tmp_path_factory.mktemp("large")) as served:
+        try:
+            served.join_ray()
+            yield served
+        finally:
+            ray.shutdown()
 
 
 def replica_ids() -> set[str]:

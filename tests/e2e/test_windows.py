@@ -6,10 +6,9 @@ from typing import Any
 import httpx
 import pytest
 import ray
-import yaml
 from ray import serve
 
-from tests.e2e.conftest import ROOT, Served, skim_serve
+from tests.e2e.conftest import ROOT, Served, serving
 from tests.e2e.test_affinity import tokens
 
 pytestmark = pytest.mark.nightly
@@ -34,17 +33,12 @@ def settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("serve")
-    config = folder / "mock.yaml"
-    config.write_text(yaml.safe_dump(settings()))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
-        served.join_ray()
-        yield served
-    finally:
-        ray.shutdown()
-        served.stop()
+    with serving(settings(), tmp_path_factory.mktemp("serve")) as served:
+        try:
+            served.join_ray()
+            yield served
+        finally:
+            ray.shutdown()
 
 
 def ask(served: Served, question: str) -> None:

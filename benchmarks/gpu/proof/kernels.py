@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu import scoring as timed
 from benchmarks.gpu.proof.checks import Checks, Settings
 from speculator_service.scoring.head_masses import head_masses
-from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
+from speculator_service.scoring.importance import AttentionFormula
 
 TOLERANCE = 1e-5
 WIDE = 1e-4
@@ -88,88 +88,53 @@ def cases(toy: bool) -> Iterator[Case]:
         yield from (replace(of_size, **change) for change in FORMULAS)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Tensors of a case on a device. memory: the engine's cache [L, B, G, N, 2 D], keys first."""
+def problem_of(case: Case, device: str) -> timed.Problem:
+    """Random tensors of a case."""
+    generator = torch.Generator().manual_seed(case.prompt)
+    heads, needed = case.group * case.kv_heads, -(-case.prompt // case.block)
+    queries = 2 * torch.randn(case.layers, case.steps, heads, case.size, generator=generator)
+    shape = (case.layers, needed + 3, case.kv_heads, case.block, 2 * case.size)
+    memory = torch.randn(shape, generator=generator).to(device, case.dtype)
+    if case.tokens_first:
+        memory = memory.transpose(2, 3).contiguous().transpose(2, 3)
+    blocks = torch.randperm(needed + 3, generator=generator)[:needed].int().to(device)
+    sinks = 2 + 2 * torch.randn(case.layers, heads, generator=generator).to(device) if case.sinks else None
+    first = max(1, case.prompt - case.steps + 1)
+    seen = torch.arange(first, first + case.steps).clamp(max=case.prompt).to(device) if case.question else None
+    return timed.Problem(
+        queries.to(device, case.dtype), memory, blocks, case.prompt, case.pool, case.soft_cap, sinks, seen
+    )
 
-    case: Case
-    queries: torch.Tensor
-    memory: torch.Tensor
-    blocks: torch.Tensor
-    sinks: torch.Tensor | None
-    visible: torch.Tensor | None
 
-    @classmethod
-    def make(cls, case: Case, device: str) -> "Problem":
-        generator = torch.Generator().manual_seed(case.prompt)
-        heads, needed = case.group * case.kv_heads, -(-case.prompt // case.block)
-        queries = 2 * torch.randn(case.layers, case.steps, heads, case.size, generator=generator)
-        shape = (case.layers, needed + 3, case.kv_heads, case.block, 2 * case.size)
-        memory = torch.randn(shape, generator=generator).to(device, case.dtype)
-        if case.tokens_first:
-            memory = memory.transpose(2, 3).contiguous().transpose(2, 3)
-        blocks = torch.randperm(needed + 3, generator=generator)[:needed].int().to(device)
-        sinks = 2 + 2 * torch.randn(case.layers, heads, generator=generator).to(device) if case.sinks else None
-        first = max(1, case.prompt - case.steps + 1)
-        seen = torch.arange(first, first + case.steps).clamp(max=case.prompt).to(device) if case.question else None
-        return cls(case, queries.to(device, case.dtype), memory, blocks, sinks, seen)
+def difference(problem: timed.Problem, *, swapped: bool = False) -> float:
+    """Largest relative difference of the kernels' table to torch's. swapped: give the kernels wrong blocks."""
+    from speculator_service.scoring.triton_kernels import TILING
 
-    @property
-    def caches(self) -> list[torch.Tensor]:
-        return [layer[..., : self.case.size] for layer in self.memory]
+    read = replace(problem, blocks=problem.blocks.flip(0)) if swapped else problem
+    return _largest(problem.reference(), read.fused(TILING))
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """The prompt's keys of one layer, [G, M, D]."""
-        gathered = self.caches[layer][self.blocks.long()].transpose(0, 1).flatten(1, 2)
-        return gathered[:, : self.case.prompt]
 
-    def formula(self, layer: int) -> AttentionFormula:
-        sinks = None if self.sinks is None else self.sinks[layer]
-        return AttentionFormula(self.case.size**-0.5, self.case.soft_cap, sinks)
+def heads_difference(problem: timed.Problem) -> float:
+    """As `difference`, of the mass of all heads of the first layer, with random weights for their queries."""
+    from speculator_service.scoring.triton_masses import weighted_masses
 
-    def difference(self, *, swapped: bool = False) -> float:
-        """Largest relative difference of the kernels' table to torch's. swapped: give the kernels wrong blocks."""
-        from speculator_service.scoring.triton_kernels import fill_table
-
-        case = self.case
-        made = [
-            Aggregate("max", num_layers=case.layers, steps=case.steps, prompt=case.prompt, device=self.queries.device)
-            for _ in range(2)
-        ]
-        for layer, queries in enumerate(self.queries):
-            scale, cap, sinks = self.formula(layer)
-            keys = self.keys(layer)
-            made[0].add(layer_scores(queries, keys, scale, case.pool, soft_cap=cap, sinks=sinks, visible=self.visible))
-        blocks = self.blocks.flip(0) if swapped else self.blocks
-        fill_table(
-            made[1].table, self.queries, self.caches, blocks, case.size**-0.5, case.pool,
-            soft_cap=case.soft_cap, sinks=self.sinks, visible=self.visible,
-        )  # fmt: skip
-        return _largest(made[0].table, made[1].table)
-
-    def heads_difference(self) -> float:
-        """As `difference`, of the mass of all heads of the first layer, with random weights for their queries."""
-        from speculator_service.scoring.triton_masses import weighted_masses
-
-        case, device = self.case, self.queries.device
-        weights = torch.rand(case.kv_heads, case.steps, case.group, generator=torch.Generator().manual_seed(1)).to(
-            device
-        )
-        scale, cap, sinks = self.formula(0)
-        expected = torch.zeros(case.prompt, device=device)
-        for head in range(case.kv_heads * case.group):
-            own = AttentionFormula(scale, cap, None if sinks is None else sinks[head : head + 1])
-            kv_head, place = divmod(head, case.group)
-            rows = weights[kv_head, :, place]
-            of_head = self.queries[0][:, head : head + 1]
-            expected += head_masses(of_head, self.keys(0), [kv_head], own, rows, self.visible)[0]
-        by_kv_head = self.queries[0].view(case.steps, case.kv_heads, case.group, case.size).transpose(0, 1)
-        views = [self.caches[0][:, head : head + 1] for head in range(case.kv_heads)]
-        found = weighted_masses(
-            by_kv_head.contiguous(), views, self.blocks, case.prompt, scale, weights,
-            soft_cap=cap, sinks=None if sinks is None else sinks.view(case.kv_heads, case.group), visible=self.visible,
-        )  # fmt: skip
-        return _largest(expected, found)
+    queries, cache, keys = problem.queries[0], problem.caches[0], problem.keys(0)
+    (steps, heads, size), kv_heads = queries.shape, keys.shape[0]
+    group, (scale, soft_cap, sinks) = heads // kv_heads, problem.formula(0)
+    weights = torch.rand(kv_heads, steps, group, generator=torch.Generator().manual_seed(1)).to(queries.device)
+    expected = torch.zeros(problem.prompt, device=queries.device)
+    for head in range(heads):
+        own = AttentionFormula(scale, soft_cap, None if sinks is None else sinks[head : head + 1])
+        kv_head, place = divmod(head, group)
+        rows = weights[kv_head, :, place]
+        expected += head_masses(queries[:, head : head + 1], keys, [kv_head], own, rows, problem.visible)[0]
+    found = weighted_masses(
+        queries.view(steps, kv_heads, group, size).transpose(0, 1).contiguous(),
+        [cache[:, head : head + 1] for head in range(kv_heads)],
+        problem.blocks, problem.prompt, scale, weights,
+        soft_cap=soft_cap, sinks=None if sinks is None else sinks.view(kv_heads, group), visible=problem.visible,
+    )  # fmt: skip
+    return _largest(expected, found)
 
 
 def _largest(expected: torch.Tensor, found: torch.Tensor) -> float:
@@ -184,10 +149,10 @@ def kernels(settings: Settings, checks: Checks) -> None:
     wanted = list(cases(settings.toy))
     ratios: list[tuple[float, str]] = []
     for case in wanted:
-        problem = Problem.make(case, settings.device)
-        for name, compare in ((str(case), problem.difference), (f"heads: {case}", problem.heads_difference)):
+        problem = problem_of(case, settings.device)
+        for name, compare in ((str(case), difference), (f"heads: {case}", heads_difference)):
             with checks.part(name):
-                found = compare()
+                found = compare(problem)
                 ratios.append((found / case.tolerance, name))
                 if not found <= case.tolerance:  # also for NaN
                     says = f"largest relative difference to torch, at most {case.tolerance:g}"
@@ -196,7 +161,7 @@ def kernels(settings: Settings, checks: Checks) -> None:
     checks.judge("cases", right == 2 * len(wanted), right, f"of {2 * len(wanted)} cases agree with torch")
     worst, where = max(ratios)
     checks.measured("difference", worst, f"of what is allowed is the largest difference, at {where}")
-    control = Problem.make(wanted[0], settings.device).difference(swapped=True)
+    control = difference(problem_of(wanted[0], settings.device), swapped=True)
     checks.judge("control: wrong blocks", control > 0.1, control, "difference with the blocks in wrong order, over 0.1")
 
 

@@ -80,6 +80,18 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     assert f"score (dense: {100 * figure.dense:.0f})" in README.read_text()
 
 
+def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
+    text = " ".join(README.read_text().split())
+    figure = Comparison(committed("lengths-qwen")).figure(ALL, (GUARDED, 0.0))
+    _, low, high = figure.difference
+    assert f"On an H200, {figure.n} prompts of 1,100 to 8,192 tokens: score {100 * figure.score:.0f}, dense" in text
+    dense = f"dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to {100 * high:+.0f})"
+    assert f"{dense}, {figure.kept:.2f} kept." in text
+    (row,) = (r for r in committed("gpu-ttft")["rows"] if (r["prompt_tokens"], r["keep_rate"]) == (65536, BENCH_KEEP))
+    ratio = row["dense_to_skim"]["median"]
+    assert f"after 65,536 tokens comes there {ratio:.2f} times as fast as dense (keep {BENCH_KEEP})" in text
+
+
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
     assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"

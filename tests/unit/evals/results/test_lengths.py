@@ -3,6 +3,7 @@
 import pytest
 
 from evals.results import lengths
+from evals.results.comparison import ALL
 
 
 def sample(family, length, dense, kept, *, task="t"):
@@ -18,6 +19,7 @@ RESULT = {
         sample("code", 1000, 0.5, 1.0),
         sample("counting", 1000, 0.0, 1.0),
     ],
+    "timings": [],
     "settings": {"seed": 0, "target": "big", "speculator": "small", "look_ahead": 8},
     "selectors": {"speculator": "as in serving", "auto + guard": "the default"},
     "tasks": {"t": "a task"},
@@ -25,12 +27,16 @@ RESULT = {
 
 
 def test_families_that_dense_cannot_do_do_not_count():
-    assert lengths.able_families(RESULT) == ["needles", "code"]
+    assert [found.able for found in lengths.by_length(RESULT).values()] == [
+        ["needles", "code"],
+        ["needles"],
+        ["needles", "code"],
+    ]
     assert "(needles, code)" in lengths.describe(RESULT)
 
 
 def test_each_family_counts_once():
-    found = lengths.figure(RESULT, ("speculator", 0.2), 1000)
+    found = lengths.by_length(RESULT)[1000].figure(ALL, ("speculator", 0.2))
     assert (found.n, found.score, found.dense, found.kept) == (3, 0.875, 0.75, pytest.approx(0.2))
     mean, low, high = found.difference
     assert mean == 0.125
@@ -38,7 +44,7 @@ def test_each_family_counts_once():
 
 
 def test_a_family_without_a_prompt_of_a_length_is_left_out():
-    found = lengths.figure(RESULT, ("auto + guard", 0.0), 4000)
+    found = lengths.by_length(RESULT)[4000].figure(ALL, ("auto + guard", 0.0))
     assert (found.n, found.score, found.difference[0]) == (1, 0.0, -1.0)
 
 
