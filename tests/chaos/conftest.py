@@ -16,7 +16,6 @@ import pytest
 import ray
 import yaml
 
-from actors.ray_hooks.serve_client import forget_earlier_serve
 from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import ROOT, Served, skim_serve
@@ -87,7 +86,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def on_its_ray(served: Served) -> Iterator[None]:
     """Connects this process to the Ray of `served`, to read the replicas' counters and to kill replicas."""
-    forget_earlier_serve()  # the Ray of another module
     served.join_ray()
     yield
     ray.shutdown()

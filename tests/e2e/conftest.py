@@ -19,6 +19,7 @@ import yaml
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from actors.ray_hooks.loopback import init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve_client import forget_earlier_serve
 from cluster.serve.preflight import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ class Served(NamedTuple):
 
         For an address that is not `auto`, `ray.init` does not take over the cluster's token by itself.
         """
+        forget_earlier_serve()  # of the Ray of another module
         maybe_enable_token_auth_if_token_available()
         address = self._ray_address()
         init_on_loopback(is_on_loopback(address))

@@ -8,7 +8,6 @@ import pytest
 import ray
 from ray import serve
 
-from actors.ray_hooks.serve_client import forget_earlier_serve
 from cluster.serve.app import APP_NAME
 from tests.e2e.conftest import Served
 
@@ -17,7 +16,6 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def client(slow_mocks: Served) -> Iterator[httpx.Client]:
-    forget_earlier_serve()  # the Ray of another module
     slow_mocks.join_ray()
     with httpx.Client(base_url=slow_mocks.url, timeout=LIMIT_S) as http:
         yield http
