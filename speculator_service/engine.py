@@ -19,7 +19,8 @@ class ScoreRequest:
 
     token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
     KV for `draft`, as session `request_id`. question: as in SelectRequest; its tokens' queries score the prompt if
-    `options.score_queries` says so (`scoring.score_queries`).
+    `options.score_queries` says so (`scoring.score_queries`). window: the prompt is read for these scores alone, and no
+    other kind of request has its cache salt. So an engine may leave out the layers above the scored ones.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class ScoreRequest:
     cache_salt: str | None = None
     keep_session: bool = False
     question: tuple[int, int] | None = None
+    window: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,4 +48,5 @@ def _window(request: WindowsRequest, start: int, end: int) -> ScoreRequest:
         request.options,
         cache_salt=f"{SALT}:{request.cache_salt or ''}",
         question=(int(first), int(first + asked.size)),
+        window=True,
     )

@@ -88,7 +88,7 @@ class VllmSpeculator(BranchingEngine):
             self._arguments.possible(request.options),
         )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        asked = self._arguments.of(options, int(token_ids.size), request.question)
+        asked = self._arguments.of(options, int(token_ids.size), request.question, window=request.window)
         began = time.perf_counter()
         output, payload, importance = await self._scored(request.request_id, token_ids, asked, cache_salt)
         total = 1e3 * (time.perf_counter() - began)

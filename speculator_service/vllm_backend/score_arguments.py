@@ -54,8 +54,10 @@ class ScoreArguments:
             )
         return options.model_copy(update={"scoring": "attention"})
 
-    def of(self, options: SelectionOptions, prompt: int, question: tuple[int, int] | None) -> dict[str, Any]:
-        """For a prompt of `prompt` tokens. options: `possible` ones."""
+    def of(
+        self, options: SelectionOptions, prompt: int, question: tuple[int, int] | None, *, window: bool = False
+    ) -> dict[str, Any]:
+        """For a prompt of `prompt` tokens. options: `possible` ones. window: as in ScoreRequest."""
         needed = ScoreQueries.of(options, prompt, question)
         if options.scoring == "attention":
             how = options.model_dump(include={"pool_kernel", "layers", "aggregation"})
@@ -63,7 +65,8 @@ class ScoreArguments:
         profile = self._profile
         assert profile is not None
         heads = [(head.layer, head.head, head.weight) for head in profile.heads]
-        return _by_heads(needed, heads, profile.question, profile.last, apart=False)
+        asked = _by_heads(needed, heads, profile.question, profile.last, apart=False)
+        return {**asked, "depth": 1 + max(head.layer for head in profile.heads)} if window else asked
 
     def of_each_head(
         self, heads: Sequence[tuple[int, int]], prompt: int, question: tuple[int, int] | None, *, last: bool

@@ -118,6 +118,7 @@ class QueryCapture:
         self.missing = torch.full_like(self._buffer[:, 0], torch.nan)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
         self._rows: torch.Tensor | None = None
+        self._ran = torch.zeros(len(layers), dtype=torch.bool)
         self._missing = torch.empty(0, dtype=torch.bool, device=device)
         for index, layer in enumerate(layers):
             self._wrap(index, layer)
@@ -130,11 +131,16 @@ class QueryCapture:
         wanted = torch.tensor(slots, dtype=torch.int64, pin_memory=self._buffer.is_cuda)
         self._slots = wanted.to(self._buffer.device, non_blocking=True)
         self._rows, self._missing = None, self._slots >= 0
+        self._ran.fill_(False)
 
     def collect(self) -> torch.Tensor:
-        """A copy [L, len(slots), H, D]; NaN where a layer did not see the slot. Afterwards nothing is expected."""
+        """A copy [L, len(slots), H, D]; NaN where a layer did not see the slot, or did not run.
+
+        Afterwards nothing is expected.
+        """
         taken = self._buffer[:, : self._slots.numel()].clone()
         taken.masked_fill_(self._missing[None, :, None, None], torch.nan)
+        taken[~self._ran] = torch.nan
         self.expect(())
         return taken
 
@@ -167,6 +173,7 @@ class QueryCapture:
             # All scored layers are in one KV cache group, so they have the same slots and the rows are looked up once.
             found = get_forward_context().slot_mapping[layer.layer_name][None, :] == self._slots[:, None]
             self._rows, self._missing = found.int().argmax(1), ~found.any(1)
+        self._ran[index] = True
         taken = self._buffer[index, : self._slots.numel()]
         if query.dtype == taken.dtype:
             torch.index_select(query, 0, self._rows, out=taken)

@@ -1,6 +1,7 @@
 """A read in windows on the engine: each window scores as the oracle's prompt of its own, and is cached wherever it
 stands."""
 
+import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,16 +11,19 @@ import torch
 from kv_transfer.messages import Frame, SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
+from skim_common.errors import SkimError
 from speculator_service.reading.plan import windows_of
 from speculator_service.reading.read import read_in_windows
-from tests.engine.speculator_service.vllm_backend.by_heads import expected, profile_of, scored_by
+from speculator_service.scoring.selection import select
+from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 
 # They share an engine, so also its event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PROFILE = profile_of(((1, 0, 3.0), (1, 3, 1.0), (4, 2, 2.0)))
+PROFILE = profile_of(((1, 0, 3.0), (1, 3, 1.0), (2, 2, 2.0)))
+"""The deepest head is in the third of five layers."""
 OPTIONS = SelectionOptions(scoring="heads", read="windows", window_tokens=200, protect_last=4)
 HEAD, JOINT, TAIL = [3, 4, 5], [6], [7, 8, 9]
 FRAME = Frame(*(np.array(part, np.int32) for part in (HEAD, JOINT, TAIL)))
@@ -93,3 +97,52 @@ async def test_control_another_salt_finds_nothing(rig):
     )
     assert (await read_in_windows(rig.engine, again)).cached_tokens <= 4 * len(HEAD)
     assert (await read_in_windows(rig.engine, whole)).cached_tokens > 360
+
+
+def _watch(worker):
+    """From now on, `worker.ran` has the index of each layer that runs."""
+    worker.ran, [loop] = set(), worker._loop._loops
+    if not hasattr(worker, "watched"):
+        worker.watched = [
+            layer.register_forward_pre_hook(lambda *_, index=index: worker.ran.add(index))
+            for index, layer in enumerate(loop.layers)
+        ]
+
+
+def _ran(worker):
+    return sorted(worker.ran)
+
+
+async def test_layers_above_the_deepest_head_do_not_run(rig):
+    await rig.call(_watch)
+    await read_in_windows(rig.engine, asking(random_prompt(500, seed=10), question=random_prompt(ASKED, seed=11)))
+    assert await rig.call(_ran) == [[0, 1, 2]]
+
+
+async def test_all_layers_run_where_another_request_needs_them(rig):
+    text, question = random_prompt(230, seed=12), random_prompt(ASKED, seed=13)
+    whole, ahead = random_prompt(240, seed=14), SelectionOptions(look_ahead=8)
+    request = asking(text, question=question)
+    read, answer = await asyncio.gather(read_in_windows(rig.engine, request), rig.score(whole, ahead))
+    assert rig.compare(whole, ahead, answer) <= TOLERANCE
+    await rig.call(_watch)
+    alone = asking(text, question=random_prompt(ASKED, seed=15))
+    again, _ = await asyncio.gather(read_in_windows(rig.engine, alone), rig.score(random_prompt(240, seed=16), HEADS))
+    assert await rig.call(_ran) == [[0, 1, 2, 3, 4]]
+    assert np.isfinite(torch.stack([read.importance.sum(), again.importance.sum()]).numpy()).all()
+
+
+async def test_control_a_head_above_the_depth_has_no_scores(rig):
+    def too_few(worker):
+        worker._loop._loops[0].end_layer = 2
+
+    def all_layers(worker):
+        worker._loop._loops[0].end_layer = 5
+
+    await rig.call(too_few)
+    try:
+        read = await read_in_windows(rig.engine, asking(random_prompt(99, seed=17), question=[11, 12], name="n"))
+    finally:
+        await rig.call(all_layers)
+    with pytest.raises(SkimError, match="not finite"):
+        select(read.importance, OPTIONS)

@@ -1,0 +1,56 @@
+"""Runs the lower layers of the model only, in a step whose requests need no more.
+
+A window is scored by heads, and it decodes no token. So the layers above the deepest of these heads would run for
+nothing. vLLM's models loop over the layers from `start_layer` to `end_layer`, which pipeline parallelism sets (for
+example vllm.model_executor.models.llama, `LlamaModel.forward`). A smaller `end_layer` ends the loop. A compiled model
+has its loop unrolled, so such a step runs it uncompiled. A step that fits a captured CUDA graph runs all layers,
+because there the graph saves more than the layers cost.
+
+The KV of the upper layers stays unwritten. So the cache salt of windows is one that no other request has.
+
+Run on CPU, eager and compiled. Not run: any GPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from vllm.config import CompilationConfig
+
+from speculator_service.vllm_backend.capture.scored_requests import Computed
+
+
+def depth_of(computed: Sequence[Computed], requests: int) -> int | None:
+    """The number of layers that a step needs; None for all. computed: its scored parts. requests: all of its requests.
+
+    Parts with the option `depth` need so many layers. All other requests need every layer.
+    """
+    depths = [part.request.options.get("depth") for part in computed]
+    known = [depth for depth in depths if depth is not None]
+    return max(known) if known and len(known) == requests else None
+
+
+class LayerLoop:
+    """The loop over the layers of one model."""
+
+    def __init__(self, model: torch.nn.Module, config: CompilationConfig) -> None:
+        self._loops = [module for module in model.modules() if hasattr(module, "end_layer")]
+        self._captured = config.max_cudagraph_capture_size or 0
+
+    @contextmanager
+    def up_to(self, depth: int | None, tokens: int) -> Iterator[None]:
+        """The model runs `depth` layers meanwhile. None: all. tokens: those of the step."""
+        if depth is None or tokens <= self._captured or len(self._loops) != 1:
+            yield
+            return
+        [loop] = self._loops
+        end, compiled = loop.end_layer, not getattr(loop, "do_not_compile", True)
+        loop.end_layer = min(end, depth)
+        if compiled:
+            loop.do_not_compile = True
+        try:
+            yield
+        finally:
+            loop.end_layer = end
+            if compiled:
+                loop.do_not_compile = False
