@@ -61,31 +61,43 @@ def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any
             status.update(f"checking {candidate.name}")
             fits.append(fit(candidate, own, keep_rate))
     fits = best_first(fits)
-    result = {"target": asdict(own), "keep_rate": keep_rate, "speculators": [asdict(one) for one in fits]}
+    result = {"target": asdict(own), "keep_rate": keep_rate, "speculators": [_as_json(one) for one in fits]}
     _show(result)
     return result
 
 
+def _as_json(one: Any) -> dict[str, Any]:
+    return asdict(one) | {"first": {str(tokens): shares._asdict() for tokens, shares in one.first.items()}}
+
+
 def _show(result: dict[str, Any]) -> None:
+    from cluster.pairs.cost import LENGTHS
+
     target, size = result["target"], result["target"]["size"]
     _print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
-    right = [Column(name, justify="right", no_wrap=True) for name in ("parameters", "cost", "work", "tokens")]
+    lengths = [f"{tokens // 1024}k" for tokens in LENGTHS]
+    right = [Column(name, justify="right", no_wrap=True) for name in ("size", "cost", *lengths, "tokens")]
     table = Table(
         Column("speculator", overflow="fold"), "verdict", "tokenizer", *right, box=SIMPLE_HEAD, pad_edge=False
     )
     for one in result["speculators"]:
-        cost, work = (f"{one[name]:.3f}" if one[name] is not None else "" for name in ("cost", "work"))
+        cost = f"{one['cost']:.3f}" if one["cost"] is not None else ""
         tokens = str(one["size"]["positions"]) if one["size"] else ""
-        cells = (one["verdict"], one["tokenizer"] or "", _parameters(one["size"]), cost, work, tokens)
-        table.add_row(Text(one["name"]), *cells)
+        whole, windows = ([f"{first[read]:.2f}" for first in one["first"].values()] for read in ("whole", "windows"))
+        cells = (one["verdict"], one["tokenizer"] or "", _parameters(one["size"]), cost)
+        table.add_row(Text(one["name"]), *cells, *(whole or [""] * len(lengths)), tokens)
+        if windows:
+            table.add_row("(windows)", *[""] * len(cells), *windows)
     console.print(table)
     for one in result["speculators"]:
         if one["reason"]:
             _print_line(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
     _print_line(
-        "\ncost: parameters that compute a prompt token, as a share of the target's. work: cost of a prefill with keep"
-        f" rate {result['keep_rate']:g}, as a share of a dense prefill; attention is not counted. The quality of the"
-        " selection is not checked: measure it with `skim eval`."
+        "\ncost: parameters that compute a prompt token, as a share of the target's."
+        f" {', '.join(lengths)}: operations to the first token of a prompt of this length with keep rate"
+        f" {result['keep_rate']:g}, as a share of a dense prefill's. The second line is for `read: windows`; else the"
+        " speculator reads the prompt as a whole. The quality of the selection is not checked: measure it with"
+        " `skim eval`. `skim plan size` gives times on GPUs."
     )
 
 

@@ -1,14 +1,16 @@
 """Whether a speculator fits a target: the check that `skim serve` makes, what the pair costs, and how far it reads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cluster.config.load import config_from_settings
 from cluster.pairs.candidates import Candidate
+from cluster.pairs.cost import LENGTHS, FirstToken, first_token
 from cluster.pairs.size import ModelSize, model_size
 from cluster.serve.preflight import check_models
 from skim_common.errors import ModelError
-from skim_common.models.info import inspect_model
+from skim_common.models.costs import LINEAR, read_cost
+from skim_common.models.info import inspect_model, text_config
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,11 @@ class Target:
 class Fit:
     """A candidate with its verdict.
 
-    verdict: "fits"; "no gain" if reading with it and prefilling what is kept cost as much as a dense prefill;
-    "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits. tokenizer: "same" as the
-    target's, or "another". cost: parameters that compute a prompt token, as a share of the target's. work: cost of
-    speculative prefill, as a share of a dense prefill: the keep rate plus `cost`. Attention is not counted.
+    verdict: "fits"; "no gain" if reading the whole prompt with it and prefilling what is kept cost as much as a dense
+    prefill at all lengths; "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits.
+    tokenizer: "same" as the target's, or "another". cost: parameters that compute a prompt token, as a share of the
+    target's. first: the cost of the first token at each of `cluster.pairs.cost.LENGTHS`; empty if a model has no usual
+    shape.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Fit:
     tokenizer: str | None = None
     size: ModelSize | None = None
     cost: float | None = None
-    work: float | None = None
+    first: dict[int, FirstToken] = field(default_factory=dict)
 
 
 def read_target(name: str, folder: str) -> Target:
@@ -61,8 +64,12 @@ def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
     if not size.per_token or not target.size.per_token:
         return found
     cost = size.per_token / target.size.per_token
-    verdict = "fits" if keep_rate + cost < 1 else "no gain"
-    return replace(found, verdict=verdict, cost=cost, work=keep_rate + cost)
+    reads = [read_cost(text_config(folder)) for folder in (candidate.folder, target.folder)]
+    if LINEAR in reads:
+        return replace(found, cost=cost)
+    first = {tokens: first_token(*reads, tokens, keep_rate) for tokens in LENGTHS}
+    verdict = "fits" if min(shares.whole for shares in first.values()) < 1 else "no gain"
+    return replace(found, verdict=verdict, cost=cost, first=first)
 
 
 def best_first(fits: list[Fit]) -> list[Fit]:
