@@ -47,6 +47,10 @@ def size(
     kv_bits: Annotated[float, typer.Option(min=1, max=32, help="Bits of a number in the KV caches.")] = 16,
     price: Annotated[float | None, typer.Option(min=0.0, help="Price of one GPU for an hour.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
+    page_file: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE.html", help="Write the result and its curves as one HTML page."),
+    ] = None,
 ) -> None:
     """Say how many GPUs each pool needs for a load, against plain vLLM on the same GPUs.
 
@@ -74,6 +78,22 @@ def size(
     if json_file is not None:
         write_json(json_file, result)
         _print_line(f"Wrote {json_file}")
+    if page_file is not None:
+        _write_page(page_file, sizer, load, result)
+        _print_line(f"Wrote {page_file}")
+
+
+def _write_page(file: Path, sizer: Any, load: Any, result: dict[str, Any]) -> None:
+    from cluster.plan.page import first_tokens, gpus_over_load, page
+
+    with console.capture() as shown:
+        _show(result)
+    against = sizer.skim(load), sizer.plain(load)
+    text = page(result, shown.get(), first_tokens(sizer, load, *against), gpus_over_load(sizer, load))
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SkimError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _models(file: Path | None, target: Path | None, speculator: Path | None) -> tuple[tuple[str, str], float]:

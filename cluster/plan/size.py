@@ -94,23 +94,30 @@ class Sizer:
         draft = draft_step_s(speculator, load, 1)
         return best_drafts(load.acceptance, draft / step, exchange=target.machine.exchange_s / step)
 
-    def alone(self, load: Load, prompt: int, target_ranks: int, speculator_ranks: int, plain_ranks: int) -> float:
-        """How much sooner Skim has the first token of a single prompt without other load, in seconds."""
+    def first_alone(
+        self, load: Load, prompt: int, target_ranks: int, speculator_ranks: int, plain_ranks: int
+    ) -> tuple[float, float]:
+        """Seconds to the first token of a single prompt without other load: with plain vLLM, and with Skim."""
         dense, target = (self.engine(self.target, ranks) for ranks in (plain_ranks, target_ranks))
         speculator = self.engine(self.speculator, speculator_ranks)
         select = speculator.read_s(Read(prompt)) + LOOK_AHEAD * speculator.step_s(1, prompt)
         kept = target.read_s(Read(math.ceil(load.keep_rate * prompt)))
-        return dense.read_s(Read(prompt)) - self.machine.skim_s - select - kept
+        return dense.read_s(Read(prompt)), self.machine.skim_s + select + kept
 
     def pays_from(self, load: Load, plan: Plan, plain: Plan) -> int | None:
         """The prompt length from which a single prompt's first token is sooner with Skim; None if at no length."""
         ranks = plan.target.ranks, plan.speculator.ranks if plan.speculator else 1, plain.target.ranks
-        if self.alone(load, LONGEST, *ranks) <= 0:
+
+        def pays(prompt: int) -> bool:
+            plain_s, skim_s = self.first_alone(load, prompt, *ranks)
+            return skim_s < plain_s
+
+        if not pays(LONGEST):
             return None
         low, high = 1, LONGEST
         while high - low > max(16, low // 64):
             middle = (low + high) // 2
-            low, high = (low, middle) if self.alone(load, middle, *ranks) > 0 else (middle, high)
+            low, high = (low, middle) if pays(middle) else (middle, high)
         return high
 
     def _engines(self, model: Model) -> Iterator[Engine]:

@@ -1,10 +1,16 @@
 """`skim plan size`: its text, its JSON, a deployment file, and mistakes."""
 
 import json
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from benchmarks.gpu.presets import configs, make_folder, preset
+from cluster.plan.engine import Model
+from cluster.plan.gpus import Machine, gpu_named
+from cluster.plan.page import first_tokens, gpus_over_load
+from cluster.plan.pools import Load
+from cluster.plan.size import Sizer
 from tests.unit.conftest import MODELS
 
 
@@ -37,6 +43,32 @@ def test_the_answer_as_text_and_json(skim, pair, tmp_path):
         "decode 41%",
     ):
         assert text in ran.out
+
+
+def test_the_page_has_the_answer_and_both_curves(skim, pair, tmp_path):
+    file = tmp_path / "plan.html"
+    ran = skim("plan", "size", "--target", pair[0], "--speculator", pair[1], "--qps", 2, "--page", file)
+    assert (ran.code, ran.err) == (0, "")
+    page = file.read_text()
+    root = fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
+    words = "".join(root.itertext()) + page
+    for text in ("plain vLLM", "tensor parallel x replicas", "Skim pays", "<svg"):
+        assert text in words
+    assert not any(word in page for word in ("<script", "src=", "<link", "url(http"))
+
+
+def test_the_curves_agree_with_the_answer(pair):
+    target, speculator = map(Model.load, pair)
+    gpu = gpu_named("h200")
+    sizer = Sizer(target, speculator, gpu, Machine.of(gpu))
+    load = Load(2, 32000, 300, 2, 0.05)
+    skim, plain = sizer.skim(load), sizer.plain(load)
+    of_load = {qps: (of_plain, of_skim) for qps, of_plain, of_skim in gpus_over_load(sizer, load)}
+    assert of_load[2.0] == (plain.gpus, skim.gpus)
+    assert of_load[0.125][0] < of_load[32.0][0]
+    pays_from = sizer.pays_from(load, skim, plain)
+    for tokens, of_plain, of_skim in first_tokens(sizer, load, skim, plain):
+        assert (of_skim < of_plain) == (tokens >= pays_from)
 
 
 def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):

@@ -1,0 +1,93 @@
+"""The answer of `skim plan size` as one HTML page with its curves. The page needs no other file."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from cluster.plan.pools import Load
+from cluster.plan.size import Plan, Sizer
+from skim_common.errors import SkimError
+
+SHORTEST = 512
+"""Tokens of the shortest prompt in the curve."""
+LOADS = tuple(2.0**power for power in range(-4, 5))
+"""Multiples of the planned load."""
+STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}svg{max-width:100%;height:auto}"
+
+
+def first_tokens(sizer: Sizer, load: Load, skim: Plan | None, plain: Plan | None) -> list[tuple[int, float, float]]:
+    """(prompt tokens, seconds with plain vLLM, seconds with Skim) to the first token of a prompt without other load.
+
+    On the ranks of the two plans; on one GPU each where there is none.
+    """
+    ranks = (
+        skim.target.ranks if skim else 1,
+        skim.speculator.ranks if skim and skim.speculator else 1,
+        plain.target.ranks if plain else 1,
+    )
+    most = min(sizer.target.size.positions, sizer.speculator.size.positions)
+    lengths = [SHORTEST * 2**power for power in range(32) if SHORTEST * 2**power <= most]
+    return [(tokens, *sizer.first_alone(load, tokens, *ranks)) for tokens in lengths]
+
+
+def gpus_over_load(sizer: Sizer, load: Load) -> list[tuple[float, int | None, int | None]]:
+    """(prompts per second, GPUs of plain vLLM, GPUs of Skim) that keep the SLOs. None: no number does."""
+    found = []
+    for times in LOADS:
+        of = replace(load, qps=times * load.qps)
+        plain, skim = sizer.plain(of), sizer.skim(of)
+        found.append((of.qps, plain.gpus if plain else None, skim.gpus if skim else None))
+    return found
+
+
+def page(
+    result: dict[str, Any],
+    text: str,
+    firsts: Sequence[tuple[int, float, float]],
+    gpus: Sequence[tuple[float, int | None, int | None]],
+) -> str:
+    """The page. result: `cluster.plan.report.answer`. text: what the command prints. Raises SkimError."""
+    title = f"Skim: {result['target']} with {result['speculator']} on {result['gpu']['name']}"
+    parts = [f"<h1>{escape(title)}</h1>", f"<p><strong>{escape(result['verdict'])}</strong></p>"]
+    parts += [_curves(result, firsts, gpus), f"<pre>{escape(text)}</pre>"]
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return "\n".join([head, *parts, "</html>"])
+
+
+def _curves(
+    result: dict[str, Any],
+    firsts: Sequence[tuple[int, float, float]],
+    gpus: Sequence[tuple[float, int | None, int | None]],
+) -> str:
+    """An SVG of both curves; the background is grey where Skim does not pay."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SkimError("--page draws with matplotlib: pip install '.[bench]'") from None
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    tokens, plain, skim = zip(*firsts, strict=True)
+    left.plot(tokens, plain, marker="o", label="plain vLLM")
+    left.plot(tokens, skim, marker="o", label="Skim")
+    later = [length for length, dense, selected in firsts if selected >= dense]
+    if later:
+        left.axvspan(tokens[0] / 1.2, result["pays_from_tokens"] or tokens[-1] * 1.2, color="0.9", zorder=0)
+    left.set(xscale="log", yscale="log", xlabel="tokens of a prompt", ylabel="seconds to the first token, alone")
+    for place, name in ((1, "plain vLLM"), (2, "Skim")):
+        known = [(row[0], row[place]) for row in gpus if row[place] is not None]
+        if known:
+            right.plot(*zip(*known, strict=True), marker="o", drawstyle="steps-pre", label=name)
+    for qps, of_plain, of_skim in gpus:
+        if of_skim is None or (of_plain is not None and of_plain <= of_skim):
+            right.axvspan(qps / 2**0.5, qps * 2**0.5, color="0.9", zorder=0)
+    right.axvline(result["load"]["qps"], color="0.5", linestyle=":")
+    right.set(xscale="log", yscale="log", xlabel="prompts per second", ylabel="GPUs that keep the SLOs")
+    for axes in (left, right):
+        axes.legend()
+        axes.set_title("grey: Skim does not pay", fontsize="small", loc="left")
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    svg = drawn.getvalue()
+    return svg[svg.index("<svg") :]
