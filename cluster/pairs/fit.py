@@ -64,10 +64,10 @@ def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
     if not size.per_token or not target.size.per_token:
         return found
     cost = size.per_token / target.size.per_token
-    reads = [read_cost(text_config(folder)) for folder in (candidate.folder, target.folder)]
-    if LINEAR in reads:
+    own, others = read_cost(text_config(candidate.folder)), read_cost(text_config(target.folder))
+    if LINEAR in (own, others):
         return replace(found, cost=cost)
-    first = {tokens: first_token(*reads, tokens, keep_rate) for tokens in LENGTHS}
+    first = {tokens: first_token(own, others, tokens, keep_rate) for tokens in LENGTHS}
     verdict = "fits" if min(shares.whole for shares in first.values()) < 1 else "no gain"
     return replace(found, verdict=verdict, cost=cost, first=first)
 

@@ -13,6 +13,7 @@ Run on CPU, eager and compiled. Not run: any GPU.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from vllm.config import CompilationConfig
@@ -34,7 +35,7 @@ class LayerLoop:
     """The loop over the layers of one model."""
 
     def __init__(self, model: torch.nn.Module, config: CompilationConfig) -> None:
-        self._loops = [module for module in model.modules() if hasattr(module, "end_layer")]
+        self._loops: list[Any] = [module for module in model.modules() if hasattr(module, "end_layer")]
         self._captured = config.max_cudagraph_capture_size or 0
 
     @contextmanager
