@@ -18,8 +18,15 @@ SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
 LEXICAL_WEIGHT = 1.0
 """The `lexical_weight` of granularity text where none is set."""
+WINDOWS_FROM = 3072
+"""Tokens. `read: auto` reads a prompt of at least so many in windows: answers were as good or better from 4,096 tokens
+on and worse at 1,500, and the read is linear."""
 LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
+
+
+OF_ALL_HEADS = ("score_queries", "look_ahead", "pool_kernel", "layers", "aggregation")
+"""Options of the attention of all heads."""
 
 
 def _odd(value: int) -> int:
@@ -60,14 +67,15 @@ class SelectionOptions(BaseModel):
         "speculator",
         description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
     )
-    scoring: Literal["attention", "heads"] = Field(
-        "attention",
-        description="the speculator's attention: pooled over all heads (the paper), or the mass of its retrieval heads",
+    scoring: Literal["auto", "attention", "heads"] = Field(
+        AUTO,
+        description="the speculator's attention: pooled over all heads (the paper), or the mass of its retrieval heads;"
+        " auto: of the heads in windows, else of all",
     )
-    read: Literal["whole", "windows"] = Field(
-        "whole",
-        description="how the speculator reads the prompt with scoring heads: as a whole, or in windows, which are "
-        "short prompts of their own with the question after each",
+    read: Literal["auto", "whole", "windows"] = Field(
+        AUTO,
+        description="how the speculator reads the prompt: as a whole, or in windows, which are short prompts of their"
+        " own with the question after each; auto: long prompts in windows, by a speculator with a head profile",
     )
     window_tokens: int = Field(1024, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
@@ -126,11 +134,28 @@ class SelectionOptions(BaseModel):
 
     @model_validator(mode="after")
     def _windows_are_scored_by_heads(self) -> Self:
-        if self.read == "windows" and self.scoring != "heads":
+        if self.read == "windows" and self.scoring == "attention":
             raise ValueError(
                 "read windows needs scoring heads: the attention of other heads depends on the whole prompt"
             )
         return self
+
+    def for_prompt(self, tokens: int, *, windows: bool) -> Self:
+        """These options with `scoring` and `read` decided for a prompt of `tokens` tokens.
+
+        windows: whether it can be read in windows: its question and frame are known, and the speculator has a head
+        profile. Where an option asks for something that windows do not have, `auto` reads the prompt as a whole.
+        """
+        read = self.read
+        if read == AUTO:
+            fields = SelectionOptions.model_fields
+            asked = any(getattr(self, name) != fields[name].default for name in OF_ALL_HEADS)
+            suits = windows and not asked and self.granularity == "text" and self.scoring != "attention"
+            read = "windows" if suits and tokens >= WINDOWS_FROM else "whole"
+        scoring = self.scoring
+        if scoring == AUTO:
+            scoring = "heads" if read == "windows" else "attention"
+        return self.model_copy(update={"read": read, "scoring": scoring})
 
     @property
     def largest_share(self) -> float:

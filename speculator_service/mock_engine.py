@@ -25,8 +25,6 @@ class MockSpeculator(BranchingEngine):
     context length and the last token of the prompt.
     """
 
-    has_head_profile = True
-
     def __init__(
         self,
         model: str,
@@ -40,6 +38,7 @@ class MockSpeculator(BranchingEngine):
         one_at_a_time: bool = False,
         fail_every: int = 0,
         max_model_len: int | None = None,
+        head_profile: bool = False,
         seed: int = 0,
     ) -> None:
         """Scoring takes latency_ms, ms_per_token for each computed prompt token and ms_per_look_ahead for each
@@ -47,10 +46,11 @@ class MockSpeculator(BranchingEngine):
 
         cache_tokens: capacity of the prefix cache, in blocks of block_size tokens; 0 caches nothing. It holds prompts
         and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
-        fail_every n: every nth call of `score` raises EngineUnavailableError. seed: for sampled drafts.
+        fail_every n: every nth call of `score` raises EngineUnavailableError. head_profile: it can read in windows.
+        seed: for sampled drafts.
         """
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
-        self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens)
+        self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens, has_head_profile=head_profile)
         self.started = self.aborted = self.running = 0
         self.compute = MockCompute(latency_ms, ms_per_token, cache_tokens, block_size, one_at_a_time)
         self._ms_per_look_ahead = ms_per_look_ahead

@@ -84,6 +84,7 @@ class SpeculatorService:
         A call that does not return leaves no session. Raises InvalidRequestError for an invalid request,
         EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
+        request = request.decided(head_profile=self.info.has_head_profile)
         check_request(request, self.info)
         context = self.draft_context(request)
         try:
@@ -95,7 +96,7 @@ class SpeculatorService:
 
     async def read_windows(self, request: WindowsRequest) -> WindowScores:
         """Read windows for another replica. Cancelling this call ends the read. Raises SkimError."""
-        if request.model != self.info.path or not self.engine.has_head_profile:
+        if request.model != self.info.path or not self.info.has_head_profile:
             raise SkimError("this replica has another speculator, whose scores cannot be compared")
         check_ids(request.token_ids, self.info.vocab_size)
         return await read_windows(self.engine, request)
@@ -106,12 +107,13 @@ class SpeculatorService:
         The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
         over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
-        if not self.address or request.decode is None:
+        decode, request = request.decode, request.decided(head_profile=self.info.has_head_profile)
+        if not self.address or decode is None:
             return None
         limit = min(self.info.max_model_len, self.info.max_position)
         if reads_in_windows(self.engine, request):
             return "kept" if request.token_ids.size < limit else None
-        context = request.decode.draft_context
+        context = decode.draft_context
         return None if context == "full" and request.options.selector == "lexical" else context
 
     def _free(self, session: str) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from benchmarks.report import plots
 from evals.results.comparison import ALL, Comparison
 from evals.run.ask import Case
-from evals.selection.selectors import DENSE
+from evals.selection.selectors import DENSE, GUARDED, GUARDED_WHOLE, GUARDED_WINDOWS
+from kv_transfer.options import WINDOWS_FROM
 
 ALL_LENGTHS = 0
 """Stands for all lengths together."""
@@ -19,10 +20,26 @@ def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
 
     The families that count are those that dense can do over all lengths.
     """
+    result = with_default(result)
     whole = Comparison(result)
     lengths = sorted({sample["length"] for sample in result["samples"]})
     found = {length: Comparison(_at(result, length), whole.able) for length in lengths}
     return found | {ALL_LENGTHS: whole}
+
+
+def with_default(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the default (`read: auto`), if it has both ways to read: each prompt's answer is that of the way
+    that the default chooses by the prompt's length.
+    """
+    if not {GUARDED_WHOLE, GUARDED_WINDOWS} <= result["selectors"].keys():
+        return result
+    samples = []
+    for sample in result["samples"]:
+        chosen = GUARDED_WINDOWS if sample["prompt"] >= WINDOWS_FROM else GUARDED_WHOLE
+        (scored,) = (scores for scores in sample["scores"] if scores[0] == chosen)
+        samples.append({**sample, "scores": [*sample["scores"], [GUARDED, 0.0, *scored[2:]]]})
+    what = f"the default: *{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, else *{GUARDED_WHOLE}*, which was chosen with these results"
+    return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
 
 
 def _at(result: dict[str, Any], length: int) -> dict[str, Any]:
@@ -36,7 +53,7 @@ def _name(case: Case) -> str:
 
 def against_dense(result: dict[str, Any], case: Case) -> str:
     """A case over all lengths, with the interval of the difference from dense."""
-    figure = Comparison(result).figure(ALL, case)
+    figure = Comparison(with_default(result)).figure(ALL, case)
     _, low, high = figure.difference
     return (
         f"score {100 * figure.score:.0f}, dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to"
@@ -46,6 +63,7 @@ def against_dense(result: dict[str, Any], case: Case) -> str:
 
 def describe(result: dict[str, Any]) -> str:
     """The conditions, and what each selector and task is."""
+    result = with_default(result)
     settings = result["settings"]
     lines = [
         f"{len(result['samples'])} prompts (seed {settings['seed']}), target `{settings['target']}`, speculator"

@@ -134,7 +134,8 @@ _UNITS = {
     " evidence.",
     "text": "the keep rate is a share of the other tokens. Lines and sentences are kept or dropped as a whole, and BM25"
     " is in the sum of all ways but *look-ahead, chunks*, which has chunks and the speculator's scores alone."
-    " *look-ahead* is the default, *heads* are the retrieval heads (over the whole prompt or in windows), and *lexical*"
+    " *look-ahead* is the default of short prompts and *heads, windows* that of long ones (`read: auto`). *heads* are"
+    " the retrieval heads (over the whole prompt or in windows), and *lexical*"
     " is BM25 alone.",
 }
 """What a result says of its units, by the default granularity of the release that measured."""

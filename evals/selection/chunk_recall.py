@@ -42,8 +42,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "heads, windows": {"selector": "speculator", "scoring": "heads", "read": "windows"},
     LEXICAL: {"selector": "lexical"},
 }
-"""Ways to score a prompt, as selection options. The first is the default, the second has the paper's layers, and the
-last needs no speculator. With chunks, BM25 is not in the sum."""
+"""Ways to score a prompt, as selection options. The first is the default of short prompts, *heads, windows* that of
+long ones; the second has the paper's layers, and the last needs no speculator. With chunks, BM25 is not in the sum."""
 
 Recall = dict[str, dict[str, dict[float, list[bool]]]]
 """By way, task and keep rate: for each sample, whether all of its evidence was kept."""

@@ -27,7 +27,7 @@ from router.options.request import PrefillOptions
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
 GUARDED = "auto + guard"
-GUARDED_WINDOWS = "auto + guard, windows"
+GUARDED_WINDOWS, GUARDED_WHOLE = "auto + guard, windows", "auto + guard, whole"
 HEADS: dict[str, Any] = {"scoring": "heads"}
 WINDOWS: dict[str, Any] = {"scoring": "heads", "read": "windows"}
 RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
@@ -132,7 +132,14 @@ SELECTORS: dict[str, Selector] = {
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
     "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
-    GUARDED: Selector("as *auto*, with the guard: some prompts run dense or keep more", keep_guarded, rated=False),
+    GUARDED: Selector(
+        "the default: as *auto*, with the guard; some prompts run dense or keep more", keep_guarded, rated=False
+    ),
+    GUARDED_WHOLE: Selector(
+        f"as *{GUARDED}*, and each prompt is read as a whole",
+        lambda reading: keep_guarded(reading, scoring="attention", read="whole"),
+        rated=False,
+    ),
     GUARDED_WINDOWS: Selector(
         f"as *{GUARDED}*, with retrieval heads over windows",
         lambda reading: keep_guarded(reading, **WINDOWS),

@@ -139,7 +139,7 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
             for asked, prompt in zip(marked, prompts, strict=True):
                 text = prompt.get("prompt")
                 contents = await find_contents(asked, call, chat_params, prompt)
-                reads_windows = call.request.options.read == "windows" and contents.contents is not None
+                reads_windows = call.request.options.read != "whole" and contents.contents is not None
                 call.chats[text] = contents._replace(frame=await frame(chat_params)) if reads_windows else contents
                 if as_text:
                     make_text(prompt, call)

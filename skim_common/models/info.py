@@ -26,6 +26,7 @@ class ModelInfo:
     path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
     engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
     read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
+    has_head_profile: whether a speculator can score by retrieval heads; without, `scoring: heads` scores by attention.
     """
 
     path: str
@@ -37,6 +38,7 @@ class ModelInfo:
     engine: str
     read_cost: ReadCost = LINEAR
     cache_tokens: int = 0
+    has_head_profile: bool = False
 
 
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")

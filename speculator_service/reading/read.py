@@ -25,7 +25,7 @@ from speculator_service.reading.windows import read_windows
 
 def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
     """Whether the prompt is read in windows: it asks for them, and the speculator knows its retrieval heads."""
-    return request.asks_for_windows and engine.has_head_profile and request.options.selector != "lexical"
+    return request.asks_for_windows and engine.info.has_head_profile and request.options.selector != "lexical"
 
 
 async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peers: Peers | None = None) -> Scores:

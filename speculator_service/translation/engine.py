@@ -71,7 +71,7 @@ class TranslatingSpeculator(SpeculatorEngine):
 
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
-        self.supports_drafts, self.has_head_profile = engine.supports_drafts, engine.has_head_profile
+        self.supports_drafts = engine.supports_drafts
         target = translation.target
         self.info = replace(
             engine.info,

@@ -69,13 +69,18 @@ class VllmSpeculator(BranchingEngine):
         )
         config = self._engine.model_config
         cached = cache_tokens(self._engine.vllm_config)
-        self.info = replace(info, max_model_len=config.max_model_len - 1, cache_tokens=cached)
+        self.info = replace(
+            info,
+            max_model_len=config.max_model_len - 1,
+            cache_tokens=cached,
+            has_head_profile=profile is not None,
+        )
         # The prefix cache is off for these models (`start`), so each round would read the whole prompt again.
         self.supports_drafts = not config.is_hybrid
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
-        self._arguments, self.has_head_profile = ScoreArguments(model, profile), profile is not None
+        self._arguments = ScoreArguments(model, profile)
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False

@@ -42,7 +42,7 @@ class ScoreArguments:
 
     def possible(self, options: SelectionOptions) -> SelectionOptions:
         """The options; with `scoring: attention` for `heads` without a profile, which is said once in the log."""
-        if options.scoring == "attention" or self._profile is not None:
+        if options.scoring != "heads" or self._profile is not None:
             return options
         if not self._told:
             self._told = True
@@ -59,7 +59,7 @@ class ScoreArguments:
     ) -> dict[str, Any]:
         """For a prompt of `prompt` tokens. options: `possible` ones. window: as in ScoreRequest."""
         needed = ScoreQueries.of(options, prompt, question)
-        if options.scoring == "attention":
+        if options.scoring != "heads":
             how = options.model_dump(include={"pool_kernel", "layers", "aggregation"})
             return {**how, **_queries(needed, options.tokens_ahead)}
         profile = self._profile

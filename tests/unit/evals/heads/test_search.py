@@ -19,18 +19,24 @@ RIGHT = {(1, 2), (3, 7)}
 
 
 class KnownReader:
-    """`right` heads put half of their mass on the evidence, in the rows of the question only; all else is noise."""
+    """`right` heads put half of their mass on the evidence, in the rows of the question only; all else is noise.
 
-    def __init__(self, prompts, right=RIGHT):
+    by_turns: each of the two does so in half of the prompts, so that both are needed.
+    """
+
+    def __init__(self, prompts, right=RIGHT, by_turns=True):
         self._evidence = {tuple(prompt.rendered.token_ids): prompt.evidence for prompt in prompts}
-        self._right = right
+        self._right, self._by_turns = right, by_turns
 
     async def head_masses(self, request_id, token_ids, question):
         rng = np.random.default_rng(int(token_ids.sum()))
         masses = rng.dirichlet(np.full(token_ids.size, 0.05), (2, len(NAMES))).astype(np.float32)
         evidence = mask_of(self._evidence[tuple(token_ids)], token_ids.size)
+        right = sorted(self._right)
+        if right and self._by_turns:
+            right = [right[int(token_ids.sum()) % len(right)]]
         for place, name in enumerate(NAMES):
-            if name in self._right:
+            if name in right:
                 masses[0, place] = 0.5 * masses[0, place] + 0.5 * evidence / evidence.sum()
         return NAMES, torch.from_numpy(masses)
 
@@ -52,6 +58,12 @@ async def test_the_heads_that_find_the_evidence_are_found(prompts):
     assert made["prompts"] == 2 * len(TASKS)
     assert sum(made["all_evidence_kept"]) > sum(made["all_evidence_kept_by_attention"])
     assert told == sorted(told)
+
+
+async def test_of_heads_that_keep_as_much_the_lower_ones_are_chosen(prompts):
+    chosen, _ = await search(KnownReader(prompts, {(0, 3), (1, 2), (3, 7)}, by_turns=False), prompts)
+    assert {(head.layer, head.head) for head in chosen.heads[:2]} == {(0, 3), (1, 2)}
+    assert max(head.layer for head in chosen.heads) < 2
 
 
 async def test_control_without_a_head_that_finds_it_little_is_kept(prompts):

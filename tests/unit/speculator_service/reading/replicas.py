@@ -33,7 +33,9 @@ class Pool:
     """
 
     def __init__(self, model, count, *, broken=(), full=(), slow=(), **engine):
-        self.engines = {f"replica {i}": MockSpeculator(model, one_at_a_time=True, **engine) for i in range(count)}
+        self.engines = {
+            f"replica {i}": MockSpeculator(model, one_at_a_time=True, head_profile=True, **engine) for i in range(count)
+        }
         self._broken, self._full, self._slow = broken, full, slow
         self.ended: list[str] = []
 

@@ -122,14 +122,14 @@ def test_a_replica_that_is_not_among_those_that_serve_reads_alone(demo_speculato
 
 
 async def test_another_speculator_does_not_read(demo_speculator):
-    service = SpeculatorService(MockSpeculator(demo_speculator))
+    service = SpeculatorService(MockSpeculator(demo_speculator, head_profile=True))
     request = WindowsRequest(
         "r", service.info.path, np.arange(9, dtype=np.int32), np.array([4, 9], np.int32), np.arange(2), FRAME, OPTIONS
     )
     assert (await service.read_windows(request)).importance.size == 9
     with pytest.raises(SkimError, match="another speculator"):
         await service.read_windows(replace(request, model="other"))
-    service.engine.has_head_profile = False
+    service.engine.info = replace(service.engine.info, has_head_profile=False)
     with pytest.raises(SkimError, match="another speculator"):
         await service.read_windows(request)
 

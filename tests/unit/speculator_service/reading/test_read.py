@@ -36,9 +36,8 @@ def asking(**changes) -> SelectRequest:
 class Heads:
     """An engine with a head profile. A token's score follows from its id."""
 
-    has_head_profile, info = True, SimpleNamespace(path="model")
-
     def __init__(self, fail_at=None, hang=False):
+        self.info = SimpleNamespace(path="model", has_head_profile=True)
         self.asked, self.cancelled, self._fail_at, self._hang = [], 0, fail_at, hang
 
     async def score(self, request):
@@ -120,19 +119,54 @@ async def test_a_client_that_leaves_ends_all_windows():
 )
 def test_what_is_read_in_windows(changes, profile, wanted):
     engine = Heads()
-    engine.has_head_profile = profile
+    engine.info.has_head_profile = profile
     assert reads_in_windows(engine, asking(**changes)) == wanted
 
 
 def test_windows_need_the_scores_of_heads():
     with pytest.raises(ValueError, match="read windows needs scoring heads"):
-        SelectionOptions(read="windows")
+        SelectionOptions(read="windows", scoring="attention")
+
+
+LONG = 3072
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "windows", "wanted"),
+    [
+        ({}, LONG, True, ("windows", "heads")),
+        ({}, LONG - 1, True, ("whole", "attention")),
+        ({}, LONG, False, ("whole", "attention")),
+        ({"scoring": "heads"}, LONG, True, ("windows", "heads")),
+        ({"scoring": "heads"}, LONG - 1, True, ("whole", "heads")),
+        ({"scoring": "attention"}, LONG, True, ("whole", "attention")),
+        ({"look_ahead": 4}, LONG, True, ("whole", "attention")),
+        ({"layers": "all"}, LONG, True, ("whole", "attention")),
+        ({"granularity": "chunk"}, LONG, True, ("whole", "attention")),
+        ({"read": "whole"}, LONG, True, ("whole", "attention")),
+        ({"read": "windows"}, 100, True, ("windows", "heads")),
+        ({"read": "windows"}, 100, False, ("windows", "heads")),
+    ],
+)
+def test_auto_reads_long_prompts_in_windows(options, tokens, windows, wanted):
+    decided = SelectionOptions(**options).for_prompt(tokens, windows=windows)
+    assert (decided.read, decided.scoring) == wanted
+    assert decided.for_prompt(tokens, windows=windows) == decided
+
+
+@pytest.mark.parametrize(("profile", "windows"), [(True, True), (False, False)])
+async def test_by_default_a_head_profile_reads_long_prompts_in_windows(demo_speculator, profile, windows):
+    engine = MockSpeculator(demo_speculator, head_profile=profile)
+    ids = np.arange(LONG, dtype=np.int32) % 500
+    asked = (LONG - ASKED, LONG)
+    changes = {"question": asked, "protected_spans": np.array([asked], np.int32), "units": np.arange(0, LONG, 12)}
+    await SpeculatorService(engine).select(asking(token_ids=ids, options=SelectionOptions(), **changes))
+    assert (engine.started > 1) == windows
 
 
 @pytest.fixture
 def speculator(demo_speculator):
-    engine = MockSpeculator(demo_speculator, max_model_len=400)
-    engine.has_head_profile = True
+    engine = MockSpeculator(demo_speculator, max_model_len=400, head_profile=True)
     yield engine
     engine.close()
 
@@ -142,14 +176,13 @@ async def test_a_prompt_may_be_longer_than_the_speculators_context(speculator):
     selection = await SpeculatorService(speculator, "host:1").select(replace(request, decode=DecodeOptions()))
     assert selection.kept.context_length == request.token_ids.size > 400
     assert selection.kept.session is None  # the drafter could not restore such positions
-    speculator.has_head_profile = False
+    speculator.info = replace(speculator.info, has_head_profile=False)
     with pytest.raises(InvalidRequestError, match="the speculator reads at most 400"):
         await SpeculatorService(speculator).select(request)
 
 
 async def test_drafts_follow_over_the_kept_prompt(demo_speculator):
-    engine = MockSpeculator(demo_speculator)
-    engine.has_head_profile = True
+    engine = MockSpeculator(demo_speculator, head_profile=True)
     service, drafts = SpeculatorService(engine, "host:1"), DraftService(engine)
     request = asking(token_ids=asking().token_ids % 500, decode=DecodeOptions())
     selection = await service.select(request)
