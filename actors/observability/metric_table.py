@@ -31,6 +31,12 @@ _ALL = (
     Metric("skim_router_prompt_tokens_total", "counter", "tokens of these prompts", ("mode",)),
     Metric("skim_router_kept_tokens_total", "counter", "tokens of these prompts that the target received", ("mode",)),
     Metric(
+        "skim_router_cached_tokens_total",
+        "counter",
+        "tokens of these that the target found in its prefix cache",
+        ("mode",),
+    ),
+    Metric(
         "skim_router_ttft_seconds",
         "histogram",
         "time to first token, by part: tokenize, queue, speculate, select, transfer, prefill, total",

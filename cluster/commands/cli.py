@@ -153,7 +153,7 @@ def serve(
     """
     from cluster.config.load import config_from_flags
     from cluster.serve.deployment import deployed
-    from cluster.serve.watch import RayGoneError, watch
+    from cluster.serve.watch import Changes, RayGoneError, watch
 
     config = what if what is not None and what.suffix in (".yaml", ".yml") else None
     if what is not None and config is None:
@@ -185,7 +185,7 @@ def serve(
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
             _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
-            watch(stop, lambda line: console.print(f"  {line}", markup=False, soft_wrap=True))
+            watch(stop, Changes(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True)))
             console.print("Stopping: running answers are finished first")
     except RayGoneError as error:
         _print_error(error)
@@ -218,6 +218,26 @@ def status(
 
     if not run_status(address, Console(highlight=False)):
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=SERVING)
+def top(
+    interval: Annotated[
+        float, typer.Option(min=1.0, help="Seconds from page to page; rates and quantiles hold for this time.")
+    ] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one page, after one interval, and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON instead of the page.")] = False,
+    address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
+) -> None:
+    """Show a running deployment on one page until Ctrl-C: pools, modes, first token, drafts, queue and alerts.
+
+    The values are those of the dashboard and of the alert rules, read from the nodes. It needs no Prometheus server.
+    """
+    from cluster.commands.top import run_top
+
+    if as_json and not once:
+        raise SkimError("--json prints one page: add --once")
+    run_top(address, interval, Console(highlight=False), once=once, as_json=as_json)
 
 
 def _announce(url: str, model: str, how_it_stops: str = "") -> None:

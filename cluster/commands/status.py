@@ -16,7 +16,7 @@ def run_status(address: str, console: Console) -> bool:
     """Print one line per part. Returns whether all parts are healthy. Raises SkimError if no deployment runs."""
     join_ray(address)
     try:
-        parts = _parts(address)
+        parts = running_parts(address)
     finally:
         ray.shutdown()
     for part in parts:
@@ -24,7 +24,8 @@ def run_status(address: str, console: Console) -> bool:
     return all(part.healthy for part in parts)
 
 
-def _parts(address: str) -> list[Part]:
+def running_parts(address: str) -> list[Part]:
+    """The parts of the deployment on the connected cluster. Raises SkimError if none runs or Serve does not answer."""
     try:
         parts = call_with_timeout(current_parts, LIMIT_S)
     except TimeoutError:

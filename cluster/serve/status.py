@@ -20,12 +20,14 @@ PROXY_ENDS = ("UNHEALTHY", "DRAINED")
 
 class Part(NamedTuple):
     """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
-    nothing to repair: it is healthy, or changes its size."""
+    nothing to repair: it is healthy, or changes its size. state, replicas: of the line; a proxy has none."""
 
     name: str
     healthy: bool
     line: str
     reason: str = ""
+    state: str = ""
+    replicas: str = ""
 
 
 class Causes(NamedTuple):
@@ -81,14 +83,17 @@ def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> Part:
         f"{count} {state.lower()}" for state, count in part.replica_states.items() if state != "RUNNING" and count
     ]
     replicas = ", ".join([f"{running} running", *others])
+    state = part.status.lower().replace("_", " ")
     if part.status == "HEALTHY":
-        return Part(name, True, f"{name}: healthy ({replicas})")
-    state, why = part.status.lower().replace("_", " "), _why(name, part.message, causes)
+        return Part(name, True, f"{name}: {state} ({replicas})", state=state, replicas=replicas)
+    why = _why(name, part.message, causes)
     return Part(
         name,
         False,
         f"{name}: {state} ({replicas}): {why or 'replicas are starting or ending'}",
         why or ("" if part.status in SCALING else "replicas are starting or ending"),
+        state,
+        replicas,
     )
 
 

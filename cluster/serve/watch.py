@@ -1,7 +1,8 @@
-"""`skim serve` while it runs: it says which parts go down and come back, and ends when its Ray is gone."""
+"""Looks at a running deployment again and again, for `skim serve` and `skim top`, and ends when its Ray is gone."""
 
 from collections.abc import Callable, Sequence
 from threading import Event
+from typing import Protocol
 
 import ray
 
@@ -22,6 +23,16 @@ class RayGoneError(SkimError):
     """The Ray cluster under a deployment has ended."""
 
 
+class View(Protocol):
+    """What is done with each look."""
+
+    def look(self, parts: Sequence[Part]) -> None: ...
+
+    def lost(self, reason: str) -> None:
+        """Serve itself does not answer."""
+        ...
+
+
 class Changes:
     """Turns looks at the parts into lines, one for each change."""
 
@@ -40,29 +51,28 @@ class Changes:
         self._down = down
 
     def lost(self, reason: str) -> None:
-        """Serve itself does not answer."""
         if "Serve" not in self._down:
             self._print_line(f"Serve: {reason}")
         self._down.setdefault("Serve", reason)
 
 
-def watch(stop: Event, print_line: Callable[[str], None]) -> None:
-    """Until `stop` is set. Raises RayGoneError if Ray has ended."""
-    changes, silent_s = Changes(print_line), 0.0
-    while not stop.wait(PERIOD_S):
+def watch(stop: Event, view: View, period_s: float = PERIOD_S) -> None:
+    """Until `stop` is set, every `period_s` seconds. Raises RayGoneError if Ray has ended."""
+    silent_s = 0.0
+    while not stop.wait(period_s):
         if dead := dead_ray_process():
             raise RayGoneError(f"Ray has ended, because its process {dead} has died: start `skim serve` again")
         try:
             parts = call_with_timeout(current_parts, LIMIT_S)
             silent_s = 0.0
         except Exception as error:
-            silent_s += PERIOD_S + (LIMIT_S if isinstance(error, TimeoutError) else 0.0)
+            silent_s += period_s + (LIMIT_S if isinstance(error, TimeoutError) else 0.0)
             if not ray.is_initialized() or (silent_s > RAY_GONE_AFTER_S and not ray_answers()):
                 raise RayGoneError(
                     "the Ray cluster does not answer any more: start it and `skim serve` again"
                 ) from None
-            changes.lost("its controller does not answer; Ray restarts it")
+            view.lost("its controller does not answer; Ray restarts it")
             continue
         if parts is None:
             raise RayGoneError("the deployment has been deleted from its Ray cluster")
-        changes.look(parts)
+        view.look(parts)

@@ -233,7 +233,7 @@ class Dispatcher:
         now = time.perf_counter()
         add_prefill(state.timings, output.timings, 1e3 * (now - sent))
         state.timings["queue"] += queued_ms
-        record_first_token(self.meter, state, 1e3 * (now - state.call.request.arrived))
+        record_first_token(self.meter, state, 1e3 * (now - state.call.request.arrived), output.cached_tokens)
         queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
         self.forecaster.began(state.forecast, kept, output.cached_tokens, prefill, queue)
         record_forecast(self.meter, state, 1e3 * (sent - state.started) - queued_ms + queue + prefill)

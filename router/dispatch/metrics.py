@@ -23,8 +23,12 @@ def record_forecast(meter: Meter, prompt: PromptState, ms: float) -> None:
         meter.record("skim_router_forecast_ratio", ratio, mode=prompt.mode)
 
 
-def record_first_token(meter: Meter, prompt: PromptState, total_ms: float) -> None:
-    """Record the times of a prompt. total_ms: from the request's arrival until the target's first output."""
+def record_first_token(meter: Meter, prompt: PromptState, total_ms: float, cached_tokens: int) -> None:
+    """Record the times of a prompt. total_ms: from the request's arrival until the target's first output.
+
+    cached_tokens: prompt tokens that the target found in its prefix cache.
+    """
+    meter.record("skim_router_cached_tokens_total", cached_tokens, mode=prompt.mode)
     for part, ms in {**prompt.timings, TOTAL: total_ms}.items():
         if part in TIMING_PARTS or part == TOTAL:
             meter.record("skim_router_ttft_seconds", ms / 1e3, mode=prompt.mode, part=part)

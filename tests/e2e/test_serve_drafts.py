@@ -1,5 +1,7 @@
 """The speculator drafts for the target, through Ray Serve; the answers do not change."""
 
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ from ray import serve
 
 from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
-from tests.e2e.conftest import Served
+from tests.e2e.conftest import SKIM, Served
 
 DRAFTED = {"method": "remote", "adaptive": False}
 
@@ -135,3 +137,31 @@ def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
         "ray_skim_speculator_sessions",
     )
     _await(lambda: all(f"\n{name}{{" in httpx.get(url).text for name in wanted))
+
+
+def test_top_shows_them_without_a_prometheus_server(client: httpx.Client) -> None:
+    def page() -> dict[str, Any]:
+        address = ray.get_runtime_context().gcs_address
+        command = [SKIM, "top", "--once", "--json", "--interval", "15", "--address", address]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stderr
+        found: dict[str, Any] = json.loads(ran.stdout)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        page_later = pool.submit(page)
+        while not page_later.done():
+            answer(client, 51, DRAFTED)
+    shown = page_later.result()
+    assert {part["name"] for part in shown["parts"] if part["healthy"]} == {"router", "speculator", "target"}
+    assert not shown["nodes"]["silent"]
+    values = shown["values"]
+    assert values["prompts_per_s"]["speculative"] > 0
+    assert values["speculative_prompts_per_s"].keys() == {"requested"}
+    assert 0 < values["kept_share"] < 0.5
+    assert values["cached_share"]["speculative"] > 0.5, "the same prompt, again and again"
+    assert 0 < values["acceptance_by_position"]["0"] <= 1
+    assert values["tokens_per_verification"] > 1
+    assert values["first_token_median_s"]["speculative"] > 0
+    assert values["replicas"]["target running"] == 1
+    assert "SkimNoRouterReports" not in {alert["name"] for alert in shown["alerts"]}

@@ -1,16 +1,15 @@
 """`skim status`: one line per pool, with the reason if it is down."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
-from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from actors.lifecycle.failed_starts import FailedStart
 from cluster.commands import status
 from cluster.serve import status as state
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import FAILED_START
+from tests.unit.cluster.commands.deployment import part, put
 
 FAILURE = (
     f"A replica {FAILED_START}. Retrying 999998 more time(s). Error:\nTraceback (most recent call last):\n"
@@ -26,25 +25,6 @@ UNPLACED = (
     "for each replica: {'CPU': 1.0, 'GPU': 2.0}, total resources available: {'CPU': 3.0}. Use `ray status` for more"
     " details."
 )
-
-
-def part(state, replicas, message=""):
-    return DeploymentStatusOverview(state, "UNSPECIFIED", replicas, message)
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """What Serve reports: applications by name, and the proxies' states by node; tests fill it."""
-    reported = SimpleNamespace(applications={}, proxies={})
-    monkeypatch.setattr(status, "join_ray", lambda address: None)
-    monkeypatch.setattr(state, "placement_group_table", dict)
-    monkeypatch.setattr(state, "last_failed_start", lambda app, pool: None)
-    monkeypatch.setattr(state.serve, "status", lambda: reported)
-    return reported
-
-
-def put(served, **parts):
-    served.applications[APP_NAME] = ApplicationStatusOverview("DEPLOYING", "", 0, parts)
 
 
 def test_all_is_well(skim, served):

@@ -21,7 +21,6 @@ GROWS = [FINE[0], Part("target", False, "target: upscaling (1 running, 1 startin
 def looks(monkeypatch):
     """Gives each look the next of these results, which may be errors, and then stops. Returns what was said."""
     stop, said = threading.Event(), []
-    monkeypatch.setattr(watch, "PERIOD_S", 0.001)
     monkeypatch.setattr(watch.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(watch, "dead_ray_process", lambda: None)
 
@@ -38,7 +37,7 @@ def looks(monkeypatch):
             return result
 
         monkeypatch.setattr(watch, "current_parts", look)
-        watch.watch(stop, said.append)
+        watch.watch(stop, watch.Changes(said.append), 0.001)
         return said
 
     return run
