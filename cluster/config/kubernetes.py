@@ -122,6 +122,11 @@ class BatchConfig(BaseModel):
     input: str = Field(description="rows in OpenAI's batch format: a file under /data, or an fsspec URL")
     output: str = Field(description="answers: a file under /data, or an fsspec URL")
     claim: Name | None = Field(None, description="persistent volume claim to mount at /data; null: none")
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s:]+(:[0-9]{1,5})?$",
+        description="URL to send to; null: this deployment's Service",
+    )
     nodes: int = Field(1, ge=1, description="nodes that send requests")
     retries: int = Field(3, ge=0, description="retries of a failed job; each continues where the last one stopped")
     keep_minutes: int = Field(60, ge=0, description="minutes for which the cluster of a finished job is kept")
@@ -144,6 +149,41 @@ class NetworkConfig(BaseModel):
     client_namespaces: tuple[str, ...] = Field((), description="namespaces of clients, besides our own")
     operator_namespace: str = Field("kuberay-system", description="namespace of the KubeRay operator")
     monitoring_namespace: str = Field("monitoring", description="namespace of Prometheus")
+
+
+class UpgradeConfig(BaseModel):
+    """A change of the cluster moves the service step by step to a second cluster, by a Gateway (docs/kubernetes.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gateway_class: str = Field(min_length=1, description="GatewayClass of the Gateway that the operator makes")
+    max_surge_percent: int = Field(
+        25, ge=1, le=100, description="how much of the deployment runs in addition; 100: a whole second one"
+    )
+    step_size_percent: int = Field(25, ge=1, le=100, description="how much traffic moves at a time")
+    interval_seconds: int = Field(60, ge=1, description="time between two moves of traffic")
+
+    @model_validator(mode="after")
+    def _step_within_surge(self) -> Self:
+        if self.step_size_percent > self.max_surge_percent:
+            raise ValueError(
+                f"step_size_percent is {self.step_size_percent}, more than max_surge_percent"
+                f" ({self.max_surge_percent}): the operator refuses that, lower it"
+            )
+        return self
+
+
+class QueueConfig(BaseModel):
+    """A batch scheduler starts the pods of the cluster together or not at all, by the quota of a queue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        max_length=63,
+        description="of Kueue: a LocalQueue of the namespace",
+    )
+    scheduler: Literal["kueue", "volcano", "yunikorn"] = "kueue"
 
 
 class KubernetesConfig(BaseModel):
@@ -179,12 +219,29 @@ class KubernetesConfig(BaseModel):
         description="null: no Redis; then the whole cluster starts again when the head ends (docs/kubernetes.md)",
     )
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
+    upgrade: UpgradeConfig | None = Field(
+        None, description="null: a change of the cluster starts a whole second cluster, then switches to it"
+    )
+    queue: QueueConfig | None = Field(None, description="null: Kubernetes' own scheduler, pod by pod")
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
     head: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
     router: PodConfig = Field(default_factory=lambda: PodConfig())
     speculator: PodConfig = Field(default_factory=lambda: PodConfig(memory="32Gi", shared_memory="4Gi"))
     target: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
     prefill: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
+
+    @model_validator(mode="after")
+    def _one_cluster_in_kueue(self) -> Self:
+        if self.upgrade and self.queue and self.queue.scheduler == "kueue":
+            raise ValueError(
+                "upgrade and queue.scheduler kueue: Kueue counts one Ray cluster of a RayService, and an upgrade by"
+                " steps runs two: leave upgrade out, or use volcano or yunikorn"
+            )
+        if self.upgrade and self.batch and not self.batch.endpoint:
+            raise ValueError(
+                "batch.endpoint: is not set, but with upgrade the only stable address is that of the Gateway: set it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _volumes_apart(self) -> Self:

@@ -60,9 +60,12 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
     ]
     if hub.downloads(config, "router"):
         policies.append(_policy(config, "hub", _serving(settings), egress=[{"ports": _tcp(_hub_port(settings))}]))
-    if settings.batch:  # batch jobs use object stores
+    if settings.batch:  # batch jobs use object stores, and perhaps an endpoint that is not a pod of ours
+        ports = {443, *([hub.port_of(settings.batch.endpoint)] if settings.batch.endpoint else [])}
         policies.append(
-            _policy(config, "batch", {"matchLabels": labels(settings, "batch")}, egress=[{"ports": _tcp(443)}])
+            _policy(
+                config, "batch", {"matchLabels": labels(settings, "batch")}, egress=[{"ports": _tcp(*sorted(ports))}]
+            )
         )
     return policies
 

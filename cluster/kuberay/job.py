@@ -5,6 +5,7 @@ import shlex
 from cluster.config.kubernetes import BatchConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.pods import Object, metadata, ray_pod
+from cluster.kuberay.rollout import with_queue
 from cluster.kuberay.service import API_VERSION, ray_cluster, worker_group
 
 
@@ -16,7 +17,7 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
-        "metadata": metadata(settings, "batch", "batch"),
+        "metadata": with_queue(metadata(settings, "batch", "batch"), config),
         "spec": {
             "entrypoint": shlex.join(_command(config, batch)),
             "submissionMode": "SidecarMode",
@@ -33,5 +34,5 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
 
 
 def _command(config: DeploymentConfig, batch: BatchConfig) -> list[str]:
-    endpoint = f"http://{config.kubernetes.name}-serve-svc:{config.router.port}"
+    endpoint = batch.endpoint or f"http://{config.kubernetes.name}-serve-svc:{config.router.port}"
     return ["python", "-m", "cluster.batch", "--input", batch.input, "--output", batch.output, "--endpoint", endpoint]

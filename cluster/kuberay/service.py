@@ -23,6 +23,7 @@ from cluster.kuberay.pods import (
     ray_pod,
     resources,
 )
+from cluster.kuberay.rollout import autoscales, upgrade_strategy, with_queue
 from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
@@ -34,6 +35,9 @@ ROUTER_RESOURCE = "router_pool"
 IDLE_TIMEOUT_S = 300
 """Time after which an empty node stops. It is long, because a new node pulls an image and loads a model."""
 
+UPGRADE_IDLE_TIMEOUT_S = 60
+"""The same where upgrades go by steps: each step waits for the nodes of the one before. It is Ray's default."""
+
 
 def ray_service(config: DeploymentConfig) -> Object:
     """The RayService of `config`. Raises SkimError if `config` cannot run on Kubernetes."""
@@ -41,19 +45,21 @@ def ray_service(config: DeploymentConfig) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": "RayService",
-        "metadata": {
-            **metadata(config.kubernetes),
-            "annotations": {"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"},
-        },
+        "metadata": with_queue(
+            {
+                **metadata(config.kubernetes),
+                "annotations": {"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"},
+            },
+            config,
+        ),
         "spec": {
-            # After a change of the cluster, the operator starts a second cluster and switches to it when it is ready.
-            "upgradeStrategy": {"type": "NewCluster"},
+            "upgradeStrategy": upgrade_strategy(config.kubernetes.upgrade),
             "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
             "rayClusterConfig": {
                 **ray_cluster(config, "head"),
-                **_autoscaler(),
+                **_autoscaler(config),
                 **_fault_tolerance(config),
                 "workerGroupSpecs": _groups(config),
             },
@@ -75,12 +81,16 @@ def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, s
     }
 
 
-def _autoscaler() -> Object:
+def _autoscaler(config: DeploymentConfig) -> Object:
+    """Empty if Kueue is not to see it: without it, the operator keeps the fixed sizes by itself."""
+    if not autoscales(config):
+        return {}
+    idle_timeout_s = UPGRADE_IDLE_TIMEOUT_S if config.kubernetes.upgrade else IDLE_TIMEOUT_S
     return {
         "enableInTreeAutoscaling": True,
         "autoscalerOptions": {
             "version": "v2",
-            "idleTimeoutSeconds": IDLE_TIMEOUT_S,
+            "idleTimeoutSeconds": idle_timeout_s,
             "resources": resources("500m", "1Gi"),
             "securityContext": CONTAINER_SECURITY,
             # It runs in the head pod and shares its volumes.
@@ -108,11 +118,16 @@ def _groups(config: DeploymentConfig) -> list[Object]:
     settings, router = config.kubernetes, config.router
     cpu = _whole_cores("router", settings.router, router.cpus)
     pod = ray_pod(config, "router", settings.router, cpu=cpu)
-    sizes = (router.replicas, router.replicas, router.replicas)
+    sizes = (router.replicas, _at_least(config, router.replicas), router.replicas)
     return [
         worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
         *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
     ]
+
+
+def _at_least(config: DeploymentConfig, replicas: int) -> int:
+    """Nodes that a cluster always has. The second cluster of an upgrade by steps begins with these and no more."""
+    return 0 if config.kubernetes.upgrade else replicas
 
 
 def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig) -> Object:
@@ -123,7 +138,7 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
         # Ray detects the GPU type when a node starts; the autoscaler must know it before.
         holds[ACCELERATOR + pool.accelerator_type] = 1
     at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
-    sizes = (pool.replicas, at_least, pool.most_replicas)
+    sizes = (pool.replicas, _at_least(config, at_least), pool.most_replicas)
     group = worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
     if pool.nodes_per_replica > 1:
         group["numOfHosts"] = pool.nodes_per_replica  # sizes count groups of this many pods

@@ -1,0 +1,215 @@
+"""Updates by steps, and queues of batch schedulers."""
+
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from ray.serve._private.utils import get_capacity_adjusted_num_replicas
+
+from cluster.config.load import config_from_settings
+from cluster.kuberay.rollout import at_capacity, upgrade_gpus
+from cluster.kuberay.write import manifests
+from skim_common.errors import SkimError
+from tests.unit.cluster.kuberay.conftest import ROOT
+from tests.unit.cluster.kuberay.crd_schema import crd_errors
+from tests.unit.cluster.kuberay.operator_rules import broken_rules
+from tests.unit.cluster.kuberay.test_schemas import set_in
+
+GATEWAY = "http://skim-gateway-istio:80"
+UPGRADE = {"gateway_class": "istio"}
+KUEUE = {"name": "gpus"}
+
+
+def settings_of(name="multi-node", **kubernetes):
+    """The settings of an example with other settings of `kubernetes:`."""
+    settings = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+    settings["kubernetes"] |= kubernetes
+    if "upgrade" in kubernetes:
+        settings["kubernetes"]["batch"]["endpoint"] = GATEWAY
+    return settings
+
+
+def config(name="multi-node", **kubernetes):
+    return config_from_settings(settings_of(name, **kubernetes))
+
+
+def fixed(**kubernetes):
+    """The example with pools of fixed sizes."""
+    settings = settings_of(**kubernetes)
+    for pool in (settings["speculator"], settings["target"], settings["target"].get("prefill") or {}):
+        pool.pop("autoscaling", None)
+    return config_from_settings(settings)
+
+
+def ray_objects(found):
+    objects = manifests(found)
+    return SimpleNamespace(service=objects["rayservice.yaml"][0], job=objects["jobs/batch.yaml"][0])
+
+
+@pytest.mark.parametrize("name", ["multi-node", "llama-70b-8b", "llama-405b", "hub-names"])
+@pytest.mark.parametrize(
+    "kubernetes",
+    [
+        {"upgrade": UPGRADE},
+        {"queue": KUEUE},
+        {"upgrade": UPGRADE, "queue": {"name": "gpus", "scheduler": "volcano"}},
+        {"queue": {"name": "root.gpus", "scheduler": "yunikorn"}},
+    ],
+    ids=["upgrade", "kueue", "volcano", "yunikorn"],
+)
+def test_kuberay_takes_them(crds, name, kubernetes):
+    settings = settings_of(name)
+    if "batch" not in settings["kubernetes"]:
+        settings["kubernetes"]["batch"] = {"input": "s3://a/in", "output": "s3://a/out"}
+    settings["kubernetes"]["batch"]["endpoint"] = GATEWAY
+    settings["kubernetes"] |= kubernetes
+    for thing in vars(ray_objects(config_from_settings(settings))).values():
+        assert crd_errors(crds, thing) == []
+        assert broken_rules(thing) == []
+
+
+def test_an_upgrade_by_steps_is_what_the_file_says(crds):
+    found = config(upgrade={**UPGRADE, "max_surge_percent": 20, "step_size_percent": 10, "interval_seconds": 90})
+    service = ray_objects(found).service
+    assert service["spec"]["upgradeStrategy"] == {
+        "type": "NewClusterWithIncrementalUpgrade",
+        "clusterUpgradeOptions": {
+            "gatewayClassName": "istio", "maxSurgePercent": 20, "stepSizePercent": 10, "intervalSeconds": 90,
+        },
+    }  # fmt: skip
+    service["spec"]["upgradeStrategy"]["clusterUpgradeOptions"]["stepPercent"] = 10
+    assert len(crd_errors(crds, service)) == 1
+
+
+OPTIONS = ("spec", "upgradeStrategy", "clusterUpgradeOptions")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        ((*OPTIONS, "maxSurgePercent"), 101, "maxSurgePercent"),
+        ((*OPTIONS, "maxSurgePercent"), 20, "stepSizePercent"),
+        ((*OPTIONS, "intervalSeconds"), 0, "intervalSeconds"),
+        ((*OPTIONS, "gatewayClassName"), "", "gatewayClassName"),
+        (OPTIONS, None, "clusterUpgradeOptions are missing"),
+        (("spec", "rayClusterConfig", "enableInTreeAutoscaling"), False, "an upgrade by steps needs the autoscaler"),
+    ],
+)
+def test_each_rule_of_the_operator_is_looked_at(path, value, rule):
+    service = ray_objects(config(upgrade=UPGRADE)).service
+    assert broken_rules(service) == []
+    assert rule in broken_rules(set_in(service, path, value))
+
+
+@pytest.mark.parametrize("find", [config, fixed])
+def test_the_second_cluster_begins_empty_and_grows_with_the_replicas(find):
+    """The operator starts it with `minReplicas`. With the numbers of a whole one, it would take all GPUs at once."""
+    whole, steps = (ray_objects(found).service["spec"]["rayClusterConfig"] for found in (find(), find(upgrade=UPGRADE)))
+    sizes = [[(group["minReplicas"], group["maxReplicas"]) for group in cluster["workerGroupSpecs"]]
+             for cluster in (whole, steps)]  # fmt: skip
+    assert all(least >= 1 for least, _ in sizes[0])
+    assert sizes[1] == [(0, most) for _, most in sizes[0]]
+    assert steps["enableInTreeAutoscaling"], "the operator refuses an upgrade by steps without the autoscaler"
+    idle = [cluster["autoscalerOptions"]["idleTimeoutSeconds"] for cluster in (whole, steps)]
+    assert idle[1] < idle[0], "each step waits for the nodes that the one before left"
+
+
+def test_the_batch_job_of_an_upgrade_by_steps_asks_the_gateway():
+    job = ray_objects(config(upgrade=UPGRADE)).job
+    assert f"--endpoint {GATEWAY}" in job["spec"]["entrypoint"]
+    policies = {p["metadata"]["name"]: p["spec"] for p in manifests(config(upgrade=UPGRADE))["network-policies.yaml"]}
+    assert [port["port"] for port in policies["skim-batch"]["egress"][0]["ports"]] == [80, 443]
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "message"),
+    [
+        ({"upgrade": {**UPGRADE, "step_size_percent": 30}}, "step_size_percent is 30, more than max_surge_percent"),
+        ({"upgrade": {**UPGRADE, "max_surge_percent": 0}}, "max_surge_percent"),
+        ({"upgrade": {**UPGRADE, "interval_seconds": 0}}, "interval_seconds"),
+        ({"upgrade": {}}, "gateway_class"),
+        ({"upgrade": UPGRADE, "queue": KUEUE}, "Kueue counts one Ray cluster of a RayService"),
+        ({"queue": {"name": "gpus", "scheduler": "slurm"}}, "scheduler"),
+        ({"queue": {"name": "a b"}}, "queue.name"),
+    ],
+)
+def test_what_cannot_work_is_refused(kubernetes, message):
+    with pytest.raises(SkimError, match=message):
+        config(**kubernetes)
+
+
+def test_a_batch_job_needs_the_gateways_address():
+    settings = settings_of()
+    settings["kubernetes"]["upgrade"] = UPGRADE
+    with pytest.raises(SkimError, match=r"batch.endpoint: is not set, but with upgrade"):
+        config_from_settings(settings)
+
+
+QUEUES = {
+    "kueue": {"kueue.x-k8s.io/queue-name": "gpus"},
+    "volcano": {"volcano.sh/queue-name": "gpus"},
+    "yunikorn": {"yunikorn.apache.org/queue": "gpus", "ray.io/gang-scheduling-enabled": "true"},
+}
+
+
+@pytest.mark.parametrize("scheduler", QUEUES)
+def test_the_queue_is_named_where_the_scheduler_looks(scheduler):
+    found = ray_objects(config(queue={"name": "gpus", "scheduler": scheduler}))
+    plain = ray_objects(config())
+    for thing, without in ((found.service, plain.service), (found.job, plain.job)):
+        added = {**QUEUES[scheduler]}
+        if scheduler == "yunikorn":
+            added["yunikorn.apache.org/app-id"] = thing["metadata"]["name"]
+        assert thing["metadata"]["labels"] == without["metadata"]["labels"] | added
+
+
+def test_kueue_gets_an_autoscaler_only_as_an_elastic_job():
+    """Its webhook refuses `enableInTreeAutoscaling` of any other job."""
+    elastic, still = ray_objects(config(queue=KUEUE)), ray_objects(fixed(queue=KUEUE))
+    assert elastic.service["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
+    assert elastic.service["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"]
+    assert "kueue.x-k8s.io/elastic-job" not in still.service["metadata"]["annotations"]
+    assert not {"enableInTreeAutoscaling", "autoscalerOptions"} & still.service["spec"]["rayClusterConfig"].keys()
+    for found in (elastic, still):
+        assert "enableInTreeAutoscaling" not in found.job["spec"]["rayClusterSpec"]
+        assert "annotations" not in found.job["metadata"]
+
+
+@pytest.mark.parametrize("replicas", range(6))
+def test_capacities_are_those_of_serve(replicas):
+    for percent in range(101):
+        assert at_capacity(replicas, percent) == get_capacity_adjusted_num_replicas(replicas, Decimal(percent))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "surge", "gpus"),
+    [
+        (4, 25, (4 + 16, 5 + 20)),
+        (4, 100, (4 + 16, 8 + 32)),
+        (1, 25, (1 + 4, 2 + 8)),
+        (3, 10, (3 + 12, 4 + 16)),
+    ],
+)
+def test_gpus_of_an_update(replicas, surge, gpus):
+    """A speculator takes 1 GPU and a target 4."""
+    options = {**UPGRADE, "max_surge_percent": surge, "step_size_percent": min(surge, 10)}
+    settings = settings_of("llama-70b-8b", upgrade=options)
+    for pool, ranks in (("speculator", 1), ("target", 4)):
+        settings[pool] = {"model": settings[pool]["model"], "replicas": replicas, "tensor_parallel": ranks}
+    assert upgrade_gpus(config_from_settings(settings).placed(on_gpus=True)) == gpus
+    settings["kubernetes"]["upgrade"] = None
+    assert upgrade_gpus(config_from_settings(settings).placed(on_gpus=True)) == (gpus[0], 2 * gpus[0])
+
+
+def test_skim_manifests_says_what_an_update_takes(skim, tmp_path):
+    file = tmp_path / "skim.yaml"
+    settings = settings_of(upgrade=UPGRADE)
+    file.write_text(yaml.safe_dump(settings))
+    ran = skim("manifests", file, "-o", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    normal, most = upgrade_gpus(config_from_settings(settings).placed(on_gpus=True))
+    assert normal < most < 2 * normal
+    assert f"An update takes up to {most} GPUs; the deployment has {normal}, two of it have {2 * normal}\n" in ran.out
+    file.write_text(yaml.safe_dump(settings_of()))
+    assert "An update" not in skim("manifests", file, "-o", tmp_path / "out").out
