@@ -52,6 +52,14 @@ async def test_a_dense_prompt_keeps_nothing_to_speak_of() -> None:
     assert not {"speculate", "select"} & parts(meter, "dense").keys()
 
 
+async def test_the_tokens_that_the_target_had_cached_are_counted() -> None:
+    pools = LocalPools(target={"cache_tokens": 4096, "block_size": 16})
+    first, second = [await recorded(pools, enabled=False) for _ in range(2)]
+    assert first.recorded["skim_router_cached_tokens_total"] == [(0, {"mode": "dense"})]
+    assert second.recorded["skim_router_cached_tokens_total"] == [(592, {"mode": "dense"})]
+    assert second.recorded["skim_router_kept_tokens_total"] == [(600, {"mode": "dense"})]
+
+
 async def test_a_fallback_is_a_dense_prompt_with_its_reason() -> None:
     pools = LocalPools()
     pools.select_error = EngineUnavailableError("gone")
