@@ -1,16 +1,19 @@
 """What the deployment classes of both pools share: the settings of a replica, its start, its health and its end."""
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from prometheus_client import Metric
 from pydantic import BaseModel, ConfigDict, Field
 from ray.util.placement_group import PlacementGroup
 
 from actors.lifecycle.engine_watch import EngineWatch
 from actors.lifecycle.startup import gc_frozen, retried_start
+from actors.observability.exposition import PROCESS, Exposition, expose
 from actors.observability.factory import create_tracer
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import PoolMetrics
@@ -69,6 +72,15 @@ class PoolActor(ABC):
 
     @abstractmethod
     async def stats(self) -> dict[str, Any]: ...
+
+    def engine_metrics(self) -> Iterable[Metric]:
+        """What the engine records itself and the endpoint shows."""
+        return self._engine.metric_families()
+
+    async def metrics(self, model_name: str) -> Exposition:
+        """The metrics of this replica, for the endpoint's `/metrics`. model_name: as clients know the model."""
+        # In a thread: the text of an engine's metrics takes some 10 ms.
+        return await asyncio.to_thread(lambda: expose([*self.engine_metrics(), *PROCESS.collect()], model_name))
 
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""

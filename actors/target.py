@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from prometheus_client import Metric
 
 from actors.error_replies import reply_to_failure
 from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
+from actors.observability.exposition import OF_CLIENTS, QUEUES, named
 from actors.observability.pool_spans import answer_span
 from actors.pool_actor import PoolActor
 from actors.ray_hooks.replica_draining import Draining, own_replica
@@ -40,7 +42,8 @@ class TargetActor(PoolActor):
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         group = own_group()
-        async with self._start("prefill" if options.get("kv_role") == "prefill" else "target", own):
+        self._prefills = options.get("kv_role") == "prefill"
+        async with self._start("prefill" if self._prefills else "target", own):
             if own.engine != "mock":
                 await fetch_on_nodes(group, filter(None, (own.model, options.get("draft_model"))))
             with ray_for_ranks(group):
@@ -75,6 +78,11 @@ class TargetActor(PoolActor):
         except Exception as error:
             await self._watch.check()
             yield reply_to_failure(error, "target")
+
+    def engine_metrics(self) -> list[Metric]:
+        """As PoolActor.engine_metrics. The decoding half of a split target counts the requests of both."""
+        families = [family for family in self._engine.metric_families() if family.name not in OF_CLIENTS]
+        return named(families, QUEUES) if self._prefills else families
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +15,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.lifecycle.startup import gc_frozen, retried_start
+from actors.observability.exposition import Exposition
 from actors.observability.factory import create_tracer
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import RayMeter
+from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
@@ -27,6 +29,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.explain.prompt_text import read_token_text
 from router.explain.request_reports import RequestReports
 from router.explain.selection_log import ExplainView
+from router.http.deployment_metrics import DeploymentMetrics
 from router.http.draining import DrainingApp
 from router.http.startup import StartingApp
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -84,6 +87,7 @@ class RouterDeployment:
         )
         self._model, self._served_model_name, self._reports = model, served_model_name, RequestReports()
         self._view: ExplainView | None = None
+        self._tell_metrics: Callable[[], Exposition] | None = None
 
     async def __serve_build_asgi_app__(self) -> DrainingApp:
         self._serve_state = ServeState()
@@ -143,7 +147,21 @@ class RouterDeployment:
         self._view = ExplainView(log, tokens, partial(self._ask_other_routers, "held_selection"))
         self._view.add_route(app)
         self._reports.add_route(app, partial(self._ask_other_routers, "held_report"))
+        self._tell_metrics = app.state.metrics.exposition
+        DeploymentMetrics(self._metrics_of_all).add_route(app)
         return app
+
+    async def metrics(self) -> Exposition | None:
+        """What this router counts; the router that is asked for `/metrics` asks for it. None before it has its app."""
+        return None if self._tell_metrics is None else await asyncio.to_thread(self._tell_metrics)
+
+    async def _metrics_of_all(self) -> list[Exposition]:
+        """As `DeploymentMetrics.ask`."""
+        pools = self._pools.ask_all("metrics", self._served_model_name, timeout_s=OTHERS_TIMEOUT_S)
+        told = await asyncio.gather(self._broadcast("metrics"), *pools, return_exceptions=True)
+        # Its own, too: Serve may not tell yet that this router runs.
+        replies = [reply for group in told if isinstance(group, list) for reply in group] + [await self.metrics()]
+        return [reply for reply in replies if isinstance(reply, Exposition)]
 
     async def held_selection(self, request_id: str, key: str = "") -> str | None:
         """This router's entry of the explain view, as JSON text; other routers ask for it."""
@@ -166,13 +184,11 @@ class RouterDeployment:
         return next((reply for reply in replies if isinstance(reply, str)), None)
 
     async def _broadcast(self, method: str, *args: str) -> list[Any]:
-        """What all routers that run reply, or the errors in place of replies. Raises RayError, TimeoutError and
-        RayServeException."""
+        """As `replies_of_all` of the routers."""
         here = serve.get_replica_context()
         # In a thread: the first call waits for Serve's controller.
         routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
-        replies = routers.broadcast(method, *args)
-        return await replies.results_async(timeout_s=OTHERS_TIMEOUT_S, return_exceptions=True)
+        return await replies_of_all(routers, method, *args, timeout_s=OTHERS_TIMEOUT_S)
 
     def __del__(self) -> None:
         if tracer := getattr(self, "_tracer", None):

@@ -1,12 +1,13 @@
 """All metrics that Skim exports. The code records no others; dashboards and alerts use no others.
 
-Names are `skim_<part>_<what>`. Ray exports them with the prefix `ray_`. Times are seconds.
+Names are `skim_<part>_<what>`. Ray exports them with the prefix `ray_`, the endpoint without. Times are seconds.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
+Merge = Literal["sum", "mean", "max"]
 
 EXPORT_PREFIX = "ray_"
 """The prefix that Ray's exporter adds to every name (ray._private.telemetry)."""
@@ -14,13 +15,17 @@ EXPORT_PREFIX = "ray_"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """tags: in addition to Ray's and Serve's (deployment, replica, node). buckets: upper bounds of a histogram."""
+    """tags: in addition to Ray's and Serve's (deployment, replica, node). buckets: upper bounds of a histogram.
+
+    merge: how the endpoint makes one gauge of those of all replicas.
+    """
 
     name: str
     kind: Kind
     text: str
     tags: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    merge: Merge = "sum"
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -98,6 +103,7 @@ _ALL = (
         "gauge",
         "replicas of a pool or the router: configured (wanted) and running (serving)",
         ("pool", "state"),
+        merge="max",
     ),
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
@@ -152,11 +158,24 @@ _ALL = (
     ),
     Metric("skim_target_look_ahead_total", "counter", "look-ahead tokens used as drafts"),
     Metric("skim_target_chosen_total", "counter", "steps, by the chosen draft count", ("drafts",)),
-    Metric("skim_target_acceptance", "gauge", "acceptance rate of the first draft: moving average over all requests"),
     Metric(
-        "skim_target_cost_per_exchange", "gauge", "fixed cost of an exchange with a speculator, in plain decode steps"
+        "skim_target_acceptance",
+        "gauge",
+        "acceptance rate of the first draft: moving average over all requests",
+        merge="mean",
     ),
-    Metric("skim_target_cost_per_draft", "gauge", "cost of one more draft for each request, in plain decode steps"),
+    Metric(
+        "skim_target_cost_per_exchange",
+        "gauge",
+        "fixed cost of an exchange with a speculator, in plain decode steps",
+        merge="mean",
+    ),
+    Metric(
+        "skim_target_cost_per_draft",
+        "gauge",
+        "cost of one more draft for each request, in plain decode steps",
+        merge="mean",
+    ),
     Metric("skim_target_exchanges_total", "counter", "exchanges with a speculator"),
     Metric("skim_target_restored_total", "counter", "sessions sent again to a speculator that lost them"),
     Metric("skim_target_resumed_total", "counter", "sessions that got drafts again after an interruption"),

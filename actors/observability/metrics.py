@@ -1,12 +1,15 @@
-"""Records the metrics of `metric_table` through Ray, which exports them to Prometheus on every node."""
+"""Records the metrics of `metric_table` through Ray, which exports them on every node, and for the endpoint."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
+import prometheus_client
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from actors.observability.exposition import PROCESS
 from actors.observability.meter import Meter
 from actors.observability.metric_table import METRICS, Metric, pool_metric
 
@@ -16,7 +19,7 @@ INTERVAL_S = 5.0
 
 
 class RayMeter:
-    """Meter over ray.serve.metrics. It creates each instrument once, at its first use."""
+    """Meter over ray.serve.metrics and `exposition.PROCESS`. It creates each instrument once, at its first use."""
 
     def __init__(self) -> None:
         self._record: dict[str, Callable[..., None]] = {}
@@ -25,6 +28,27 @@ class RayMeter:
         if name not in self._record:
             self._record[name] = _instrument(METRICS[name])
         self._record[name](value, tags)
+        _exposed(name)(value, tags)
+
+
+@cache
+def _exposed(name: str) -> Callable[[float, dict[str, str]], None]:
+    """Records in PROCESS. All meters of the process share it."""
+    metric = METRICS[name]
+    definition = metric.name, metric.text, metric.tags
+    if metric.kind == "counter":
+        counter = prometheus_client.Counter(*definition, registry=PROCESS)
+        return lambda value, tags: _of(counter, tags).inc(value)
+    if metric.kind == "gauge":
+        gauge = prometheus_client.Gauge(*definition, registry=PROCESS)
+        return lambda value, tags: _of(gauge, tags).set(value)
+    histogram = prometheus_client.Histogram(*definition, registry=PROCESS, buckets=metric.buckets)
+    return lambda value, tags: _of(histogram, tags).observe(value)
+
+
+def _of(instrument: Any, tags: Mapping[str, str]) -> Any:
+    """The part of the instrument for these tags."""
+    return instrument.labels(**tags) if tags else instrument
 
 
 def _instrument(metric: Metric) -> Callable[..., None]:

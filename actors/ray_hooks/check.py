@@ -3,6 +3,7 @@
 import functools
 
 from actors.ray_hooks import (
+    broadcast,
     controller,
     deployment_version,
     handles,
@@ -18,6 +19,7 @@ from actors.ray_hooks import (
 from skim_common.symbols import RAY, Symbol
 
 MODULES = (
+    broadcast,
     controller,
     deployment_version,
     handles,

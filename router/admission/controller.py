@@ -122,9 +122,12 @@ class Admission:
         self._at_target_ms += ticket.work.target_ms
 
     async def prefilled(
-        self, ticket: Ticket, outputs: AsyncGenerator[GenerateOutput, None]
+        self, ticket: Ticket, outputs: AsyncGenerator[GenerateOutput, None], began: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[GenerateOutput, None]:
-        """The target's outputs. The first one says how long the request waited there, and makes room for another."""
+        """The target's outputs. The first one says how long the request waited there, and makes room for another.
+
+        began: called at the first one.
+        """
         async with aclosing(outputs):
             async for output in outputs:
                 if ticket.stage == "prefill":
@@ -132,6 +135,7 @@ class Admission:
                     self._target.learn(ticket.found_ms, elapsed_ms - output.timings.get("prefill", elapsed_ms))
                     self._leave_target(ticket)
                     ticket.stage, ticket.began_at = "answer", self._clock()
+                    began()
                     self._dispatch()
                 yield output
 
@@ -199,6 +203,16 @@ class Admission:
         in_speculator = self._speculator.wait_ms(speculator_ms)
         # The target drains while the speculator selects.
         return in_speculator + max(0.0, in_target - in_speculator - work.speculator_ms)
+
+    @property
+    def queued(self) -> int:
+        """Prompts that wait here for a place in the pools."""
+        return len(self._queue)
+
+    @property
+    def reading(self) -> int:
+        """Prompts that the speculator has."""
+        return self._speculator.requests
 
     @property
     def _is_idle(self) -> bool:

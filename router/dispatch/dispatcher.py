@@ -20,7 +20,14 @@ from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.audit import Audits
-from router.dispatch.metrics import record_decision, record_first_token, record_forecast, record_migration
+from router.dispatch.metrics import (
+    ClientMetrics,
+    record_decision,
+    record_first_token,
+    record_forecast,
+    record_migration,
+    since_arrival,
+)
 from router.dispatch.request import Prompt
 from router.dispatch.selection import LexicalFallback, SelectionClient
 from router.dispatch.state import CallState, PromptState
@@ -61,6 +68,7 @@ class Dispatcher:
     ) -> None:
         self.pools = pools
         self.meter = meter
+        self.clients = ClientMetrics()
         self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
         self.selections = SelectionLog(holds_text=settings.explain_text)
         self.forecaster = Forecaster()
@@ -194,23 +202,26 @@ class Dispatcher:
             record_migration(self.meter, migration)
             self.selections.note_migration(state.request_id, state.prompt_tokens, migration, state.call.request.key)
 
+        def began() -> None:
+            self.clients.began(state.prompt_tokens, since_arrival(state))
+
         reading = self.forecaster.sent(state.forecast, kept)
         with self.audits.request(), reading, state.call.span.child(GENERATE, "client") as span:
-            tally, sent, began = AnswerTally(span, state.prompt.sampling), time.perf_counter(), False
+            tally, sent, recorded = AnswerTally(span, state.prompt.sampling), time.perf_counter(), False
             self.admission.sent(ticket)
             try:
 
                 def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
                     timeout_ms = state.call.request.deadline.left_ms
                     asked = replace(request, timeout_ms=timeout_ms, trace=span.headers)
-                    return self.admission.prefilled(ticket, self.pools.generate(asked, state.admit))
+                    return self.admission.prefilled(ticket, self.pools.generate(asked, state.admit), began)
 
                 stream = migrate(answer, attempt, moved, enabled=self.settings.migration)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         held = True
-                        if not began:
-                            began = True
+                        if not recorded:
+                            recorded = True
                             self._record_first(state, kept, output, sent, ticket.queued_ms)
                         tally.add(output)
                         yield output
@@ -240,7 +251,8 @@ class Dispatcher:
         state.call.answering = True
 
     def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:
-        """Learn from a complete answer, and audit a share of them."""
+        """Count and learn from a complete answer, and audit a share of them."""
+        self.clients.ended(state.prompt_tokens, since_arrival(state))
         self.admission.answered(ticket, int(answer.first_token_ids.size))
         if state.call.request.options.enabled == AUTO:
             loaded = self.admission.load() >= AUDIT

@@ -1,9 +1,32 @@
 """The router's metrics of each prompt: mode and reason, kept tokens, time to first token, migrations."""
 
+import time
+
 from actors.observability.meter import Meter
 from router.dispatch.state import PromptState
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.pools.migration import Migration
+
+
+class ClientMetrics:
+    """Is told what clients wait for. This one records nothing; `router.vllm_front.metrics` has one with vLLM's names.
+
+    seconds: since the prompt arrived.
+    """
+
+    def began(self, prompt_tokens: int, seconds: float) -> None:
+        """The target has made the first token for a prompt of so many tokens."""
+        return
+
+    def ended(self, prompt_tokens: int, seconds: float) -> None:
+        """The answer to it is complete."""
+        return
+
+
+def since_arrival(prompt: PromptState) -> float:
+    """Seconds. Each later step of a beam search is a prompt that arrived when it was decided."""
+    call = prompt.call
+    return time.perf_counter() - (call.request.arrived if prompt in call.prompts else prompt.started)
 
 
 def record_decision(meter: Meter, prompt: PromptState) -> None:

@@ -1,7 +1,7 @@
 """The ASGI middleware that asks for an API key. It is the outermost one: nothing is read of a refused request.
 
 vLLM's own middleware guards some path prefixes and leaves others open, among them /invocations and /tokenize. This one
-guards all paths except the health checks.
+guards all paths except the health checks and the metrics, which vLLM leaves open, too.
 """
 
 from starlette.datastructures import Headers
@@ -12,7 +12,7 @@ from router.admission.api_keys import ApiKeys
 from router.admission.rate_limits import SCOPE_KEY, Caller, KeyUses, LimitReachedError
 from router.options.errors import HttpError
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 _UNKNOWN = HttpError(
     401,
     "AuthenticationError",

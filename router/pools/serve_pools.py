@@ -9,16 +9,18 @@ here cancels it in the replica. If a target replica is lost, `router.migration` 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.handles import streaming_bytes
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
@@ -129,6 +131,10 @@ class ServePools:
                 logger.error("the speculator pool is not used: %s", error)
                 self.problem = str(error), True
                 return
+
+    def ask_all(self, method: str, *args: Any, timeout_s: float) -> list[Awaitable[list[Any]]]:
+        """For each pool, as `replies_of_all`."""
+        return [replies_of_all(handle, method, *args, timeout_s=timeout_s) for handle in self._handles.values()]
 
     def replicas(self, pool: str) -> float:
         """As Pools.replicas. A prefill half counts, because it reads the prompts."""

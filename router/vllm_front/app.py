@@ -34,8 +34,9 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig
-from router.vllm_front import body_errors, renderer
+from router.vllm_front import body_errors, metrics, renderer
 from router.vllm_front.engine_client import PooledEngineClient
+from router.vllm_front.metrics import FrontMetrics
 from skim_common.symbols import VLLM
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ HOOKED = (
     ("vllm.entrypoints.serve.exception_handling.handlers.exception", "exception_handler", ""),
     ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
     *body_errors.HOOKED,
+    *metrics.HOOKED,
     *renderer.HOOKED,
 )
 """For `skim_common.symbols`."""
@@ -82,7 +84,7 @@ async def build_openai_app(
     reports: RequestReports | None = None,
     intake: IntakeLock | None = None,
 ) -> FastAPI:
-    """The HTTP app. reports, intake: as in `SkimMiddleware`.
+    """The HTTP app. reports, intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
     Raises SkimError for a vLLM that the hooks do not fit, and if `settings.api_keys_file` cannot be read. The keys of
     vLLM's own options hold, too.
@@ -93,7 +95,10 @@ async def build_openai_app(
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens)
     tasks = await client.get_supported_tasks()
+    front = FrontMetrics(vllm_config, model.name, dispatcher.admission)
     app = build_app(args, tasks, client.model_config)
+    front.count_requests_of(app)
+    app.state.metrics = dispatcher.clients = front
     await init_app_state(client, app.state, args, tasks)
     for served in app.state.openai_serving_models.base_model_paths:
         served.model_path = model.root

@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from prometheus_client import Metric
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest
 from kv_transfer.position_map import KEPT_POSITIONS
@@ -81,6 +84,7 @@ class VllmTarget(TargetEngine):
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)
         folder = local_folder(model, weights=True)
+        loggers = [self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)]
         with side_channel(kv_role, kv_host):
             self._engine: AsyncLLM = start_engine(
                 folder,
@@ -90,7 +94,9 @@ class VllmTarget(TargetEngine):
                 scheduler_cls=self.scheduler_cls,
                 async_scheduler_cls=self.async_scheduler_cls,
                 approximate_positions=approximate_positions,
-                stat_loggers=[self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)],
+                # Named, because vLLM leaves its own out beside one of `stat_loggers` that is like it, and the last one,
+                # because each of them takes those before it out of the registry.
+                stat_loggers=[*loggers, PrometheusStatLogger],
             )
         continue_outputs(self._engine.output_processor)
         self.info = replace(info, cache_tokens=cache_tokens(self._engine.vllm_config))
@@ -177,6 +183,10 @@ class VllmTarget(TargetEngine):
     async def stats(self) -> dict[str, Any]:
         """See `TargetEngine.stats`: `decode_stats` and `transfer_stats`."""
         return {**await self.decode_stats(), **self.transfer_stats()}
+
+    def metric_families(self) -> list[Metric]:
+        """As Engine.metric_families: vLLM's own metrics (vllm.v1.metrics.loggers)."""
+        return [family for family in get_prometheus_registry().collect() if family.name.startswith("vllm:")]
 
     async def check_health(self) -> None:
         try:

@@ -4,6 +4,7 @@ The engines are mocks, whose prefix caches count honestly. Each request has its 
 """
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
 pytestmark = pytest.mark.nightly
 
 DOCUMENTS, QUESTIONS, DOCUMENT_TOKENS, QUESTION_TOKENS = 8, 3, 2000, 40
-REPLICAS, ROUTERS = 4, 2
+REPLICAS, ROUTERS = 2, 2
 
 
 def settings(affinity: bool) -> dict[str, Any]:
@@ -92,3 +94,24 @@ def test_any_router_shows_the_selection_that_one_of_them_holds(url: str) -> None
         kept = [view.raise_for_status().json()["kept_tokens"] for view in views]
         assert kept == [int(answer.headers["x-skim-kept-tokens"])] * 6
     assert httpx.get(f"{url}/v1/requests/nobody/selection", timeout=30).status_code == 404
+
+
+def test_any_router_tells_the_metrics_of_all(url: str) -> None:
+    """Each scrape has its own connection, so both routers answer. The numbers are those of all replicas."""
+
+    def numbers() -> dict[str, float]:
+        text = httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        wanted = ("skim_target_started_total", "vllm:time_to_first_token_seconds_count", "vllm:prompt_tokens_total")
+        return {name: sum(sample.value for sample in samples if sample.name == name) for name in wanted}
+
+    before, sent = numbers(), [ask(url, document, 9, True) for document in range(DOCUMENTS)]
+    tokens_sent = sum(answer.json()["usage"]["prompt_tokens"] for answer in sent)
+    grown = dict(zip(before, (DOCUMENTS, DOCUMENTS, tokens_sent), strict=True))
+    agreed = 0
+    deadline = time.monotonic() + 60  # a pool's own counts are recorded every few seconds
+    while agreed < 8:
+        now = numbers()
+        agreed = agreed + 1 if {name: now[name] - before[name] for name in now} == grown else 0
+        assert time.monotonic() < deadline, (before, now, grown)
+        time.sleep(0.3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.servers import dense_server
 from tests.e2e.conftest import ROOT
@@ -157,3 +158,17 @@ def test_most_fields_change_this_answer(endpoint: str) -> None:
         answer = comparable(client.post(path, json=plain))
         changed = [comparable(client.post(path, json={**plain, **fields})) != answer for fields in SAMPLING]
     assert sum(changed) > 0.75 * len(SAMPLING)
+
+
+def test_metrics_have_the_names_of_stock_vllm(endpoint: str, stock: str) -> None:
+    """A stock server has no drafts; Skim adds those metrics and its own."""
+
+    def names(url: str) -> set[str]:
+        text = httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text
+        return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+
+    for url in (endpoint, stock):
+        httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "x"}, timeout=120).raise_for_status()
+    ours, theirs = names(endpoint), names(stock)
+    assert theirs <= ours
+    assert all(name.startswith(("skim_", "vllm:spec_decode_")) for name in ours - theirs)

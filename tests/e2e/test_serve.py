@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from openai import BadRequestError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.demo_document import DemoDocument, make_document
 from cluster.in_process.prompts import load_tokenizer
@@ -192,3 +194,36 @@ def test_only_serves_grpc_of_the_replicas_is_reached_from_other_machines(demo_pa
     titles = [" ".join(psutil.Process(pid).cmdline()) for pid in open_to_all]
     assert all(title.startswith("ray::ServeReplica:skim:") for title in titles), titles
     assert len(titles) == 3
+
+
+def test_metrics_count_what_was_sent(client: httpx.Client, document: DemoDocument) -> None:
+    """With the names of vLLM: what clients see from the router, the rest from the target's engine."""
+
+    def numbers() -> dict[str, float]:
+        text = client.get("/metrics").raise_for_status().text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {name: sum(one.value for one in samples if one.name == name) for name in {one.name for one in samples}}
+
+    before, sent = numbers(), []
+    for option in (False, {"keep_rate": 0.2}):
+        body = {**GREEDY, "messages": document.messages, "speculative_prefill": option}
+        sent.append(client.post("/v1/chat/completions", json=body).raise_for_status())
+    usages = [answer.json()["usage"] for answer in sent]
+    kept = sum(int(answer.headers["x-skim-kept-tokens"]) for answer in sent)
+    wanted = {
+        "vllm:prompt_tokens_total": sum(usage["prompt_tokens"] for usage in usages),
+        "vllm:prompt_tokens_by_source_total": kept,
+        "vllm:generation_tokens_total": sum(usage["completion_tokens"] for usage in usages),
+        "vllm:request_success_total": 2,
+        "vllm:time_to_first_token_seconds_count": 2,
+        "vllm:e2e_request_latency_seconds_count": 2,
+        "skim_router_kept_tokens_total": kept,
+    }
+    assert wanted["vllm:prompt_tokens_total"] > 1.5 * kept
+    now = before
+    deadline = time.monotonic() + 60
+    while {name: now[name] - before[name] for name in wanted} != wanted:
+        assert time.monotonic() < deadline, {name: now[name] - before[name] for name in wanted}
+        time.sleep(0.5)
+        now = numbers()
+    assert now["vllm:num_requests_running"] == now["vllm:num_requests_waiting"] == 0

@@ -14,23 +14,34 @@ from router.http.startup import StartingApp
 from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
 from skim_common.errors import ModelError, SkimError
+from tests.unit.router.serve_handles import FOREVER, play
+
+
+class Reply:
+    """Stands in for ReplicaResult."""
+
+    def __init__(self, reply):
+        self._reply = reply
+
+    async def get_async(self):
+        return await play(self._reply)
 
 
 @pytest.fixture
 def ask(monkeypatch):
     """Ask a router whose broadcast gives `replies`, or raises. The calls that it made are in `ask.calls`."""
     calls = []
+    monkeypatch.setattr(deployment, "OTHERS_TIMEOUT_S", 0.05)
 
     async def ask(replies, method="held_selection"):
         def broadcast(method, request_id, key):
-            async def results_async(*, timeout_s, return_exceptions):
-                assert (timeout_s, return_exceptions) == (deployment.OTHERS_TIMEOUT_S, True)
+            async def results():
                 if isinstance(replies, Exception):
                     raise replies
-                return replies
+                return list(map(Reply, replies))
 
             calls.append((method, request_id, key))
-            return SimpleNamespace(results_async=results_async)
+            return SimpleNamespace(_fetch_replica_results_async=results)
 
         handles = {("router", "skim"): SimpleNamespace(broadcast=broadcast)}
         monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
@@ -42,7 +53,7 @@ def ask(monkeypatch):
 
 
 async def test_the_entry_of_any_router_is_found(ask):
-    assert await ask([None, ActorDiedError(), '{"kept_tokens": 1}']) == '{"kept_tokens": 1}'
+    assert await ask([FOREVER, None, ActorDiedError(), '{"kept_tokens": 1}']) == '{"kept_tokens": 1}'
     assert await ask(['{"headers": {}}', None], "held_report") == '{"headers": {}}'
     assert ask.calls == [("held_selection", "r1", "team"), ("held_report", "r1", "team")]
     assert callable(RouterDeployment.held_selection)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.serve import metrics as ray_metrics
 
+from actors.observability.exposition import PROCESS
 from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PoolCounts, RayMeter, samples
 from kv_transfer.draft_channel.client import DraftClient
@@ -92,10 +93,13 @@ def test_each_metric_is_an_instrument_of_rays(monkeypatch: pytest.MonkeyPatch) -
     meter = RayMeter()
     for name, metric in METRICS.items():
         tags = dict.fromkeys(metric.tags, "x")
+        sample = f"{name}_sum" if metric.kind == "histogram" else name
+        shown = 0.0 if metric.kind == "gauge" else PROCESS.get_sample_value(sample, tags) or 0.0
         meter.record(name, 0.5, **tags)
         cls, instrument, value, seen = recorded[-1]
         assert (cls.__name__.lower(), instrument.info["name"], value, seen) == (metric.kind, name, 0.5, tags)
         instrument._validate_tags(seen)
+        assert PROCESS.get_sample_value(sample, tags) == shown + 0.5, "the endpoint's /metrics shows it, too"
     before = len(recorded)
     meter.record("skim_target_rounds_total", 0)
     assert len(recorded) == before, "Ray refuses an increment of nothing"

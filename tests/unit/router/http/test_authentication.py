@@ -69,12 +69,12 @@ async def test_who_gets_in(guarded, pools, headers, expected):
     assert len(pools.generates) == (expected == 200)
 
 
-async def test_every_path_of_the_app_is_guarded_but_health(guarded):
+async def test_every_path_of_the_app_is_guarded_but_health_and_metrics(guarded):
     """vLLM's own middleware guards /v1 only: a prompt could reach the pools through /invocations."""
     routes = {(method, route.path) for route in guarded.app.routes for method in getattr(route, "methods", None) or ()}
     assert ("POST", "/invocations") in routes
     for method, path in routes:
-        allowed = path in ("/health", "/ping")
+        allowed = path in ("/health", "/ping", "/metrics")
         assert (await status(guarded, {}, path, method) != 401) == allowed, path
 
 
