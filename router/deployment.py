@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -50,7 +50,8 @@ OTHERS_ATTEMPTS = 12
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    model: the target's folder or hub name. prefill: the prefill half of a split target. settings: fields of
+    model: the target's folder or hub name. prefill: the prefill half of a split target. served_model_names: as clients
+    send them. vllm_options: of `vllm serve`, as in `router.vllm_front.app.ServedModel`. settings: fields of
     RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
     what `settings` says of them holds. headroom: fields of each PoolHeadroom, by pool. traces: see `create_tracer`.
     """
@@ -62,7 +63,8 @@ class RouterDeployment:
         *,
         prefill: DeploymentHandle | None = None,
         model: str,
-        served_model_name: str,
+        served_model_names: Sequence[str],
+        vllm_options: Mapping[str, Any],
         settings: Mapping[str, Any],
         defaults: Mapping[str, Mapping[str, Any]],
         headroom: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
@@ -85,7 +87,8 @@ class RouterDeployment:
             self._meter,
             Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, pools),
         )
-        self._model, self._served_model_name, self._reports = model, served_model_name, RequestReports()
+        self._model, self._names, self._reports = model, tuple(served_model_names), RequestReports()
+        self._vllm_options = dict(vllm_options)
         self._view: ExplainView | None = None
         self._tell_metrics: Callable[[], Exposition] | None = None
 
@@ -93,7 +96,7 @@ class RouterDeployment:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
         self._app = StartingApp(self._build_app, self._settings.admission_timeout_s, self._others_serve)
-        async with retried_start("router", self._model, self._settings.vllm_args, limit_s=None):
+        async with retried_start("router", self._model, self._vllm_options, limit_s=None):
             await self._app.start()
         self._front = DrainingApp(self._app)
         return self._front
@@ -138,7 +141,7 @@ class RouterDeployment:
 
         with gc_frozen():
             max_len = self._pools.target.max_model_len
-            served = ServedModel(folder, public_name(self._model), self._served_model_name, max_len)
+            served = ServedModel(folder, public_name(self._model), self._names, max_len, self._vllm_options)
             app = await build_openai_app(
                 self._dispatcher, served, self._settings, self._tracer, self._reports, self._intake
             )
@@ -157,7 +160,7 @@ class RouterDeployment:
 
     async def _metrics_of_all(self) -> list[Exposition]:
         """As `DeploymentMetrics.ask`."""
-        pools = self._pools.ask_all("metrics", self._served_model_name, timeout_s=OTHERS_TIMEOUT_S)
+        pools = self._pools.ask_all("metrics", self._names[0], timeout_s=OTHERS_TIMEOUT_S)
         told = await asyncio.gather(self._broadcast("metrics"), *pools, return_exceptions=True)
         # Its own, too: Serve may not tell yet that this router runs.
         replies = [reply for group in told if isinstance(group, list) for reply in group] + [await self.metrics()]

@@ -1,13 +1,14 @@
 """Starts vLLM's AsyncLLM for both services. A failure is reported as one sentence."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, get_type_hints
 from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError, SkimError
@@ -52,9 +53,23 @@ def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
     if current_platform.is_cuda() and arguments.get("max_num_batched_tokens") is None:
         defaults["max_num_batched_tokens"] = CUDA_BATCHED_TOKENS
     try:
-        return AsyncEngineArgs(**{**defaults, **arguments}).create_engine_config()
+        if plugin := arguments.get("reasoning_parser_plugin"):
+            ReasoningParserManager.import_reasoning_parser(plugin)
+        return AsyncEngineArgs(**_as_configs({**defaults, **arguments})).create_engine_config()
     except Exception as error:  # pydantic, transformers and vLLM raise many types here
         raise SkimError(f"{refusal}: {_cause(error)}") from error
+
+
+def _as_configs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with each mapping as the config class of its field, as `vllm serve` reads the JSON of a flag."""
+    read = dict(arguments)
+    for field in fields(AsyncEngineArgs):
+        if isinstance(value := read.get(field.name), dict):
+            config = next(
+                (hint for hint in get_type_hints(field.type) if isinstance(hint, type) and is_dataclass(hint)), None
+            )
+            read[field.name] = TypeAdapter(config).validate_python(value) if config else value
+    return read
 
 
 def check_connector(config: VllmConfig) -> None:

@@ -178,10 +178,10 @@ def skim_config(
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,
-            "target": {"model": str(target), "engine_options": of_target, **pools["target"]},
+            "target": {"model": str(target), "engine_options": {**of_target, **TELL_CACHED}, **pools["target"]},
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pools["speculator"]},
             # vLLM's benchmark client, which the runs share, takes no comments between events.
-            "router": {"port": free_port(), "cpus": 0.5, "vllm_args": TELL_CACHED, "keep_alive_s": 0},
+            "router": {"port": free_port(), "cpus": 0.5, "keep_alive_s": 0},
             "decode": decode,
         }
     )

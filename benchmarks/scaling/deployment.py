@@ -56,7 +56,7 @@ def deployment(settings: ScaleSettings) -> DeploymentConfig:
     }
     sizes = {"speculator": settings.speculators, "target": settings.targets}
     costs = _costs(settings)
-    pools = {
+    pools: dict[str, Any] = {
         name: {
             **pool,
             "model": getattr(settings, name),
@@ -69,7 +69,8 @@ def deployment(settings: ScaleSettings) -> DeploymentConfig:
     router: dict[str, Any] = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
     router |= {"speculative_prefill": "auto" if settings.documents else "always", "affinity": settings.affinity}
     router |= {"max_wait_s": None, "max_ongoing_requests": 4096, "keep_alive_s": 0}
-    router |= {"replicas": settings.routers, "vllm_args": {"enable_prompt_tokens_details": True}}
+    router["replicas"] = settings.routers
+    pools["target"]["engine_options"] = {**costs["target"], "enable_prompt_tokens_details": True}
     return DeploymentConfig.model_validate(
         {
             "served_model_name": NAME,

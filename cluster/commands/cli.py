@@ -127,10 +127,20 @@ def skim(
 ) -> None: ...
 
 
-@app.command(rich_help_panel=SERVING)
+@app.command(
+    rich_help_panel=SERVING,
+    context_settings={"ignore_unknown_options": True},
+    epilog="After these, every flag of `vllm serve` as vLLM has it (`vllm serve --help=all`): for the target and the "
+    "endpoint as --FLAG, for the speculator as --speculator.FLAG.",
+)
 def serve(
-    what: Annotated[
-        Path | None, typer.Argument(metavar="[MODEL|CONFIG.yaml]", help="The target, or a deployment file.")
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|CONFIG.yaml FLAGS",
+            help="The target, or a deployment file; then flags of `vllm serve`.",
+        ),
     ] = None,
     target: Model = None,
     speculator: Model = None,
@@ -140,7 +150,6 @@ def serve(
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="Model name that clients send.")] = None,
     address: Annotated[
         str | None,
         typer.Option(help="Ray cluster to join; 'auto' is the one on this machine. Default: a new one."),
@@ -151,32 +160,34 @@ def serve(
     Give a target and --speculator, or a deployment file; flags override the file. A model is a folder or a name on the
     hub, as owner/name or owner/name@revision.
     """
+    from cluster.commands.serve_flags import read_words
     from cluster.config.load import config_from_flags
-    from cluster.serve.deployment import deployed
-    from cluster.serve.watch import Changes, RayGoneError, watch
 
-    config = what if what is not None and what.suffix in (".yaml", ".yml") else None
+    what, flags = read_words(words or [], [flag for option in ctx.command.params for flag in option.opts])
+    config = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
     if what is not None and config is None:
         if target is not None:
             raise SkimError(f"the target is given twice: {what} and --target {target}; keep one of them")
-        target = what
+        target = Path(what)
     deployment = config_from_flags(
         config,
         {
-            "served_model_name": served_model_name,
+            # Other engines know other options than the file's vLLM.
+            **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
+            **flags,
             "target.model": target,
-            "target.tensor_parallel": tensor_parallel,
+            **({} if tensor_parallel is None else {"target.tensor_parallel": tensor_parallel}),
             "target.engine": engine,
             "speculator.model": speculator,
             "speculator.engine": engine,
             "selection.keep_rate": keep_rate_value(keep_rate),
             "selection.look_ahead": look_ahead,
-            "router.host": host,
-            "router.port": port,
-            # Other engines know other options than the file's vLLM.
-            **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
+            **{f"router.{name}": value for name, value in (("host", host), ("port", port)) if value is not None},
         },
     )
+    from cluster.serve.deployment import deployed
+    from cluster.serve.watch import Changes, RayGoneError, watch
+
     console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
     try:
         with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:

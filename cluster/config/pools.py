@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from cluster.config import vllm_options
+from skim_common.environment import unless_set
 from skim_common.models.source import located
 
 CPU_KV_CACHE_GIB = "4"
@@ -129,7 +131,10 @@ class PoolConfig(BaseModel):
         description="a replica whose engine gives no sign of life for so long ends, and another one starts; "
         "longer than the engine's longest step",
     )
-    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine unchanged")
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="options of `vllm serve`; the target's are for engine and HTTP front (docs/options.md)",
+    )
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
 
     @model_validator(mode="before")
@@ -148,6 +153,18 @@ class PoolConfig(BaseModel):
             raise ValueError("cannot be transformers: vLLM is the engine that serves; leave this setting out")
         return engine
 
+    @field_validator("engine_options")
+    @classmethod
+    def _named_and_located(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """vLLM's own config files write dashes. A relative path starts at the config file's folder."""
+        options = {name.replace("-", "_"): value for name, value in options.items()}
+        return vllm_options.with_located_files(options, (info.context or {}).get("folder", Path()))
+
+    @model_validator(mode="after")
+    def _options_that_are_taken(self) -> Self:
+        vllm_options.check(self.engine_options, has_front=isinstance(self, TargetConfig))
+        return self
+
     @model_validator(mode="after")
     def _a_gpu_for_each_rank(self) -> Self:
         if self.ranks > 1 and 0 < (self.gpus_per_replica or 0) < self.ranks:
@@ -158,8 +175,6 @@ class PoolConfig(BaseModel):
 
     @model_validator(mode="after")
     def _nodes_share_the_ranks(self) -> Self:
-        if "pipeline_parallel_size" in self.engine_options:
-            raise ValueError("engine_options.pipeline_parallel_size is set by pipeline_parallel: set that instead")
         if self.nodes_per_replica == 1:
             return self
         if self.ranks % self.nodes_per_replica:
@@ -202,9 +217,15 @@ class PoolConfig(BaseModel):
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
 
     @property
+    def options_of_engine(self) -> dict[str, Any]:
+        """The `engine_options` that the engine itself reads."""
+        return self.engine_options
+
+    @property
     def environment(self) -> dict[str, str]:
         """`env`; on CPU with a limit of the KV cache, because vLLM alone would take nearly all memory."""
-        return self.env if self.gpus_per_replica else {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB, **self.env}
+        limit = unless_set({"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB})
+        return self.env if self.gpus_per_replica else {**limit, **self.env}
 
 
 class PrefillConfig(PoolConfig):
@@ -227,6 +248,11 @@ class TargetConfig(PoolConfig):
     )
     prefill: PrefillConfig | None = Field(None, description="the pool that prefills for a split target")
 
+    @property
+    def options_of_engine(self) -> dict[str, Any]:
+        """Without those that the HTTP front alone reads."""
+        return vllm_options.for_engine(self.engine_options, self.engine)
+
     @model_validator(mode="after")
     def _prefill_is_like_the_target(self) -> Self:
         if self.topology == "unified":
@@ -241,6 +267,8 @@ class TargetConfig(PoolConfig):
             )
         inherited = PoolConfig.model_fields.keys() - {"replicas", "autoscaling"} - prefill.model_fields_set
         update = {name: getattr(self, name) for name in inherited}
+        if "engine_options" in update:
+            update["engine_options"] = self.options_of_engine
         prefill = prefill.model_copy(update=update)
         _check_memory_share(prefill)
         return self.model_copy(update={"prefill": prefill})

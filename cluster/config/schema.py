@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from cluster.config import vllm_options
 from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from kv_transfer.options import DecodeOptions
@@ -95,6 +96,7 @@ class DeploymentConfig(BaseModel):
     served_model_name: str = Field(
         "", description="model name that clients send; empty: the name of the target's folder, or its hub name"
     )
+    model_aliases: tuple[str, ...] = Field((), description="further names of the model that clients may send")
     speculator: PoolConfig
     target: TargetConfig
     selection: PolicyOptions = Field(default_factory=lambda: PolicyOptions())
@@ -134,6 +136,11 @@ class DeploymentConfig(BaseModel):
         """The pools by name: speculator, target, and prefill where the target is split."""
         prefill = {"prefill": self.target.prefill} if self.target.prefill else {}
         return {"speculator": self.speculator, "target": self.target, **prefill}
+
+    @property
+    def front_options(self) -> dict[str, Any]:
+        """The target's `engine_options` that the HTTP front reads."""
+        return vllm_options.for_front(self.target.engine_options)
 
     def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
         """The same deployment with `gpus_per_replica` filled in for all pools."""

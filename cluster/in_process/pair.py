@@ -292,5 +292,5 @@ def _decoding(decode: DecodeOptions | None, **channel: float) -> dict[str, Any]:
 
 def _engine_settings(pool: PoolConfig, **options: Any) -> EngineSettings:
     """One replica's engine. options: further ones."""
-    options = {**pool.engine_options, **options}
+    options = {**pool.options_of_engine, **options}
     return EngineSettings(pool.model, pool.engine, options, pool.tensor_parallel, pool.environment)

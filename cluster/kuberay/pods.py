@@ -130,7 +130,7 @@ def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
-        env.append(_secret(config, variable, "api-key", needed="api_key" in config.router.vllm_args))
+        env.append(_secret(config, variable, "api-key", needed="api_key" in config.target.engine_options))
     return env
 
 

@@ -229,7 +229,7 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
             "give the folders different names"
         )
     settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
-    settings["router"]["vllm_args"].pop("api_key", None)
+    settings["target"]["engine_options"].pop("api_key", None)
     if config.router.tls_cert:
         raise SkimError(
             "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"

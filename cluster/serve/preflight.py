@@ -34,7 +34,12 @@ def check_models(config: DeploymentConfig) -> str | None:
     if config.spans_machines and absent_folders(config):
         return None
     infos = {
-        name: inspect_model(pool.model, engine=pool.engine, max_model_len=pool.engine_options.get("max_model_len"))
+        name: inspect_model(
+            pool.model,
+            engine=pool.engine,
+            max_model_len=pool.engine_options.get("max_model_len"),
+            overrides=pool.engine_options.get("hf_overrides"),
+        )
         for name, pool in pools.items()
     }
     speculator = config.speculator

@@ -38,7 +38,8 @@ def with_default(result: dict[str, Any]) -> dict[str, Any]:
         chosen = GUARDED_WINDOWS if sample["prompt"] >= WINDOWS_FROM else GUARDED_WHOLE
         (scored,) = (scores for scores in sample["scores"] if scores[0] == chosen)
         samples.append({**sample, "scores": [*sample["scores"], [GUARDED, 0.0, *scored[2:]]]})
-    what = f"the default: *{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, else *{GUARDED_WHOLE}*, which was chosen with these results"
+    rule = f"*{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, else *{GUARDED_WHOLE}*"
+    what = f"the default: {rule}, which was chosen with these results"
     return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
 
 

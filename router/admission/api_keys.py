@@ -20,7 +20,7 @@ from skim_common.watched_files import WatchedFiles
 
 SETTING = "router.api_keys_file"
 DEFAULT_NAME = "default"
-"""The name of a key of `router.vllm_args.api_key` or of the environment variable VLLM_API_KEY."""
+"""The name of a key of `target.engine_options.api_key` or of the environment variable VLLM_API_KEY."""
 
 FIRST_PRIORITY = -(2**63)
 """The lowest number that vLLM takes as a priority, which is served first: as a limit, none."""
@@ -125,7 +125,7 @@ class ApiKeys:
         keys = read_keys(file)
         if self._plain and any(key.name == DEFAULT_NAME for key in keys):
             raise SkimError(
-                f"{SETTING}: the name {DEFAULT_NAME} is that of router.vllm_args.api_key or VLLM_API_KEY; "
+                f"{SETTING}: the name {DEFAULT_NAME} is that of target.engine_options.api_key or VLLM_API_KEY; "
                 "rename the key in the file, or leave the other one out"
             )
         return keys

@@ -110,7 +110,7 @@ class StartingApp:
             except SkimError as error:
                 self.problem, self.failed = str(error), True
                 logger.error("the router cannot serve: %s", error)
-            except (Exception, SystemExit):  # vLLM's argument parser raises SystemExit
+            except Exception:
                 self.problem, self.failed = NOT_BUILT, True
                 logger.exception(NOT_BUILT)
             if self.failed:

@@ -1,7 +1,7 @@
 """The settings of the HTTP endpoint: what an operator may choose."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -103,7 +103,7 @@ class RouterConfig(BaseModel):
     api_keys_file: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
         None,
         description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
-        "machines; read again when it changes; null: only the keys of vllm_args.api_key and VLLM_API_KEY",
+        "machines; read again when it changes; null: only the keys of target.engine_options.api_key and VLLM_API_KEY",
     )
     control_tokens: Literal["text", "refuse", "allow"] = Field(
         "text",
@@ -129,18 +129,9 @@ class RouterConfig(BaseModel):
         description="longest silence of an admitted stream, after which an SSE comment is sent: less than the read "
         "time-out of every proxy before the router; 0: no comments",
     )
-    vllm_args: dict[str, Any] = Field(
-        default_factory=dict, description="options of vLLM's HTTP front: api_key, tool_call_parser, chat_template, ..."
-    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be set together")
-        return self
-
-    @model_validator(mode="after")
-    def _one_keep_alive(self) -> Self:
-        if {"sse_keep_alive_interval", "sse-keep-alive-interval"} & self.vllm_args.keys():
-            raise ValueError("vllm_args.sse_keep_alive_interval has no effect here: set router.keep_alive_s")
         return self

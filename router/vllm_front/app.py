@@ -3,11 +3,12 @@
 It uses `EngineClient` (vllm/engine/protocol.py), `build_app` and `init_app_state` (vllm/entrypoints/launchers).
 """
 
+import argparse
 import logging
 import traceback
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,13 +17,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import ApiKeys
@@ -34,9 +36,10 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig
-from router.vllm_front import body_errors, metrics, renderer
+from router.vllm_front import body_errors, flags, metrics, renderer
 from router.vllm_front.engine_client import PooledEngineClient
 from router.vllm_front.metrics import FrontMetrics
+from skim_common.errors import SkimError, one_line
 from skim_common.symbols import VLLM
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ HOOKED = (
     ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
     *body_errors.HOOKED,
     *metrics.HOOKED,
+    *flags.HOOKED,
     *renderer.HOOKED,
 )
 """For `skim_common.symbols`."""
@@ -67,13 +71,15 @@ _READ_BODIES = {request_body_to_args.__name__, *(name for _, name, _ in _BODY_RE
 class ServedModel:
     """The target as clients see it. folder: its config and tokenizer; its weights are not read.
 
-    root: its name in /v1/models, no path. name: as clients send it. max_len: tokens of a prompt and its answer.
+    root: its name in /v1/models, no path. names: as clients send them; answers have the first. max_len: tokens of a
+    prompt and its answer. options: of `vllm serve`, those that its front reads, by name.
     """
 
     folder: str
     root: str
-    name: str
+    names: tuple[str, ...]
     max_len: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def build_openai_app(
@@ -86,16 +92,14 @@ async def build_openai_app(
 ) -> FastAPI:
     """The HTTP app. reports, intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
-    Raises SkimError for a vLLM that the hooks do not fit, and if `settings.api_keys_file` cannot be read. The keys of
-    vLLM's own options hold, too.
+    Raises SkimError for a vLLM that the hooks do not fit, for options that vLLM refuses, and if
+    `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
     """
     VLLM.check(HOOKED)
-    flags = {"model": model.folder, "served_model_name": model.name, "max_model_len": model.max_len}
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(_command_line(flags | settings.vllm_args))
-    vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    args, vllm_config = front_config(model)
     client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens)
     tasks = await client.get_supported_tasks()
-    front = FrontMetrics(vllm_config, model.name, dispatcher.admission)
+    front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
     app = build_app(args, tasks, client.model_config)
     front.count_requests_of(app)
     app.state.metrics = dispatcher.clients = front
@@ -116,7 +120,7 @@ async def build_openai_app(
             SkimMiddleware,
             dispatcher=dispatcher,
             settings=settings,
-            model=model.name,
+            model=model.names[0],
             tracer=tracer,
             reports=reports,
             intake=intake,
@@ -137,16 +141,22 @@ def _problem_of(error: Exception) -> str:
     return f"the body cannot be read: {error}"
 
 
-def _command_line(flags: Mapping[str, Any]) -> list[str]:
-    """{"max_model_len": 8, "enable_x": True} as ["--max-model-len", "8", "--enable-x"]."""
-    words: list[str] = []
-    for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        words.append("--" + name.replace("_", "-"))
-        if value is not True:
-            words += [str(v) for v in value] if isinstance(value, list) else [str(value)]
-    return words
+def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
+    """vLLM's arguments and configuration of the front, as `vllm serve` makes them. Raises SkimError.
+
+    A front loads the files of parser plug-ins before anything names their parsers.
+    """
+    own = {"model": model.folder, "served_model_name": list(model.names), "max_model_len": model.max_len}
+    args = flags.arguments({**model.options, **own})
+    try:
+        if args.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+        if args.reasoning_parser_plugin:
+            ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+        return args, AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    except Exception as error:  # pydantic, transformers and vLLM raise many types here
+        logger.exception("vLLM's front refuses its options")
+        raise SkimError(f"vLLM's front refuses an option of target.engine_options: {one_line(error)}") from error
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ whose small files are not in the cache. Every error is one line that names the m
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,17 +50,21 @@ CACHES_BY_POSITION = ("DeepseekV4", "Dots3Note", "HYV4", "Inkling", "Qwen4")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tiktoken")
 
 
-def inspect_model(path: str, *, engine: str, max_model_len: int | None = None) -> ModelInfo:
+def inspect_model(
+    path: str, *, engine: str, max_model_len: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> ModelInfo:
     """The facts of a model, for a pool that runs it with `engine`.
 
     path: a folder or a hub name (`skim_common.models.source`).
     max_model_len: limit for prompt plus answer; the default is the model's number of positions (`position_count`).
+    overrides: attributes in place of those of config.json, as vLLM's option `hf_overrides`.
     Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
     """
     folder = Path(local_folder(path, weights=False))
     raw = _read_config_file(folder)
     _refuse_caches_by_position(path, raw)
     config = _load_config(folder)
+    config.update(dict(overrides or {}))
     text = config.get_text_config()
     architecture = _causal_architecture(folder, raw)
     max_position = position_count(text)

@@ -58,7 +58,12 @@ class VllmSpeculator(BranchingEngine):
         Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
         profile or if the engine does not start.
         """
-        info = inspect_model(model, engine="vllm", max_model_len=engine_options.pop("max_model_len", None))
+        info = inspect_model(
+            model,
+            engine="vllm",
+            max_model_len=engine_options.pop("max_model_len", None),
+            overrides=engine_options.get("hf_overrides"),
+        )
         check_speculator(model, max_model_len=info.max_model_len)
         profile = profile_of(info, head_profile)
         self._engine = start_engine(

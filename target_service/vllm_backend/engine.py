@@ -76,7 +76,12 @@ class VllmTarget(TargetEngine):
         stat_loggers: Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
-        info = inspect_model(model, engine="vllm", max_model_len=engine_options.get("max_model_len"))
+        info = inspect_model(
+            model,
+            engine="vllm",
+            max_model_len=engine_options.get("max_model_len"),
+            overrides=engine_options.get("hf_overrides"),
+        )
         # Always set, because vLLM's default for longrope models is the original maximum.
         engine_options["max_model_len"] = info.max_model_len
         self.decode = read_decode(decode)

@@ -23,7 +23,7 @@ REPLICAS, ROUTERS = 2, 2
 
 
 def settings(affinity: bool) -> dict[str, Any]:
-    pools = {
+    pools: dict[str, Any] = {
         pool: {
             "model": str(ROOT / "demo_models" / pool),
             "engine": "mock",
@@ -34,7 +34,7 @@ def settings(affinity: bool) -> dict[str, Any]:
         for pool in ("speculator", "target")
     }
     router = {"replicas": ROUTERS, "cpus": 0.1, "affinity": affinity}
-    router["vllm_args"] = {"enable_prompt_tokens_details": True}
+    pools["target"]["engine_options"] = {**pools["target"]["engine_options"], "enable_prompt_tokens_details": True}
     return {"served_model_name": "skim-demo", **pools, "router": router}
 
 

@@ -58,7 +58,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(home: Path, **environment: str) -> Served:
     """`skim serve` of the pair, in float32 because not every CPU computes in bfloat16."""
-    pool = {
+    pool: dict[str, Any] = {
         "model": MODEL,
         "cpus_per_replica": 0.5,
         "engine_options": {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048},
@@ -67,8 +67,9 @@ def serve(home: Path, **environment: str) -> Served:
     template, config = home / "template.jinja", home / "pair.yaml"
     template.write_text(TEMPLATE)
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "chat_template": str(template)}
-    router = {"cpus": 0.5, "speculative_prefill": "always", "vllm_args": tools}
-    config.write_text(yaml.safe_dump({"speculator": pool, "target": pool, "router": router}))
+    router = {"cpus": 0.5, "speculative_prefill": "always"}
+    target = {**pool, "engine_options": {**pool["engine_options"], **tools}}
+    config.write_text(yaml.safe_dump({"speculator": pool, "target": target, "router": router}))
     served = skim_serve(config, home, HF_HOME=str(home), **environment)
     served.await_ready()
     return served

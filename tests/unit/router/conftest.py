@@ -110,7 +110,6 @@ async def served() -> AsyncIterator[SimpleNamespace]:
         select_timeout_s=SELECT_TIMEOUT_S,
         explain_text=True,
         keep_alive_s=KEEP_ALIVE_S,
-        vllm_args={"dtype": "float32"},
     )
     dispatcher = Dispatcher(
         LocalPools(),
@@ -123,7 +122,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     folder = str(MODELS / "target")
     app = await build_openai_app(
         dispatcher,
-        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
+        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
         settings,
         switch,
         reports,

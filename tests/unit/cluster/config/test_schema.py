@@ -166,7 +166,22 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {port: 70000}", "router.port: should be less than or equal to 65535, not 70000"),
         (SMALLEST + "router: {port: high}", "router.port: should be a valid integer"),
         (SMALLEST + "router: {keep_alive_s: -1}", "router.keep_alive_s: should be greater than or equal to 0"),
-        (SMALLEST + "router: {vllm_args: {sse_keep_alive_interval: 5}}", "set router.keep_alive_s"),
+        (
+            "target: {model: big, engine_options: {sse-keep-alive-interval: 5}}\nspeculator: {model: s}",
+            "target: engine_options.sse_keep_alive_interval is set by router.keep_alive_s: set that instead",
+        ),
+        (
+            "target: {model: big, engine_options: {data_parallel_size: 2}}\nspeculator: {model: s}",
+            "target: engine_options.data_parallel_size is not taken: each replica is one engine",
+        ),
+        (
+            "target: {model: big}\nspeculator: {model: s, engine_options: {api_key: [k]}}",
+            "speculator: engine_options.api_key is for the HTTP front: set it in target.engine_options",
+        ),
+        (
+            "target: {model: big, engine_options: {speculative_config: {method: ngram}}}\nspeculator: {model: s}",
+            "target: engine_options.speculative_config.method is set by decode.method: set that instead",
+        ),
         (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),

@@ -203,7 +203,7 @@ def test_objects_point_at_each_other(example, objects):
 
 
 def test_no_secret_is_written():
-    secrets = {"channel.token": TOKEN, "router.vllm_args": {"api_key": KEY}}
+    secrets = {"channel.token": TOKEN, "target.engine_options.api_key": KEY}
     things = [t for ts in manifests(config_from_flags(DEMO, secrets)).values() for t in ts]
     text = as_yaml(things)
     assert TOKEN not in text

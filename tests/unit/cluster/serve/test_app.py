@@ -158,6 +158,31 @@ def test_only_what_changed_is_replaced():
     router, speculator, target = versions(engine_options={"max_model_len": 2048})
     assert [router, speculator] == versions()[:2]
     assert target not in (None, versions()[2])
+    router, speculator, target = versions(engine_options={"api_key": ["k"]})
+    assert router not in (None, versions()[0])
+    assert [speculator, target] == versions()[1:]
+    both = versions(engine_options={"reasoning_parser": "qwen3"})
+    assert [same == now for same, now in zip(versions(), both, strict=True)] == [False, True, False]
+
+
+def test_the_one_list_of_options_goes_where_each_is_read():
+    """A key stays at the front; the halves of a split target have the target's options."""
+    options = {"api_key": ["k"], "reasoning_parser": "qwen3", "max_model_len": 2048}
+    target = {"model": "/big", "topology": "split", "engine_options": options}
+    settings = {"speculator": {"model": "/small"}, "target": target, "model_aliases": ["b"]}
+    config = config_from_settings({**settings, "served_model_name": "a"})
+    router, speculator, decoding = deployments(build_app(config))
+    prefilling = router.init_kwargs["prefill"]._bound_deployment
+    assert router.init_kwargs["served_model_names"] == ["a", "b"]
+    assert router.init_kwargs["vllm_options"] == {"api_key": ["k"], "reasoning_parser": "qwen3"}
+    of_engine = {"reasoning_parser": "qwen3", "max_model_len": 2048}
+    for half in (decoding, prefilling):
+        assert half.init_args[0]["options"].items() >= of_engine.items()
+        assert "api_key" not in half.init_args[0]["options"]
+    assert "options" not in speculator.init_args[0]
+    mock = {**settings, "target": {"model": "/big", "engine": "mock", "engine_options": options}}
+    assert deployments(build_app(config_from_settings(mock)))[2].init_args[0]["options"]["max_model_len"] == 2048
+    assert config_from_settings(mock).target.options_of_engine == {"max_model_len": 2048}
 
 
 def test_a_speculator_is_told_the_target_that_it_reads_for():

@@ -54,6 +54,9 @@ def test_a_folder_that_is_not_there(pool, tmp_path):
 def test_a_limit_past_the_models_positions():
     with pytest.raises(ModelError, match="max_model_len must be from 1 to 32768"):
         check_models(deployment(target={"engine_options": {"max_model_len": 40000}}))
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768, "rope_theta": 10000.0}
+    longer = {"max_model_len": 40000, "hf_overrides": {"rope_parameters": yarn}}
+    check_models(deployment(target={"engine_options": longer}))
 
 
 def test_a_speculator_whose_attention_cannot_be_scored(tmp_path):
@@ -134,7 +137,12 @@ def test_a_machine_without_a_free_port(monkeypatch):
     ],
 )
 def test_memory(monkeypatch, pools, free, fits):
-    """By default, a vLLM replica needs 4 GiB of cache and 1.2 GiB for its processes; a GPU pool needs no CPU memory."""
+    """By default, a vLLM replica needs 4 GiB of cache and 1.2 GiB for its processes; a GPU pool needs no CPU memory.
+
+    vLLM's variable is taken from the environment, as by `vllm serve`."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert deployment().target.environment == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB)))
     if fits:
         check_memory(deployment(**pools))

@@ -50,8 +50,8 @@ async def guarded(served, tmp_path, monkeypatch):
     monkeypatch.setattr(served.dispatcher, "meter", metrics)
     app = await build_openai_app(
         served.dispatcher,
-        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
-        RouterConfig(vllm_args={"dtype": "float32"}, api_keys_file=str(file)),
+        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
+        RouterConfig(api_keys_file=str(file)),
     )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

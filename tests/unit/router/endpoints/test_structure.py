@@ -43,7 +43,7 @@ async def tools_app():
     dispatcher = Dispatcher(
         pools, defaults, SpeculationOptions(), RouterConfig(select_timeout_s=SELECT_TIMEOUT_S), LocalMeter()
     )
-    vllm_args = {
+    options = {
         "dtype": "float32",
         "chat_template": str(FOLDER / "qwen2.jinja"),
         "enable_auto_tool_choice": True,
@@ -52,7 +52,7 @@ async def tools_app():
     }
     folder = str(MODELS / "target")
     app = await build_openai_app(
-        dispatcher, ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN), RouterConfig(vllm_args=vllm_args)
+        dispatcher, ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options), RouterConfig()
     )
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

@@ -29,11 +29,11 @@ BODY = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2}
 async def guarded(served, tmp_path_factory):
     """The dispatcher of `served` behind an app that asks for keys. file: the keys' file."""
     file = write(tmp_path_factory.mktemp("keys") / "keys.yaml", entry("team", "key-1"))
-    folder, vllm_args = str(MODELS / "target"), {"dtype": "float32", "api_key": ["plain-key"]}
+    folder, options = str(MODELS / "target"), {"dtype": "float32", "api_key": ["plain-key"]}
     app = await build_openai_app(
         served.dispatcher,
-        ServedModel(folder, "target", MODEL_NAME, MAX_MODEL_LEN),
-        RouterConfig(vllm_args=vllm_args, api_keys_file=str(file)),
+        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options),
+        RouterConfig(api_keys_file=str(file)),
     )
     ExplainView(served.dispatcher.selections, TokenText.of(folder)).add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -82,7 +82,6 @@ async def test_every_request_is_answered_until_the_pools_are_there():
         (EngineUnavailableError("a replica died"), "a replica died", False),
         (ModelError("two tokenizers"), "two tokenizers", True),
         (RuntimeError("in /secret/path"), NOT_BUILT, True),
-        (SystemExit(2), NOT_BUILT, True),
     ],
 )
 async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
@@ -175,7 +174,7 @@ async def test_a_router_whose_others_are_gone_starts_without_an_app():
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"), [(ModelError("two tokenizers"), "two tokenizers"), (SystemExit(2), NOT_BUILT)]
+    ("error", "problem"), [(ModelError("two tokenizers"), "two tokenizers"), (RuntimeError("x"), NOT_BUILT)]
 )
 async def test_beside_routers_that_serve_a_start_fails_for_a_mistake(error, problem):
     """So the old routers keep running, and who deployed is told."""

@@ -1,0 +1,80 @@
+"""The words of `skim serve`: a model or a deployment file, and flags of `vllm serve`.
+
+A flag is the target's and the endpoint's, as vLLM has it; `--speculator.FLAG` is the speculator's.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.config.vllm_options import settings_of_flags, with_located_files
+from skim_common.errors import SkimError
+
+READER = "router.vllm_front.flags"
+"""The program that reads flags as vLLM does."""
+
+SPECULATOR = "--speculator."
+
+_NUMBER = re.compile(r"-\d")
+
+
+def read_words(words: Sequence[str], own: Collection[str]) -> tuple[str | None, dict[str, Any]]:
+    """The model or the deployment file, if one is given, and settings of the deployment by dotted name.
+
+    own: the flags of Skim, to propose one of them for a flag that nobody knows. Raises SkimError.
+    """
+    if not words or (len(words) == 1 and not words[0].startswith("-")):
+        return next(iter(words), None), {}
+    lines = _apart(words)
+    (given, at_default), (theirs, their_defaults) = _read(lines, own)
+    given, theirs = with_located_files(given, Path.cwd()), with_located_files(theirs, Path.cwd())
+    if wrong := theirs.keys() & {"model_tag", "model", "revision"}:
+        shown = theirs["model_tag"] if "model_tag" in wrong else f"{SPECULATOR}{min(wrong)}"
+        raise SkimError(
+            f"{shown} stands in the speculator's flags: write the target first, and the speculator as"
+            " --speculator MODEL or --speculator owner/name@revision"
+        )
+    settings = settings_of_flags(given, "target", at_default)
+    settings |= settings_of_flags(theirs, "speculator", their_defaults)
+    what = given.get("model_tag") or given.get("model")
+    if what and (revision := given.get("revision")) and not os.path.exists(what):
+        what = f"{what}@{revision}"
+    return what, settings
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The target's and the speculator's words. A value follows its flag."""
+    target: list[str] = []
+    speculator: list[str] = []
+    line = target
+    for word in words:
+        if word.startswith(SPECULATOR):
+            line, word = speculator, "--" + word.removeprefix(SPECULATOR)
+        elif word.startswith("-") and not _NUMBER.match(word):
+            line = target
+        line.append(word)
+    return target, speculator
+
+
+def _read(lines: Sequence[Sequence[str]], own: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+    """What each line gives, and the names whose value is vLLM's default. In a process of its own (see the program)."""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", READER],
+        input=json.dumps({"lines": lines, "own": sorted(own)}),
+        env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        cause = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        raise SkimError(f"vLLM cannot read its flags on this machine: {cause}")
+    answer = json.loads(ran.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise SkimError(answer["error"])
+    return [(line["given"], frozenset(line["at_default"])) for line in answer["lines"]]

@@ -1,0 +1,188 @@
+"""The options of `vllm serve` 0.29: which part of the deployment reads each one, and which are settings of Skim.
+
+A name is that of vLLM's flag, with underscores. What no table names is an option of the engine alone.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skim_common.errors import SkimError
+
+FRONT = frozenset({
+    "allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key", "chat_template",
+    "chat_template_content_format", "cohere_format", "cohere_is_reasoning_model", "default_chat_template_kwargs",
+    "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_log_stats", "disable_uvicorn_access_log",
+    "enable_auto_tool_choice", "enable_force_include_usage", "enable_log_deltas", "enable_log_outputs",
+    "enable_log_requests", "enable_offline_docs", "enable_prompt_tokens_details", "enable_request_id_headers",
+    "enable_server_load_tracking", "enable_tokenizer_info_endpoint", "exclude_tools_when_tool_choice_none",
+    "fingerprint_mode", "fingerprint_value", "log_error_stack", "max_log_len", "middleware", "renderer_num_workers",
+    "response_role", "return_tokens_as_token_ids", "root_path", "tool_call_parser", "tool_parser_plugin",
+    "tool_server", "trust_request_chat_template",
+})  # fmt: skip
+"""Options that only vLLM's HTTP front reads, in the router."""
+
+BOTH = frozenset({
+    "allowed_local_media_path", "allowed_media_domains", "config_format", "dtype", "fail_on_environ_validation",
+    "generation_config", "hf_config_path", "hf_overrides", "interleave_mm_strings", "language_model_only",
+    "limit_mm_per_prompt", "logits_processors", "max_logprobs", "media_io_kwargs", "mm_processor_cache_gb",
+    "mm_processor_kwargs", "model_class_overrides", "model_impl", "override_generation_config", "reasoning_config",
+    "reasoning_parser", "reasoning_parser_plugin", "structured_outputs_config", "tokenizer_mode", "trust_remote_code",
+})  # fmt: skip
+"""Options of the engine that the front reads, too. It learns max_model_len from the target itself."""
+
+SETTINGS = {
+    "model": ".model",
+    "revision": ".model",
+    "tensor_parallel_size": ".tensor_parallel",
+    "pipeline_parallel_size": ".pipeline_parallel",
+    "shutdown_timeout": ".drain_timeout_s",
+    "served_model_name": "served_model_name",
+    "host": "router.host",
+    "port": "router.port",
+    "ssl_certfile": "router.tls_cert",
+    "ssl_keyfile": "router.tls_key",
+    "api_server_count": "router.replicas",
+    "sse_keep_alive_interval": "router.keep_alive_s",
+    "spec_method": "decode.method",
+    "spec_tokens": "decode.max_draft_tokens",
+    "spec_model": "target.engine_options.draft_model",
+}
+"""Options with the setting of Skim that stands for each. One that begins with a dot is of the pool."""
+
+FILES = frozenset({
+    "allowed_local_media_path", "chat_template", "generation_config", "hf_config_path", "reasoning_parser_plugin",
+    "ssl_certfile", "ssl_keyfile", "tool_parser_plugin",
+})  # fmt: skip
+"""Options whose value may be the path of a file or a folder."""
+
+_SPECULATIVE = {"method": "spec_method", "num_speculative_tokens": "spec_tokens", "model": "spec_model"}
+"""Fields of `speculative_config` that are options of their own."""
+
+_REPLICAS = "each replica is one engine: set replicas of the pool, and Skim spreads the requests over them"
+_NODES = "Ray starts the processes of a replica: set nodes_per_replica and pipeline_parallel of the pool"
+_OWN = "Skim has its own, which restores the positions of kept prompts; leave it out"
+_FILES = "Skim reads all files of a model from one place: name the model as owner/name@revision, or as a folder"
+_GENERATION = "Skim serves generation alone; leave it out"
+_PROXY = "Ray Serve's proxy receives the connections: see docs/architecture/deployment.md; leave it out"
+_LORA = "LoRA adapters are not served: serve a merged model, or leave it out"
+_PROMPTS = "a prompt is text or token ids, which the speculator reads; leave it out"
+_LOGS = "logs are set by observability.log_level and observability.log_format"
+_LOAD = "the router bounds what waits: set router.max_ongoing_requests and router.max_wait_s"
+_TIMES = "the headers Server-Timing and x-skim-* of each response tell this (docs/observability.md); leave it out"
+_ANSWER = "an answer between the pools does not hold this; leave it out"
+
+REFUSED = {
+    **dict.fromkeys(
+        ("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local",
+         "data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend", "data_parallel_hybrid_lb",
+         "data_parallel_external_lb", "data_parallel_multi_port_external_lb", "data_parallel_supervisor_port",
+         "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold",
+         "aggregate_engine_logging", "enable_elastic_ep"),
+        _REPLICAS,
+    ),
+    **dict.fromkeys(
+        ("distributed_executor_backend", "master_addr", "master_port", "nnodes", "node_rank", "headless", "device_ids"),
+        _NODES,
+    ),
+    **dict.fromkeys(("worker_cls", "scheduler_cls"), _OWN),
+    **dict.fromkeys(("tokenizer", "tokenizer_revision", "code_revision", "skip_tokenizer_init"), _FILES),
+    "download_dir": "models are downloaded to the cache of Hugging Face: set the environment variable HF_HOME",
+    "hf_token": "the token of the hub is a secret: set the environment variable HF_TOKEN",
+    **dict.fromkeys(
+        ("runner", "convert", "pooler_config", "io_processor_plugin", "enable_flash_late_interaction"), _GENERATION
+    ),
+    "diffusion_config": "a diffusion model does not decode token by token; leave it out",
+    **dict.fromkeys(("enable_lora", "lora_modules", "default_mm_loras"), _LORA),
+    **dict.fromkeys(("enable_prompt_embeds", "enable_mm_embeds", "tokens_only", "ec_transfer_config"), _PROMPTS),
+    "grpc": "the endpoint speaks HTTP; leave it out",
+    "uds": "the endpoint listens on router.host and router.port; leave it out",
+    **dict.fromkeys(
+        ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh", "h11_max_incomplete_event_size",
+         "h11_max_header_count"),
+        _PROXY,
+    ),
+    **dict.fromkeys(("log_config_file", "uvicorn_log_level"), _LOGS),
+    **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), _LOAD),
+    **dict.fromkeys(("enable_per_request_metrics", "per_request_spec_decode_metrics"), _TIMES),
+    **dict.fromkeys(("enable_return_routed_experts", "return_sampling_mask", "enable_trace_replay"), _ANSWER),
+    "prefill_context_parallel_size": "its ranks are not placed: set tensor_parallel of the pool",
+    "enable_sleep_mode": "an idle pool stops with autoscaling.min_replicas 0; leave it out",
+    "profiler_config": "the endpoint starts no profiler: profile one engine with `vllm serve`; leave it out",
+    "weight_transfer_config": "weights are not changed while they serve: use `skim deploy`; leave it out",
+}  # fmt: skip
+"""Options that Skim does not take, with the reason and what to do."""
+
+
+def with_located_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The options, with the files that they name as absolute paths. A relative one starts at `folder`."""
+    located = dict(options)
+    for name in FILES & options.keys():
+        # A template may also be the text itself, and a generation config a word.
+        if isinstance(value := options[name], str) and value and os.path.exists(path := os.path.join(folder, value)):
+            located[name] = os.path.abspath(path)
+    return located
+
+
+def check(options: Mapping[str, Any], *, has_front: bool) -> None:
+    """Raise ValueError for an entry of a pool's `engine_options` that is a setting of Skim, or that it does not take.
+
+    has_front: whether the pool's list is the front's, too, as the target's is. False and null ask for nothing.
+    """
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        if setting := SETTINGS.get(name):
+            raise ValueError(f"engine_options.{name} is set by {setting.removeprefix('.')}: set that instead")
+        if reason := REFUSED.get(name):
+            raise ValueError(f"engine_options.{name} is not taken: {reason}")
+        if name in FRONT and not has_front:
+            raise ValueError(f"engine_options.{name} is for the HTTP front: set it in target.engine_options")
+    speculative = options.get("speculative_config")
+    for field, option in _SPECULATIVE.items():
+        if isinstance(speculative, Mapping) and field in speculative:
+            setting = SETTINGS[option]
+            raise ValueError(f"engine_options.speculative_config.{field} is set by {setting}: set that instead")
+
+
+def for_front(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the HTTP front reads."""
+    return {name: value for name, value in options.items() if name in FRONT | BOTH}
+
+
+def for_engine(options: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """The options that the engine reads. Other engines than vLLM have options of their own."""
+    of_others = FRONT if engine == "vllm" else FRONT | BOTH
+    return {name: value for name, value in options.items() if name not in of_others}
+
+
+def settings_of_flags(flags: Mapping[str, Any], pool: str, at_default: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The deployment's settings, by dotted name, of flags of `vllm serve` for this pool, `target` or `speculator`.
+
+    flags: plain values by option name. at_default: names whose value is vLLM's default, so that they ask for nothing.
+    The model is not among the settings. Raises SkimError for a flag that Skim does not take.
+    """
+    flags = {name: value for name, value in flags.items() if name not in ("model_tag", "model", "revision", "config")}
+    rest = dict(flags.get("speculative_config") or {})
+    flags |= {option: rest.pop(field) for field, option in _SPECULATIVE.items() if field in rest}
+    flags.pop("speculative_config", None)
+    flags |= {"speculative_config": rest} if rest else {}
+    prefix = "--" if pool == "target" else f"--{pool}."
+    settings: dict[str, Any] = {}
+    for name, value in flags.items():
+        flag = prefix + name.replace("_", "-")
+        if reason := REFUSED.get(name):
+            if not value or name in at_default:
+                continue
+            raise SkimError(f"{flag} is not taken: {reason}")
+        setting = SETTINGS.get(name, f".engine_options.{name}")
+        if pool != "target" and (name in FRONT or not setting.startswith(".")):
+            raise SkimError(f"{flag} is for the endpoint, not for a pool: write --{name.replace('_', '-')}")
+        if name == "served_model_name":
+            settings |= {"served_model_name": value[0], "model_aliases": value[1:]}
+        else:
+            settings[f"{pool}{setting}" if setting.startswith(".") else setting] = value
+    if "spec_model" in flags and "spec_method" not in flags:
+        raise SkimError(f"{prefix}speculative-config names a model without its method: add the method")
+    return settings

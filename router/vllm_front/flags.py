@@ -1,0 +1,148 @@
+"""The flags of `vllm serve`, read by vLLM's own parser: a person's command line, and the options of a deployment.
+
+As a program it reads the words of a command line. The command line of Skim runs it as a process of its own: the import
+of vLLM changes the environment, which Ray's processes would inherit, and takes 0.6 GB.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import yaml
+from vllm.engine.arg_utils import _expand_json_human_readable_numbers
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from skim_common.errors import SkimError, one_line
+
+HOOKED = (
+    ("vllm.engine.arg_utils", "_expand_json_human_readable_numbers", "val"),
+    ("vllm.entrypoints.launchers.cli_args", "make_arg_parser", "parser"),
+    ("vllm.entrypoints.launchers.cli_args", "validate_parsed_serve_args", "args"),
+)
+"""For `skim_common.symbols`."""
+
+UNKNOWN = "unrecognized arguments: "
+
+
+class _Parser(FlexibleArgumentParser):
+    """vLLM's parser. A mistake is a SkimError instead of the end of the process. own: further flags to propose."""
+
+    own: Collection[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        hint = ""
+        if message.startswith(UNKNOWN):
+            word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
+            close = get_close_matches(word.replace("_", "-"), [*self.own, *_flags(self)], 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+        raise SkimError(f"`vllm serve` does not take this: {one_line(argparse.ArgumentError(None, message))}{hint}")
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """All flags of the parser and of its sub-commands."""
+    return [flag for one in (parser, *_commands(parser)) for action in one._actions for flag in action.option_strings]
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [command for action in subparsers for command in action.choices.values()]
+
+
+def arguments(options: Mapping[str, Any]) -> argparse.Namespace:
+    """vLLM's arguments for these options, by name. Raises SkimError for an option or a value that vLLM refuses."""
+    parser = make_arg_parser(_Parser())
+    actions = {action.dest: action for action in parser._actions}
+    words = [word for name, value in options.items() for word in _words(name, value, actions.get(name))]
+    args = parser.parse_args(words)
+    args.subparser = "serve"
+    _check(args)
+    return args
+
+
+def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
+    """The words that give this option to vLLM's parser. action: the parser's; None: it has none."""
+    flag = "--" + name.replace("_", "-")
+    if value is None or value == []:
+        return []
+    if action is not None and action.nargs == 0:
+        off = f"--no-{flag[2:]}"
+        return [flag] if value else [off] if off in action.option_strings else []
+    if isinstance(value, list | tuple) and action is not None:
+        if action.nargs:
+            return [flag, *map(str, value)]
+        if isinstance(action, argparse._AppendAction):
+            return [f"{flag}={one}" for one in value]
+    return [f"{flag}={value if isinstance(value, str) else json.dumps(value)}"]
+
+
+def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], frozenset[str]]:
+    """What a command line after `vllm serve` gives: plain values by option name, and the names whose value is vLLM's
+    default.
+
+    The parser reads `--config FILE` and its abbreviations, too. own: flags of Skim, to propose them for an unknown one.
+    Raises SkimError for what vLLM refuses.
+    """
+    root = _Parser(prog="vllm")
+    root.own = own
+    parser = make_arg_parser(root.add_subparsers(dest="subparser").add_parser("serve"))
+    # vLLM takes its file only as a word of its own.
+    line = ["serve", *(part for word in words for part in _config_apart(word))]
+    try:
+        args = root.parse_args(list(line))
+    except (AssertionError, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise SkimError(f"`vllm serve` does not take these flags: {one_line(error)}") from None
+    _check(args)
+    defaults = {action.dest: action.default for action in parser._actions}
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+        if callable(action.type):
+            action.type = _plain(action.type)
+    given = {name: value for name, value in vars(root.parse_args(list(line))).items() if name != "subparser"}
+    return given, frozenset(name for name in given if getattr(args, name) == defaults[name])
+
+
+def _config_apart(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--config=") else [word]
+
+
+def _check(args: argparse.Namespace) -> None:
+    """vLLM's own checks of a command line. Raises SkimError."""
+    try:
+        validate_parsed_serve_args(args)
+    except (TypeError, ValueError) as error:
+        raise SkimError(f"`vllm serve` does not take this: {one_line(error).removeprefix('Error: ')}") from None
+
+
+def _plain(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """As `convert`, but what would be an object of vLLM is the JSON that it was made from."""
+
+    def read(text: str) -> Any:
+        value = convert(text)
+        if value is None or isinstance(value, str | int | float | list | dict):
+            return value
+        return json.loads(_expand_json_human_readable_numbers(text))
+
+    return read
+
+
+def main() -> None:
+    """Read a JSON object from stdin: `lines`, each the words of a command line, and `own`, as in `given_flags`.
+
+    The last line of stdout is the answer as JSON: `lines`, each with `given` and `at_default`, or `error`.
+    """
+    asked = json.load(sys.stdin)
+    try:
+        read = [given_flags(words, asked["own"]) for words in asked["lines"]]
+        answer: dict[str, Any] = {"lines": [{"given": given, "at_default": sorted(same)} for given, same in read]}
+    except SkimError as error:
+        answer = {"error": str(error)}
+    # Only `lora_modules`, which Skim refuses, is no plain value.
+    print(json.dumps(answer, default=str))
+
+
+if __name__ == "__main__":
+    main()
