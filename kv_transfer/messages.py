@@ -199,13 +199,17 @@ class Selection:
         return late
 
 
+ADAPTER = "adapter"
+"""In `GenerateRequest.engine_args`: the name of the LoRA adapter that answers. Without it, the target itself does."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
     """Router to target: decode from this kept prompt.
 
     sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Other engines read the
-    few fields that they support and refuse the rest. cache_salt: as in SelectRequest. engine_args: further keyword
-    arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
+    few fields that they support and refuse the rest. cache_salt: as in SelectRequest. engine_args: ADAPTER, and further
+    keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
     trace, affinity, timeout_ms: as in SelectRequest.

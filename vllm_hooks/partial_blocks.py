@@ -209,9 +209,11 @@ class PartialBlockScheduler(Scheduler):
         return [partial for partial in known if partial.is_there]
 
     def _before(self, request: Request, start: int) -> bytes:
-        """The key of the whole blocks before slot `start`: their hash, or the salt if there are none."""
-        blocks = start // self.block_size
-        return bytes(request.block_hashes[blocks - 1]) if blocks else (request.cache_salt or "").encode()
+        """The key of the whole blocks before slot `start`: their hash, or salt and adapter if there are none."""
+        if blocks := start // self.block_size:
+            return bytes(request.block_hashes[blocks - 1])
+        adapter = request.lora_request.lora_name if request.lora_request else ""
+        return f"{request.cache_salt or ''}\0{adapter}".encode()
 
 
 def _slots(request: Request, start: int, end: int) -> Slots:

@@ -17,18 +17,19 @@ FRONT = frozenset({
     "enable_auto_tool_choice", "enable_force_include_usage", "enable_log_deltas", "enable_log_outputs",
     "enable_log_requests", "enable_offline_docs", "enable_prompt_tokens_details", "enable_request_id_headers",
     "enable_server_load_tracking", "enable_tokenizer_info_endpoint", "exclude_tools_when_tool_choice_none",
-    "fingerprint_mode", "fingerprint_value", "log_error_stack", "max_log_len", "middleware", "renderer_num_workers",
-    "response_role", "return_tokens_as_token_ids", "root_path", "tool_call_parser", "tool_parser_plugin",
-    "tool_server", "trust_request_chat_template",
+    "fingerprint_mode", "fingerprint_value", "log_error_stack", "lora_modules", "max_log_len", "middleware",
+    "renderer_num_workers", "response_role", "return_tokens_as_token_ids", "root_path", "tool_call_parser",
+    "tool_parser_plugin", "tool_server", "trust_request_chat_template",
 })  # fmt: skip
-"""Options that only vLLM's HTTP front reads, in the router."""
+"""Options of vLLM's HTTP front, in the router. Skim's target reads `lora_modules`, too."""
 
 BOTH = frozenset({
     "allowed_local_media_path", "allowed_media_domains", "config_format", "dtype", "fail_on_environ_validation",
     "generation_config", "hf_config_path", "hf_overrides", "interleave_mm_strings", "language_model_only",
-    "limit_mm_per_prompt", "logits_processors", "max_logprobs", "media_io_kwargs", "mm_processor_cache_gb",
-    "mm_processor_kwargs", "model_class_overrides", "model_impl", "override_generation_config", "reasoning_config",
-    "reasoning_parser", "reasoning_parser_plugin", "structured_outputs_config", "tokenizer_mode", "trust_remote_code",
+    "limit_mm_per_prompt", "logits_processors", "max_logprobs", "media_io_kwargs",
+    "mm_processor_cache_gb", "mm_processor_kwargs", "model_class_overrides", "model_impl", "override_generation_config",
+    "reasoning_config", "reasoning_parser", "reasoning_parser_plugin", "structured_outputs_config", "tokenizer_mode",
+    "trust_remote_code",
 })  # fmt: skip
 """Options of the engine that the front reads, too. It learns max_model_len from the target itself."""
 
@@ -66,7 +67,6 @@ _OWN = "Skim has its own, which restores the positions of kept prompts; leave it
 _FILES = "Skim reads all files of a model from one place: name the model as owner/name@revision, or as a folder"
 _GENERATION = "Skim serves generation alone; leave it out"
 _PROXY = "Ray Serve's proxy receives the connections: see docs/architecture/deployment.md; leave it out"
-_LORA = "LoRA adapters are not served: serve a merged model, or leave it out"
 _PROMPTS = "a prompt is text or token ids, which the speculator reads; leave it out"
 _LOGS = "logs are set by observability.log_level and observability.log_format"
 _LOAD = "the router bounds what waits: set router.max_ongoing_requests and router.max_wait_s"
@@ -94,7 +94,7 @@ REFUSED = {
         ("runner", "convert", "pooler_config", "io_processor_plugin", "enable_flash_late_interaction"), _GENERATION
     ),
     "diffusion_config": "a diffusion model does not decode token by token; leave it out",
-    **dict.fromkeys(("enable_lora", "lora_modules", "default_mm_loras"), _LORA),
+    "default_mm_loras": "a client names the adapter as its model: set lora_modules",
     **dict.fromkeys(("enable_prompt_embeds", "enable_mm_embeds", "tokens_only", "ec_transfer_config"), _PROMPTS),
     "grpc": "the endpoint speaks HTTP; leave it out",
     "uds": "the endpoint listens on router.host and router.port; leave it out",
@@ -119,10 +119,26 @@ def with_located_files(options: Mapping[str, Any], folder: Path) -> dict[str, An
     """The options, with the files that they name as absolute paths. A relative one starts at `folder`."""
     located = dict(options)
     for name in FILES & options.keys():
-        # A template may also be the text itself, and a generation config a word.
-        if isinstance(value := options[name], str) and value and os.path.exists(path := os.path.join(folder, value)):
-            located[name] = os.path.abspath(path)
+        located[name] = _located(options[name], folder)
+    if isinstance(adapters := options.get("lora_modules"), list):
+        located["lora_modules"] = [_located_adapter(adapter, folder) for adapter in adapters]
     return located
+
+
+def _located(value: Any, folder: Path) -> Any:
+    # A template may also be the text itself, a generation config a word, and an adapter a name of the hub.
+    if isinstance(value, str) and value and os.path.exists(path := os.path.join(folder, value)):
+        return os.path.abspath(path)
+    return value
+
+
+def _located_adapter(adapter: Any, folder: Path) -> Any:
+    if isinstance(adapter, str) and "=" in adapter and not adapter.startswith("{"):
+        name, _, path = adapter.partition("=")
+        return f"{name}={_located(path, folder)}"
+    if isinstance(adapter, Mapping) and "path" in adapter:
+        return {**adapter, "path": _located(adapter["path"], folder)}
+    return adapter
 
 
 def check(options: Mapping[str, Any], *, has_front: bool) -> None:
@@ -153,7 +169,7 @@ def for_front(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def for_engine(options: Mapping[str, Any], engine: str) -> dict[str, Any]:
     """The options that the engine reads. Other engines than vLLM have options of their own."""
-    of_others = FRONT if engine == "vllm" else FRONT | BOTH
+    of_others = FRONT - {"lora_modules"} if engine == "vllm" else FRONT | BOTH
     return {name: value for name, value in options.items() if name not in of_others}
 
 

@@ -18,7 +18,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from actors.observability.meter import Meter
-from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt
+from kv_transfer.messages import ADAPTER, GenerateRequest, Int32Array, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
@@ -99,7 +99,8 @@ class Audits:
             _compared(request.sampling),
             LOWEST_PRIORITY,
             request.cache_salt,
-            decode=DecodeOptions(method="none"),
+            {name: value for name, value in request.engine_args.items() if name == ADAPTER},
+            DecodeOptions(method="none"),
         )
         self._running.start(self._run(pools, dense, answer.first_token_ids))
 

@@ -97,7 +97,8 @@ async def build_openai_app(
     """
     VLLM.check(HOOKED)
     args, vllm_config = front_config(model)
-    client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens)
+    adapters = [adapter.name for adapter in args.lora_modules or ()]
+    client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
     tasks = await client.get_supported_tasks()
     front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
     app = build_app(args, tasks, client.model_config)
@@ -106,6 +107,8 @@ async def build_openai_app(
     await init_app_state(client, app.state, args, tasks)
     for served in app.state.openai_serving_models.base_model_paths:
         served.model_path = model.root
+    for adapter in app.state.openai_serving_models.lora_requests.values():
+        adapter.lora_path = adapter.lora_name  # clients see no path of this machine
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
     body_errors.bound_body_errors(app)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +16,7 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from kv_transfer.messages import GenerateOutput, TokenLogprob
+from kv_transfer.messages import ADAPTER, GenerateOutput, TokenLogprob
 from router.admission.api_keys import FIRST_PRIORITY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
@@ -41,12 +41,20 @@ _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 class PooledEngineClient(EngineClient):
     """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
 
-    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, control_tokens: Handling) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        dispatcher: Dispatcher,
+        control_tokens: Handling,
+        adapters: Collection[str] = (),
+    ) -> None:
+        """adapters: the names of the LoRA adapters that the target has."""
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
+        self._adapters = adapters
         reuse_known_tokens(self.renderer)
         backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
         hook_chat_rendering(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
@@ -129,7 +137,10 @@ class PooledEngineClient(EngineClient):
         raise _unsupported("sleep")
 
     async def add_lora(self, lora_request: Any) -> bool:
-        raise _unsupported("LoRA adapters")
+        """The front announces an adapter. The target has those of its list, and no others while it runs."""
+        if lora_request.lora_name not in self._adapters:
+            raise _unsupported("further LoRA adapters: name them in target.engine_options.lora_modules")
+        return True
 
     async def pause_generation(self, **kwargs: Any) -> None:
         raise _unsupported("pausing")
@@ -156,8 +167,6 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     """vLLM's EngineInput and SamplingParams as the dispatcher's Prompt. Raises InvalidRequestError."""
     if not isinstance(prompt, Mapping) or not prompt.get("prompt_token_ids"):
         raise InvalidRequestError("this endpoint takes prompts of text or token ids only")
-    if kwargs.get("lora_request") is not None:
-        raise InvalidRequestError("LoRA adapters are not served here; ask for the base model")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
     priority, request = kwargs.get("priority") or 0, call.request
@@ -167,6 +176,11 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError(f"priority must be at least {least} with this API key")
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
+    engine_args = {name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None}
+    cache_salt = request.salt(prompt.get("cache_salt"))
+    if (lora := kwargs.get("lora_request")) is not None:
+        engine_args[ADAPTER] = lora.lora_name
+        cache_salt = f"{ADAPTER}={lora.lora_name}:{cache_salt or ''}"  # no adapter has the KV of another
     if (largest := max(prompt["prompt_token_ids"])) >= 2**31:
         raise InvalidRequestError(f"Token id {largest} is out of vocabulary")
     return Prompt(
@@ -178,9 +192,9 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         chat=call.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),
-        cache_salt=request.salt(prompt.get("cache_salt")),
+        cache_salt=cache_salt,
         priority=priority,
-        engine_args={name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None},
+        engine_args=engine_args,
     )
 
 

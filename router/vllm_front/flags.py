@@ -73,7 +73,7 @@ def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
         return [flag] if value else [off] if off in action.option_strings else []
     if isinstance(value, list | tuple) and action is not None:
         if action.nargs:
-            return [flag, *map(str, value)]
+            return [flag, *(json.dumps(one) if isinstance(one, Mapping) else str(one) for one in value)]
         if isinstance(action, argparse._AppendAction):
             return [f"{flag}={one}" for one in value]
     return [f"{flag}={value if isinstance(value, str) else json.dumps(value)}"]
@@ -102,6 +102,8 @@ def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[s
         if callable(action.type):
             action.type = _plain(action.type)
     given = {name: value for name, value in vars(root.parse_args(list(line))).items() if name != "subparser"}
+    if adapters := given.get("lora_modules"):  # vLLM's own objects
+        given["lora_modules"] = [{"name": adapter.name, "path": adapter.path} for adapter in adapters]
     return given, frozenset(name for name in given if getattr(args, name) == defaults[name])
 
 
@@ -140,8 +142,7 @@ def main() -> None:
         answer: dict[str, Any] = {"lines": [{"given": given, "at_default": sorted(same)} for given, same in read]}
     except SkimError as error:
         answer = {"error": str(error)}
-    # Only `lora_modules`, which Skim refuses, is no plain value.
-    print(json.dumps(answer, default=str))
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from kv_transfer.messages import GenerateOutput, GenerateRequest
+from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
@@ -27,6 +27,7 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.sampling import DELTA
+from target_service.vllm_backend.adapters import adapters_of
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
@@ -38,7 +39,7 @@ from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 logger = logging.getLogger(__name__)
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
-"""Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain."""
+"""Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain, besides ADAPTER."""
 
 
 class VllmTarget(TargetEngine):
@@ -50,9 +51,9 @@ class VllmTarget(TargetEngine):
     mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
     linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers
-    see the original positions. stat_loggers: dotted names of classes that receive vLLM's own statistics
-    (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as
-    max_model_len, dtype, enforce_eager.
+    see the original positions. lora_modules: `adapters.adapters_of`. stat_loggers: dotted names of classes that receive
+    vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
+    vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
     Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -73,6 +74,7 @@ class VllmTarget(TargetEngine):
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
         approximate_positions: bool = False,
+        lora_modules: Sequence[str | Mapping[str, Any]] = (),
         stat_loggers: Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
@@ -88,6 +90,8 @@ class VllmTarget(TargetEngine):
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)
+        self._adapters = adapters_of(lora_modules)
+        engine_options |= {"enable_lora": True} if self._adapters else {}
         folder = local_folder(model, weights=True)
         loggers = [self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)]
         with side_channel(kv_role, kv_host):
@@ -117,12 +121,21 @@ class VllmTarget(TargetEngine):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """As TargetEngine.generate. Decode method remote uses the look-ahead tokens and the session."""
         sampling = self._sampling_params(request)
-        unknown = request.engine_args.keys() - ENGINE_ARGS
+        args = dict(request.engine_args)
+        adapter = args.pop(ADAPTER, None)
+        if adapter is not None and adapter not in self._adapters:
+            raise InvalidRequestError(f"the target has no LoRA adapter {adapter!r}")
+        unknown = args.keys() - ENGINE_ARGS
         if unknown:
             raise InvalidRequestError(f"the target engine has no argument {sorted(unknown)[0]!r}")
         prompt = tokens_input(request.prompt.token_ids.tolist(), cache_salt=request.cache_salt)
         stream = self._engine.generate(
-            prompt, sampling, request.request_id, priority=request.priority, **request.engine_args
+            prompt,
+            sampling,
+            request.request_id,
+            priority=request.priority,
+            lora_request=self._adapters.get(adapter) if adapter else None,
+            **args,
         )
         first = True
         try:

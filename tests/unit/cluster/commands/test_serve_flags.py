@@ -95,7 +95,7 @@ def test_the_place_of_the_model(serve, in_this_process):
     ("words", "sentence"),
     [
         (["--data-parallel-size", "2"], "--data-parallel-size is not taken: each replica is one engine: set replicas"),
-        (["--enable-lora"], "--enable-lora is not taken: LoRA adapters are not served"),
+        (["--speculator.lora-modules", "a=b"], "--speculator.lora-modules is for the endpoint"),
         (["--speculator.worker-cls", "a.b"], "--speculator.worker-cls is not taken: Skim has its own"),
         (["--speculator.api-key", "k"], "--speculator.api-key is for the endpoint, not for a pool: write --api-key"),
         (["--speculator.port", "1"], "--speculator.port is for the endpoint"),
