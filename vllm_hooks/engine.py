@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -49,7 +50,8 @@ def check_options(service: str, options: Mapping[str, Any], own: Collection[str]
 
 def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
     """vLLM's configuration for these fields of AsyncEngineArgs. The SkimError of a failure begins with `refusal`."""
-    defaults: dict[str, Any] = {"use_tqdm_on_load": False}
+    # The pools exchange token ids, so the part of a model that reads images would never run.
+    defaults: dict[str, Any] = {"use_tqdm_on_load": False, "language_model_only": True}
     if current_platform.is_cuda() and arguments.get("max_num_batched_tokens") is None:
         defaults["max_num_batched_tokens"] = CUDA_BATCHED_TOKENS
     try:
@@ -126,5 +128,8 @@ def _cause(error: Exception, noted: tuple[str, str] | None = None) -> str:
         message = sentence(error)
     else:
         message = str(error) or type(error).__name__
+    if "failed to be inspected" in message and find_spec("torchvision") is None:
+        # vLLM logs the cause alone. Its modules of models that read images import torchvision.
+        message = "vLLM's module of this model needs torchvision, in a build for the installed torch; install that"
     text = " ".join(message.split()).partition(" See root cause above")[0]
     return text if len(text) <= 400 else text[:397] + "..."

@@ -1,6 +1,9 @@
 """Restored positions in vLLM's V1 model runner (vllm.v1.worker.gpu_model_runner.GPUModelRunner, CPU and GPU).
 
-Run on CPU. Not run: a GPU, models with M-RoPE (the target refuses them).
+With M-RoPE a token has three positions, in a buffer of their own. A token of text has the same one three times, so all
+three get the same offset.
+
+Run on CPU. Not run: a GPU.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """Restored positions in vLLM's V2 model runner (vllm.v1.worker.gpu.model_runner), the default on GPUs.
 
 The V2 runner asks its ModelState for model inputs. The entry "positions" of the result replaces the runner's own
-positions. Both capture and replay of CUDA graphs use one persistent buffer.
+positions. Both capture and replay of CUDA graphs use one persistent buffer. With M-RoPE it is vLLM's own (RopeState),
+which holds three positions of each token and is filled anew in each step; a token of text has the same one three times.
 
 Run on CPU in Triton's interpreter, eager. Not run: any GPU, so no CUDA graphs.
 """
@@ -66,23 +67,24 @@ def _restoring(base: type) -> type:
 
         def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
-            positions = self._restored[: input_batch.num_tokens_after_padding]
-            positions.copy_(input_batch.positions[: positions.numel()])
-            self._shift(positions, input_batch)
-            inputs["positions"] = positions
+            if "positions" not in inputs:
+                inputs["positions"] = self._restored[: input_batch.num_tokens_after_padding]
+                inputs["positions"].copy_(input_batch.positions[: input_batch.num_tokens_after_padding])
+            self._shift(inputs["positions"], input_batch)
             return inputs
 
         def _shift(self, positions: torch.Tensor, batch: Any) -> None:
+            """positions: int64 [tokens] or, with M-RoPE, [3, tokens]; changed in place."""
             maps = [self._maps.get(id) for id in batch.req_ids]
             offsets = batch_offsets(maps, batch.query_start_loc_np, batch.num_computed_tokens_np)
             if offsets is not None:
-                positions[: offsets.size] += async_tensor_h2d(offsets, self.device)
+                positions[..., : offsets.size] += async_tensor_h2d(offsets, self.device)
                 # See `positions_v1.restore_positions`.
                 positions.clamp_(max=position_count(self.model_config.hf_text_config) - 1)
 
         def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_dummy_inputs(num_reqs, num_tokens)
-            inputs["positions"] = self._restored[:num_tokens]
+            inputs.setdefault("positions", self._restored[:num_tokens])
             return inputs
 
     RestoringModelState.__name__ = f"Restoring{base.__name__}"

@@ -17,7 +17,6 @@ class RequestTraits:
     prompt_logprobs: bool = False
     echo: bool = False
     beam_search: bool = False
-    multimodal: bool = False
     compressible_tokens: int | None = None
     rated: bool = False
     unmapped: bool = False
@@ -38,7 +37,6 @@ def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
         (not options.enabled, "disabled"),
         (options.keeps_all and not traits.rated, "keep-all"),
         (traits.prompt_tokens < options.min_prompt_tokens, "short-prompt"),
-        (traits.multimodal, "multimodal"),
         (traits.prompt_logprobs, "prompt-logprobs"),
         (traits.echo, "echo"),
         (traits.beam_search, "beam-search"),

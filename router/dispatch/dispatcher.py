@@ -151,7 +151,6 @@ class Dispatcher:
             prompt_logprobs=prompt.prompt_logprobs,
             echo=request.echo,
             beam_search=request.beam_search,
-            multimodal=prompt.multimodal,
             compressible_tokens=state.prompt_tokens - state.spans.protected_tokens,
             rated=state.spans.rates.size > 0,
             unmapped=state.spans.unmapped,

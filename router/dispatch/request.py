@@ -61,7 +61,6 @@ class Prompt:
     sampling: Mapping[str, Any]
     max_tokens: int
     prompt_logprobs: bool = False
-    multimodal: bool = False
     chat: ChatContents | None = None
     text: str | None = None
     offsets: Offsets | None = None

@@ -150,6 +150,7 @@ def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
     A front loads the files of parser plug-ins before anything names their parsers.
     """
     own = {"model": model.folder, "served_model_name": list(model.names), "max_model_len": model.max_len}
+    own["language_model_only"] = True  # the pools get token ids, so vLLM shall refuse images, audio and video
     args = flags.arguments({**model.options, **own})
     try:
         if args.tool_parser_plugin:

@@ -167,6 +167,8 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     """vLLM's EngineInput and SamplingParams as the dispatcher's Prompt. Raises InvalidRequestError."""
     if not isinstance(prompt, Mapping) or not prompt.get("prompt_token_ids"):
         raise InvalidRequestError("this endpoint takes prompts of text or token ids only")
+    if prompt.get("type") != "token":
+        raise InvalidRequestError("images, audio and video are not served here; send the text alone")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
     priority, request = kwargs.get("priority") or 0, call.request
@@ -188,7 +190,6 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
-        multimodal=prompt.get("type") != "token",
         chat=call.chats.get(prompt.get("prompt")),
         text=prompt.get("prompt"),
         offsets=prompt.get("prompt_token_offsets"),

@@ -245,14 +245,20 @@ def _load_config(folder: Path) -> Any:
 
 
 def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
-    """The architecture's class name. Raises ModelError if transformers has no causal language model of that name."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """The architecture's class name. Raises ModelError if transformers has no causal language model of that name.
+
+    A model that reads images too counts: its text is served.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
         names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(raw.get("model_type")), "an unknown kind")]
     # BertConfig is in the mapping too, so an architecture that is named is checked by its name.
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
     for name in map(str, names):
         if name.endswith("ForCausalLM") or name in known:
             return name

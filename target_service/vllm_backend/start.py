@@ -96,7 +96,7 @@ def find_stat_logger(name: str) -> StatLogger:
 def _check_model(model: str, config: ModelConfig) -> None:
     """Refuse models for which restored positions would be wrong without an error."""
     reasons = {
-        "several positions per token (M-RoPE or XD-RoPE)": config.uses_mrope or config.uses_xdrope_dim > 0,
+        "several positions per token (XD-RoPE)": config.uses_xdrope_dim > 0,
         "position biases made from cache slots (ALiBi)": config.uses_alibi,
         "an encoder": config.is_encoder_decoder,
     }

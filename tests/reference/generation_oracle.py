@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from transformers import AutoModelForCausalLM, Cache
+from transformers import Cache
 
 from kv_transfer.messages import GenerateOutput, KeptPrompt, TokenLogprob
+from tests.reference.models import load_model
 
 
 class GenerationOracle:
@@ -28,9 +29,7 @@ class GenerationOracle:
         new_cache: Callable[[], Cache] | None = None,
     ) -> None:
         self._window_counts, self._new_cache = window_counts, new_cache
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self._model = load_model(path)
 
     @torch.inference_mode()
     def logprobs(self, prompt: KeptPrompt, answer: Sequence[int]) -> torch.Tensor:

@@ -12,13 +12,29 @@ import torch
 import transformers
 
 Family = Literal[
-    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v2", "deepseek_v3"
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "deepseek_v2",
+    "deepseek_v3",
 ]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "mistral")
 """The families whose layers are all alike. Of the others but DeepSeek, every second layer has full attention."""
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "speculator"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+ADD_ONE = ("gemma2", "gemma3", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Their norms add 1 to their weight, except those of linear attention."""
 
 WINDOW = 64
 """Tokens in the windows of the families with windowed layers."""
@@ -32,6 +48,10 @@ _CLASSES = {
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),  # QK norm, other RoPE in windowed layers
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),  # sinks, QKV bias, experts
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),  # linear attention, experts
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),  # linear attention, M-RoPE
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),  # M-RoPE, QKV bias
+    "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),  # interleaved M-RoPE, QK norm
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),  # MLA
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),  # MLA with low-rank queries
 }
@@ -45,6 +65,23 @@ _MLA = {
     "v_head_dim": 32,
     "first_k_dense_replace": 99,
 }
+_EXPERTS = {
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    # All experts: bfloat16 would choose others than float32.
+    "num_experts": 4,
+    "num_experts_per_tok": 4,
+}
+_LINEAR = {
+    # All of a head rotates, so that wrong positions show although half of the layers have none.
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+"""M-RoPE for heads of 64 dimensions."""
+_INTERLEAVED = {**_SECTIONS, "mrope_section": [12, 10, 10], "mrope_interleaved": True, "partial_rotary_factor": 1.0}
 _ITS_OWN: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 20.0},
     "gemma3": {**_GEMMA, "sliding_window_pattern": 2},
@@ -62,21 +99,16 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 256,
         },
     },
-    "qwen3_next": {
-        # All of a head rotates, so that wrong positions show although half of the layers have none.
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 64,
-        # All experts: bfloat16 would choose others than float32.
-        "num_experts": 4,
-        "num_experts_per_tok": 4,
-    },
+    "qwen3_next": {**_LINEAR, **_EXPERTS},
+    "qwen3_5": {**_LINEAR, "rope_parameters": _INTERLEAVED},
+    "qwen3_5_moe": {**_LINEAR, **_EXPERTS, "rope_parameters": _INTERLEAVED},
+    "qwen2_5_vl": {"rope_parameters": _SECTIONS},
+    "qwen3_vl": {"rope_parameters": _INTERLEAVED},
     "deepseek_v2": {**_MLA, "q_lora_rank": None},
     "deepseek_v3": {**_MLA, "q_lora_rank": 96},
 }
+_VISION = {"out_hidden_size": 256, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1}
+"""The part for images of the families that have one. Nothing reads it: Skim serves their text."""
 
 
 def build_model(
@@ -93,17 +125,19 @@ def build_model(
     max_position: int = 8192,
     eos_token_id: int = 5,
     sliding_window: int | None = None,
+    linear_attention: bool = True,
     rope: dict[str, Any] | None = None,
 ) -> str:
     """Write a float32 checkpoint with the demo pair's tokenizer into folder `path` and return `path`.
 
     hidden: heads * head_dim by default, because not every engine reads Qwen2's head_dim. eos_token_id: the weights do
     not depend on it, so a test can name a token that it has seen the model decode. sliding_window: of all layers,
-    Mistral only. rope: rope_parameters of config.json. Models with MLA have no experts.
+    Mistral only. linear_attention: False: the families with such layers have full attention in all. rope:
+    rope_parameters of config.json. Models with MLA have no experts.
     """
     hidden = hidden or heads * head_dim
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
-    config = config_class(
+    text = dict(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -120,15 +154,19 @@ def build_model(
         dtype="float32",
         **{"tie_word_embeddings": False, **_ITS_OWN.get(family, {})},
         **({"sliding_window": sliding_window} if family == "mistral" else {}),
+        **({} if linear_attention else {"full_attention_interval": 1}),
         **({"rope_parameters": {"rope_theta": 10000.0, **rope}} if rope else {}),
     )
+    # vLLM's CPU platform asks for the architecture of Qwen3-VL's text part, which its own checkpoints do not name.
+    inner = {**text, "architectures": ["Qwen3ForCausalLM"]} if family == "qwen3_vl" else text
+    parts = {"text_config": inner, "vision_config": _VISION, "tie_word_embeddings": False}
+    config = config_class(**(parts if family in ("qwen2_5_vl", "qwen3_vl") else text))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                # The norms of these families add 1 to their weight, except those of linear attention.
-                start = 1 if family in ("gemma2", "gemma3", "qwen3_next") and "linear_attn" not in name else 0
+                start = 1 if family in ADD_ONE and "linear_attn" not in name else 0
                 if name.endswith(".bias"):
                     weight.normal_(0, 0.5)
                 elif "embed_tokens" in name and config.tie_word_embeddings:
@@ -151,3 +189,10 @@ def random_prompt(length: int, *, seed: int = 0, vocab_size: int = 1024) -> list
     The tokenizer knows 724 of the default 1024 ids: pass vocab_size if ids are checked against `ModelInfo.vocab_size`.
     """
     return torch.randint(16, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def load_model(path: str | Path) -> transformers.PreTrainedModel:
+    """The checkpoint in float32 with eager attention, the only implementation that returns attention weights."""
+    has_images = hasattr(transformers.AutoConfig.from_pretrained(path), "vision_config")
+    kind = transformers.AutoModelForImageTextToText if has_images else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -6,10 +6,9 @@ rotary embedding, QK norm, biases and GQA are all transformers' own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from kv_transfer.options import SelectionOptions
 
@@ -20,12 +19,6 @@ class OracleScores:
 
     importance: torch.Tensor
     look_ahead_tokens: list[int]
-
-
-def load(path: str | Path) -> PreTrainedModel:
-    """The checkpoint in float32 with eager attention, the only implementation that returns attention weights."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
 
 
 @torch.inference_mode()
@@ -106,7 +99,8 @@ def score_by_heads(
 
 def _whole_layers(model: PreTrainedModel) -> list[int]:
     """Which of the attentions that the model returns cover the whole prompt. Linear attention returns none."""
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     returned = [kind for kind in kinds if kind != "linear_attention"]
     return [i for i, kind in enumerate(returned) if kind == "full_attention"]
 

@@ -19,6 +19,7 @@ from speculator_service.engine import ScoreRequest
 from speculator_service.scoring.selection import select
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.models import load_model
 
 DEMO = str(ROOT / "demo_models" / "speculator")
 LENGTHS = (1, 31, 300, 1500)
@@ -66,7 +67,7 @@ async def _against_the_oracle(
     engine: Any, model: str, oracle: GenerationOracle, lengths: Sequence[int], checks: Checks
 ) -> None:
     """Each prompt twice, cold and from the prefix cache: no NaN, the oracle's scores, look-ahead and kept set."""
-    reader = scoring_oracle.load(model)
+    reader = load_model(model)
     differences, overlaps, tokens, right = [], [], 0, 0
     before = (await engine.worker_stats())[0]["cached_tokens"]
     for length in lengths:

@@ -157,6 +157,30 @@ def test_kept_positions_are_rotated_as_by_transformers(
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("sections", "interleaved"), [([2, 3, 3], False), ([4, 2, 2], True)])
+def test_three_equal_positions_of_mrope_are_rotated_as_one(
+    tmp_path: Path, sections: list[int], interleaved: bool
+) -> None:
+    """A token of text has the same position three times, so it is rotated as by transformers' plain RoPE."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    config = model_config(folder(tmp_path, "llama", None), 320)
+    positions = [0, 1, 7, 20, 33, 60, 318, 319]
+    query = torch.randn(len(positions), 16, generator=torch.Generator().manual_seed(0))
+    with set_current_vllm_config(VllmConfig(model_config=config)):
+        mrope = {**rope, "mrope_section": sections, "mrope_interleaved": interleaved}
+        rotary = get_rope(16, 320, True, mrope, dtype=torch.float32)
+    rotate = getattr(rotary, "forward_native", rotary)
+    theirs = LlamaRotaryEmbedding(AutoConfig.from_pretrained(config.model))
+    cos, sin = theirs(query[None], torch.tensor([positions]))
+    expected, _ = apply_rotary_pos_emb(query[None, None], query[None, None], cos, sin)
+    rows = torch.tensor([positions] * 3)
+    ours, _ = rotate(rows, query.clone(), query.clone())
+    torch.testing.assert_close(ours.view(len(positions), 16), expected[0, 0], rtol=1e-4, atol=1e-4)
+    rows[1] = torch.arange(len(positions))
+    wrong, _ = rotate(rows, query.clone(), query.clone())
+    assert not torch.allclose(wrong.view(len(positions), 16), expected[0, 0], atol=0.1)
+
+
 def test_long_factors_are_used_below_the_original_length_too(tmp_path: Path) -> None:
     """Where vLLM differs from transformers, and a control: short prompts of a model whose maximum is long."""
     ours, theirs = rotations(folder(tmp_path, "llama", LONGROPE), 320, [0, 1, 7, 20, 33, 60])
@@ -192,27 +216,47 @@ def test_the_v1_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
     assert seen == [LIMITED]
 
 
-def test_the_v2_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
-    class State:
-        def __init__(self) -> None:
-            self.max_num_tokens, self.device = 16, torch.device("cpu")
-            self.model_config = model_config(folder(tmp_path, "qwen3", YARN), 1024)
+class State:
+    """What the V2 hook needs of a ModelState. rows: those of vLLM's own M-RoPE, if the model has it."""
 
-        def add_request(self, req_index: int, new_req_data: Any) -> None: ...
+    def __init__(self, config: ModelConfig, rows: torch.Tensor | None = None) -> None:
+        self.max_num_tokens, self.device = 16, torch.device("cpu")
+        self.model_config, self.rows = config, rows
 
-        def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
-            return {}
+    def add_request(self, req_index: int, new_req_data: Any) -> None: ...
 
-    state = _restoring(State)()
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        return {} if self.rows is None else {"positions": self.rows}
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        return {} if self.rows is None else {"positions": self.rows[:, :num_tokens]}
+
+
+def v2_state(path: Path, rows: torch.Tensor | None = None) -> tuple[Any, Any]:
+    """A state with one kept prompt, and a batch with five tokens of it."""
+    state = _restoring(State)(model_config(folder(path, "qwen3", YARN), 1024), rows)
     state.add_request(0, SimpleNamespace(req_id="r", sampling_params=KEPT))
-    batch = SimpleNamespace(
+    return state, SimpleNamespace(
         num_tokens_after_padding=5,
         positions=torch.tensor(SLOTS),
         req_ids=["r"],
         query_start_loc_np=np.array([0, 5]),
         num_computed_tokens_np=np.array([3]),
     )
+
+
+def test_the_v2_hook_reaches_the_scaled_positions(tmp_path: Path) -> None:
+    state, batch = v2_state(tmp_path)
     assert state.prepare_inputs(batch, None)["positions"].tolist() == LIMITED
+
+
+def test_the_v2_hook_restores_all_three_positions_of_mrope_in_vllms_buffer(tmp_path: Path) -> None:
+    rows = torch.tensor([SLOTS] * 3)
+    state, batch = v2_state(tmp_path, rows)
+    restored = state.prepare_inputs(batch, None)["positions"]
+    assert restored.tolist() == [LIMITED] * 3
+    # CUDA graphs are captured with this buffer, and replayed with it.
+    assert restored.data_ptr() == rows.data_ptr() == state.prepare_dummy_inputs(1, 5)["positions"].data_ptr()
 
 
 def test_a_short_longrope_speculator_keeps_the_short_factors(tmp_path: Path) -> None:

@@ -14,19 +14,25 @@ from vllm_hooks.positions_v1 import restore_positions
 KEPT, CONTEXT, MAX_POSITION = np.array([0, 2, 5], np.int32), 8, 16
 
 
-def hooked_runner(slots: list[int], computed: int, seen: list[list[int]]) -> Any:
-    """A runner whose one request has the tokens at `slots`; vLLM's host count says that the first is `computed`."""
+def hooked_runner(slots: list[int], computed: int, seen: list[Any], *, mrope: bool = False) -> Any:
+    """A runner whose one request has the tokens at `slots`; vLLM's host count says that the first is `computed`.
+
+    mrope: the model gets three positions of each token, in a buffer that is longer than the step.
+    """
     params = SimpleNamespace(extra_args={KEPT_POSITIONS: encode_positions(KEPT, CONTEXT)})
     positions = torch.tensor(slots)
+    rows = torch.tensor([[*slots, 7]] * 3)
+    model_reads = rows if mrope else positions
     runner = SimpleNamespace(
         positions=positions,
-        uses_mrope=False,
+        uses_mrope=mrope,
+        mrope_positions=SimpleNamespace(gpu=rows),
         device=torch.device("cpu"),
         requests={"r": SimpleNamespace(sampling_params=params)},
         input_batch=SimpleNamespace(req_ids=["r"], num_reqs=1, num_computed_tokens_cpu=np.array([computed])),
         query_start_loc=SimpleNamespace(np=np.array([0, len(slots)])),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(max_position_embeddings=MAX_POSITION)),
-        _model_forward=lambda *args, **kwargs: seen.append(positions.tolist()),
+        _model_forward=lambda *args, **kwargs: seen.append(model_reads.tolist()),
     )
     restore_positions(runner)
     return runner
@@ -52,6 +58,15 @@ def test_the_model_sees_original_positions_and_vllm_its_slots(
     runner._model_forward()
     assert seen == [positions]
     assert runner.positions.tolist() == slots
+
+
+def test_all_three_positions_of_mrope_are_restored() -> None:
+    seen: list[list[list[int]]] = []
+    runner = hooked_runner([1, 2, 3, 4], 1, seen, mrope=True)
+    runner._model_forward()
+    assert seen == [[[2, 5, 8, 9, 7]] * 3]
+    assert runner.mrope_positions.gpu.tolist() == [[1, 2, 3, 4, 7]] * 3
+    assert runner.positions.tolist() == [1, 2, 3, 4]
 
 
 def test_slots_are_put_back_after_a_forward_that_fails() -> None:

@@ -11,6 +11,7 @@ from cluster.in_process.pair import Pair
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
+from tests.reference.models import load_model
 from tests.reference.real_documents import CODE, KEEPER, RealDocument
 
 pytestmark = pytest.mark.nightly
@@ -42,7 +43,7 @@ def pair(smollm2: Path) -> Iterator[Pair]:
 def test_scores_of_real_text_are_the_oracles(pair: Pair, smollm2: Path) -> None:
     selection = pair.select(CODE.messages, keep_rate=1.0, look_ahead=2)
     token_ids = selection.kept.token_ids.tolist()
-    oracle = scoring_oracle.score(scoring_oracle.load(smollm2), token_ids, SelectionOptions(look_ahead=2))
+    oracle = scoring_oracle.score(load_model(smollm2), token_ids, SelectionOptions(look_ahead=2))
     assert selection.kept.look_ahead_tokens.tolist() == oracle.look_ahead_tokens
     np.testing.assert_allclose(selection.importance, oracle.importance.numpy(), atol=TOLERANCE)
     assert oracle.importance.max() > 100 * TOLERANCE

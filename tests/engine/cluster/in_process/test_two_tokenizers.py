@@ -11,7 +11,7 @@ from cluster.demo_document import make_document
 from cluster.in_process.pair import Pair
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
-from tests.reference.models import build_model
+from tests.reference.models import build_model, load_model
 from tests.reference.tokenizers_by_kind import model_without_weights, renumbered_model, tokenizer_of
 
 pytestmark = pytest.mark.nightly
@@ -71,7 +71,7 @@ def test_scores_are_the_oracle_s_at_the_same_characters(tmp_path: Path) -> None:
         selection = pair.select(text, keep_rate=0.3)
     own = tokenizer_of("demo")(text, return_offsets_mapping=True)
     assert len(own.input_ids) > 1.5 * len(prompt.input_ids)
-    scores = scoring_oracle.score(scoring_oracle.load(speculator), own.input_ids, SelectionOptions(keep_rate=0.3))
+    scores = scoring_oracle.score(load_model(speculator), own.input_ids, SelectionOptions(keep_rate=0.3))
     of_character = [[] for _ in text]
     for score, (start, end) in zip(scores.importance.tolist(), own.offset_mapping, strict=True):
         for place in range(start, end):

@@ -108,7 +108,7 @@ def starting(device: str, folders: pytest.TempPathFactory) -> Iterator[Callable[
             set_eos(path, ends_early(path))
             engine = VllmSpeculator(str(path), **{"dtype": "float32", **on_cpu, **options})
             engines.callback(engine.close)
-            return Rig(engine, scoring_oracle.load(path))
+            return Rig(engine, models.load_model(path))
 
         yield start
 
@@ -142,7 +142,7 @@ EARLY_PROMPT = models.random_prompt(90, seed=77)
 def ends_early(path: Path) -> list[int]:
     """Two EOS ids. The second one ends the answer to EARLY_PROMPT after a few tokens."""
     tokens = scoring_oracle.score(
-        scoring_oracle.load(path), EARLY_PROMPT, SelectionOptions(look_ahead=8)
+        models.load_model(path), EARLY_PROMPT, SelectionOptions(look_ahead=8)
     ).look_ahead_tokens
     # The first new token from the third on, so that there are valid steps before it and masked steps after it.
     return [5, next(token for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])]

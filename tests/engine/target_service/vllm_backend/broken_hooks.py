@@ -1,6 +1,9 @@
 """Workers and engines with hooks that are broken on purpose. The oracle tests must notice this."""
 
+from typing import Any
+
 import numpy as np
+import torch
 from vllm.v1.request import Request
 
 from kv_transfer.position_map import PositionMap
@@ -42,6 +45,16 @@ class BreakableWorker(TargetWorker):
 
         positions_v1.position_map = positions_v2.position_map = falsified
 
+    def restore_one_row(self) -> None:
+        """With M-RoPE, only the first of a token's three positions is restored."""
+        right = positions_v1.async_tensor_h2d
+
+        def first_row(offsets: Any, device: torch.device) -> torch.Tensor:
+            given = right(offsets, device)
+            return torch.stack([given, torch.zeros_like(given), torch.zeros_like(given)])
+
+        positions_v1.async_tensor_h2d = positions_v2.async_tensor_h2d = first_row
+
 
 class BreakableTarget(VllmTarget):
     """A target with a BreakableWorker."""
@@ -53,6 +66,9 @@ class BreakableTarget(VllmTarget):
 
     async def falsify_positions(self, how: str) -> None:
         await self._engine.collective_rpc("falsify_positions", args=(how,))
+
+    async def restore_one_row(self) -> None:
+        await self._engine.collective_rpc("restore_one_row")
 
 
 class HashlessTarget(BreakableTarget):

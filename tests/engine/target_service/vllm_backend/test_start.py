@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,14 @@ def test_another_vllm(changed_model: Callable[..., str], device: str, monkeypatc
     assert "Scheduler.update_draft_token_ids" in message
 
 
+@pytest.mark.skipif(bool(find_spec("torchvision")), reason="torchvision is installed")
+def test_a_model_whose_module_needs_torchvision(tmp_path: Path, device: str) -> None:
+    message = refusal(build_target(tmp_path / "model", "qwen3_vl"), device)
+    assert message.endswith("needs torchvision, in a build for the installed torch; install that")
+
+
 def test_several_positions_per_token(changed_model: Callable[..., str], device: str) -> None:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
-    assert "M-RoPE" in refusal(changed_model(rope_parameters=rope), device)
+    assert "XD-RoPE" in refusal(changed_model(xdrope_section=[8, 8, 8, 8]), device)
 
 
 def test_longrope_below_its_original_length(changed_model: Callable[..., str], device: str) -> None:

@@ -11,20 +11,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.reference.text_alone import NO_IMAGES
+
 ROOT = Path(__file__).parents[4]
 LONGEST = True
 
 
-def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path) -> None:
+MROPE = [pytest.param(family, marks=pytest.mark.nightly) for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_5_moe")]
+
+
+@pytest.mark.parametrize("family", ["llama", *MROPE])
+def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path, family: str) -> None:
     if device == "cuda":
         pytest.skip("on a GPU all other modules already run on the V2 runner")
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests/engine/vllm_hooks/v2_on_cpu'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "tests.engine.target_service.vllm_backend.v2_on_cpu.compare", str(tmp_path)]
+    path = [str(ROOT / "tests/engine/vllm_hooks/v2_on_cpu"), NO_IMAGES, str(ROOT)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.target_service.vllm_backend.v2_on_cpu.compare",
+        str(tmp_path),
+        family,
+    ]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["runner"] == ["vllm.v1.worker.cpu.model_runner.CPUModelRunner"]
-    assert seen["model_state"] == ["RestoringDefaultModelState"]
+    state = "MambaHybrid" if family == "qwen3_5_moe" else "Default"
+    assert seen["model_state"] == [f"Restoring{state}ModelState"]
     for name in ("kept", "plain", "chunked", "shuffled", "cached", "late"):
         assert seen[name]["wrong"] == 0
         assert seen[name]["difference"] <= 1e-3

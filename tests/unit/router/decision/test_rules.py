@@ -23,7 +23,6 @@ def test_a_plain_request_is_speculative():
         ({}, {"keep_rate": 1.0}, "keep-all"),
         ({}, {"keep_rate": 0.2, "coverage": 1.0}, "keep-all"),
         ({"prompt_tokens": 99}, {}, "short-prompt"),
-        ({"multimodal": True}, {}, "multimodal"),
         ({"prompt_logprobs": True}, {}, "prompt-logprobs"),
         ({"echo": True}, {}, "echo"),
         ({"beam_search": True}, {}, "beam-search"),
@@ -36,7 +35,7 @@ def test_each_reason_for_a_dense_run(traits, options, reason):
 
 
 def test_the_first_reason_is_told():
-    everything = replace(TRAITS, prompt_tokens=1, multimodal=True, echo=True)
+    everything = replace(TRAITS, prompt_tokens=1, prompt_logprobs=True, echo=True)
     assert decide(everything, OPTIONS.model_copy(update={"enabled": False})).reason == "disabled"
     assert decide(everything, OPTIONS).reason == "short-prompt"
 

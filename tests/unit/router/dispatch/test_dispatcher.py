@@ -57,7 +57,6 @@ X = {"text": "x", "offsets": [(0, 1)]}
         (IDS[:255], {}, {}, "short-prompt"),
         ([7], {}, {}, "short-prompt"),
         (IDS, {"prompt_logprobs": True}, {}, "prompt-logprobs"),
-        (IDS, {"multimodal": True}, {}, "multimodal"),
         (IDS, {}, {"protected_spans": [[0, 600]]}, "all-protected"),
         (IDS, {"chat": ChatContents(["user"], [Content(0, "user", "x")])}, {}, "unmapped-chat"),
         (IDS, {"chat": ChatContents(["user"], [Content(0, "user", "x")]), **X}, {}, "unmapped-chat"),

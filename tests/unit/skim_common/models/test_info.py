@@ -109,6 +109,14 @@ def test_the_text_part_of_a_larger_config_counts(folder):
     assert inspect_model(str(folder), engine="vllm").max_position == 777
 
 
+def test_a_model_that_reads_images_counts_by_its_text(folder):
+    text = {"model_type": "qwen3_vl_text", "max_position_embeddings": 777, "vocab_size": 2048}
+    config = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config))
+    info = inspect_model(str(folder), engine="vllm")
+    assert (info.architecture, info.max_position) == ("Qwen3VLForConditionalGeneration", 777)
+
+
 @pytest.mark.parametrize("length", [0, -1, 4097, "auto"])
 def test_max_model_len_outside_the_positions(folder, length):
     message = refusal(inspect_model, str(folder), engine="vllm", max_model_len=length)

@@ -1,4 +1,7 @@
-"""Runs the V2 model runner on CPU against the oracle and prints what it saw as one line of JSON."""
+"""Runs the V2 model runner on CPU against the oracle and prints what it saw as one line of JSON.
+
+Arguments: an empty folder for the checkpoint, and its family.
+"""
 
 import asyncio
 import json
@@ -75,9 +78,10 @@ async def compare(target: Target, oracle: GenerationOracle) -> dict[str, Any]:
     return {**seen, "tokens": TOKENS}
 
 
-def main(folder: Path) -> None:
-    model = build_target(folder, "llama", max_position=512)
-    target = Target(model, **engine_options("cpu", max_num_batched_tokens=64, max_num_seqs=4))
+def main(folder: Path, family: Any) -> None:
+    model = build_target(folder, family, max_position=512, linear_attention=False)
+    options = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "approximate_positions": True}
+    target = Target(model, **engine_options("cpu", **options))
     try:
         seen = asyncio.run(compare(target, GenerationOracle(model)))
     finally:
@@ -86,4 +90,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,43 @@
+"""Speculators with M-RoPE: a prompt of text has the same position three times, and every attention layer is scored.
+
+Qwen3.5 is tested without its linear attention, as a target's (tests/engine/target_service/vllm_backend/test_mrope.py).
+"""
+
+import pytest
+
+from kv_transfer.options import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
+from tests.reference.models import random_prompt
+from tests.reference.text_alone import run_without_images
+
+pytestmark = pytest.mark.nightly
+SPAWNED = True
+
+CASES = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=4)) for length in (1, 31, 700)]
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+def rig(request, start):
+    with pytest.MonkeyPatch.context() as patch:
+        run_without_images(patch)
+        model = {"layers": 4, "linear_attention": False}
+        yield start(request.param, model, max_num_batched_tokens=256, max_num_seqs=8, max_model_len=2048)
+
+
+async def test_scores(rig):
+    assert max(await rig.errors(CASES)) <= TOLERANCE
+
+
+async def test_control_keys_of_another_layer_are_seen(rig):
+    def swap(worker):
+        read = worker._keys.read
+        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
+
+    def as_before(worker):
+        del worker._keys.read
+
+    await rig.call(swap)
+    try:
+        assert max(await rig.errors(CASES[1:])) > 10 * TOLERANCE
+    finally:
+        await rig.call(as_before)
