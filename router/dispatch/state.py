@@ -29,6 +29,7 @@ from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import PromptSpans
 from target_service.limits import check_reply_size
+from target_service.sampling import is_seeded
 
 
 @dataclass(slots=True, eq=False)
@@ -166,10 +167,13 @@ class CallState:
     def begin(self, request_id: str, prompt: Prompt) -> PromptState:
         """The state of one more prompt. A beam search runs its prompt many times; only the first run is reported.
 
-        Raises LimitReachedError if the call's key has no tokens left.
+        A seeded prompt gets no drafts unless the client asks for some: which tokens are drafted in time, and accepted,
+        decides which random numbers are used. Raises LimitReachedError if the call's key has no tokens left.
         """
         request = self.request
-        state = PromptState(self, prompt, request_id, request.options, request.decode)
+        seeded = is_seeded(prompt.sampling) and not request.decode_is_explicit
+        decode = request.decode.model_copy(update={"method": "none"}) if seeded else request.decode
+        state = PromptState(self, prompt, request_id, request.options, decode)
         state.timings["tokenize"] = 1e3 * (time.perf_counter() - request.arrived)
         if not (request.beam_search and self.prompts):
             if request.caller is not None:

@@ -6,7 +6,6 @@ that the client asked for are made here.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -81,10 +80,7 @@ class AnswerRecord:
         return np.array(self._parts[0].token_ids, np.int32)
 
     def continuation(self, index: int) -> GenerateRequest:
-        """The request that continues answer `index` alone, on any replica.
-
-        With a seed, its random numbers differ from those that made the tokens so far.
-        """
+        """The request that continues answer `index` alone, on any replica."""
         asked, part = self.asked, self._parts[index]
         part.before = part.cumulative_logprob or 0.0
         answered = len(part.token_ids)
@@ -92,8 +88,8 @@ class AnswerRecord:
         sampling.pop("prompt_logprobs", None)  # the first output had them
         sampling.pop("stream_interval", None)  # so that each token shows that the replica makes progress
         if (seed := sampling.get("seed")) is not None:
-            # A new answer gets vLLM's seed of the n answers (vllm.v1.engine.parallel_sampling.ParentRequest).
-            sampling["seed"] = _later_seed(seed + index, answered) if answered else seed + index
+            # As vLLM's seeds of the n answers (vllm.v1.engine.parallel_sampling.ParentRequest).
+            sampling["seed"] = seed + index
         return replace(
             asked,
             request_id=asked.request_id if len(self._parts) == 1 else f"{asked.request_id}-{index}",
@@ -163,8 +159,3 @@ class AnswerRecord:
             )
             for index, part in parts
         ]
-
-
-def _later_seed(seed: int, answered: int) -> int:
-    """The seed for the tokens after the first `answered` ones. The old seed would repeat its random numbers."""
-    return int.from_bytes(blake2b(f"{seed} {answered}".encode(), digest_size=7).digest(), "little")

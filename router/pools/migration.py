@@ -2,8 +2,8 @@
 
 The next replica gets the same prompt with the tokens sent so far after it, at their own positions. It prefills them and
 decodes on. So the client sees no gap and no repeated token. Greedy answers stay what they would have been, as far as
-prefill and decode compute the same logits (float32; bfloat16 rounds them differently). A sampled answer with a seed
-goes on with other random numbers: still a sample of the same model, but not the one that the seed promises.
+prefill and decode compute the same logits (float32; bfloat16 rounds them differently). So do answers with a seed and
+without drafts: the next replica goes on with the random numbers that would have come.
 """
 
 import asyncio
@@ -55,14 +55,10 @@ class DeadlyRequestError(SkimError):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A request that goes to another replica. answered: tokens of unfinished answers that the next replica prefills.
-
-    reseeded: the request has a seed, and its next tokens are not those that the seed promises.
-    """
+    """A request that goes to another replica. answered: tokens of unfinished answers that the next replica prefills."""
 
     cause: Cause
     answered: int
-    reseeded: bool
 
 
 async def migrate(
@@ -134,17 +130,13 @@ class _Attempts:
         if self.record.begun and not self._enabled:
             raise error
         losses.count(error)
-        asked = self.record.asked
-        sampled = asked.sampling.get("seed") is not None and asked.sampling.get("temperature", 1.0) > 0
-        reseeded = sampled and answered > 0
         logger.warning(
-            "request %s goes to another target replica with %d tokens of its answer: its replica %s%s",
-            asked.request_id,
+            "request %s goes to another target replica with %d tokens of its answer: its replica %s",
+            self.record.asked.request_id,
             answered,
             error.cause,
-            "; its seed does not determine the rest" if reseeded else "",
         )
-        self._note(Migration(error.cause, answered, reseeded))
+        self._note(Migration(error.cause, answered))
         if losses.handovers > 1:
             await asyncio.sleep(HANDOVER_PAUSE_S)
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
+import torch
 from vllm.logprobs import append_logprobs_for_next_position
+from vllm.v1.sample.ops.topk_topp_sampler import empty_exponential_noise_like
 
 ANSWERED = "skim_answered"
 """Key in `SamplingParams.extra_args`: how many of the prompt's last tokens are the start of the answer."""
@@ -92,16 +94,28 @@ class ContinuedAnswers:
 def continue_in_batch(runner: Any, answers: dict[str, list[int]]) -> None:
     """Make the V1 `runner` take the start of an answer as output tokens.
 
-    answers: by request id; the worker fills it before each step. Call this when the runner's input batch is final.
+    A seeded request goes on with the random numbers that come after those of these tokens. The V2 runner's follow from
+    seed and position. answers: by request id; the worker fills it before each step. Call this when the runner's input
+    batch is final.
     """
-    add = runner.input_batch.add_request
+    batch = runner.input_batch
+    add = batch.add_request
 
     def add_request(request: Any) -> int:
         if (answer := answers.pop(request.req_id, None)) is not None:
             request.output_token_ids.extend(answer)
+            if request.generator is not None:
+                _draw(request.generator, len(answer), batch.vocab_size, runner.sampler.use_fp64_gumbel)
         return int(add(request))
 
-    runner.input_batch.add_request = add_request
+    batch.add_request = add_request
+
+
+def _draw(generator: torch.Generator, tokens: int, vocabulary: int, fp64: bool) -> None:
+    """Use up the random numbers of so many sampled tokens (vllm.v1.sample.ops.topk_topp_sampler.random_sample)."""
+    noise = empty_exponential_noise_like(torch.empty(vocabulary, device=generator.device), fp64)
+    for _ in range(tokens):
+        noise.exponential_(generator=generator)
 
 
 def continue_outputs(processor: Any) -> None:

@@ -1,7 +1,7 @@
 """The scheduler classes of the target's engine core: vLLM's own, with block hashes that include positions.
 
-They also continue answers that another replica began, and limit the drafts of each request to the number that it asked
-for, with every drafting method.
+They also continue answers that another replica began, limit the drafts of each request to the number that it asked for,
+with every drafting method, and give a seeded request without drafts the same steps in any batch.
 """
 
 from typing import Any
@@ -21,6 +21,10 @@ class TargetScheduler(ContinuedAnswers, PositionHashing, PartialBlockScheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
         _limit_drafts(self.requests, draft_token_ids.req_ids)
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        _drop_padding(self.requests, scheduler_output)
+        super()._update_after_schedule(scheduler_output)
 
 
 class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
@@ -65,6 +69,21 @@ class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._wanted = {id: places for id, places in self._wanted.items() if id in self.requests}
         return outputs
+
+
+def _drop_padding(requests: Any, scheduled: Any) -> None:
+    """Take away the padding of seeded requests that want no drafts.
+
+    vLLM pads a request that joins a decode step with drafts that are rejected. The V1 runner would use other random
+    numbers for its first token then. The V2 runner's follow from seed and position.
+    """
+    drafts = scheduled.scheduled_spec_decode_tokens
+    for id in list(drafts):
+        sampling = requests[id].sampling_params
+        if sampling is not None and sampling.seed is not None and max_drafts(sampling.extra_args) == 0:
+            padding = len(drafts.pop(id))
+            scheduled.num_scheduled_tokens[id] -= padding
+            scheduled.total_num_scheduled_tokens -= padding
 
 
 def _limit_drafts(requests: Any, ids: Any) -> None:

@@ -22,6 +22,7 @@ HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self scheduler_output"),
     ("vllm.v1.worker.gpu_worker", "Worker.shutdown", "self"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_draft_token_ids", "self draft_token_ids"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._update_after_schedule", "self scheduler_output"),
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule", "self scheduler_output"),
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
     ("vllm.v1.worker.gpu_worker", "Worker.sample_tokens", "self grammar_output"),

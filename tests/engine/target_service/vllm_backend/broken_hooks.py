@@ -7,6 +7,7 @@ import torch
 from vllm.v1.request import Request
 
 from kv_transfer.position_map import PositionMap
+from target_service.vllm_backend import scheduler
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.worker import TargetWorker
 from vllm_hooks import positions_v1, positions_v2
@@ -19,14 +20,19 @@ class BreakableWorker(TargetWorker):
     def remember_more(self, tokens: int) -> None:
         """The scheduler remembers so many tokens more than were computed. It runs in this process: one rank only."""
 
-        def remember(scheduler: PartialBlockScheduler, request: Request) -> None:
-            computed, blocks = request.num_computed_tokens, scheduler.kv_cache_manager.get_blocks(request.request_id)
-            request.num_computed_tokens = min(computed + tokens, scheduler.block_size * len(blocks.blocks[0]))
-            self._right_remember(scheduler, request)
+        def remember(own: PartialBlockScheduler, request: Request) -> None:
+            computed, blocks = request.num_computed_tokens, own.kv_cache_manager.get_blocks(request.request_id)
+            request.num_computed_tokens = min(computed + tokens, own.block_size * len(blocks.blocks[0]))
+            self._right_remember(own, request)
             request.num_computed_tokens = computed
 
         self._right_remember = getattr(self, "_right_remember", PartialBlockScheduler._remember)
         PartialBlockScheduler._remember = remember
+
+    def keep_padding(self, keep: bool) -> None:
+        """The scheduler, which runs in this process, leaves the padding of seeded requests as it is."""
+        self._drop = getattr(self, "_drop", scheduler._drop_padding)
+        scheduler._drop_padding = (lambda *_: None) if keep else self._drop
 
     def falsify_positions(self, how: str) -> None:
         """Restored positions are `withheld`, `wrong_origin`, or `right` again."""
@@ -63,6 +69,9 @@ class BreakableTarget(VllmTarget):
 
     async def remember_more(self, tokens: int) -> None:
         await self._engine.collective_rpc("remember_more", args=(tokens,))
+
+    async def keep_padding(self, keep: bool) -> None:
+        await self._engine.collective_rpc("keep_padding", args=(keep,))
 
     async def falsify_positions(self, how: str) -> None:
         await self._engine.collective_rpc("falsify_positions", args=(how,))

@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 30, "stop_token_ids": list(range(0, 724, 3)), "max_tokens": 40},
     "logit_bias": {"logit_bias": {5: 30.0}, "frequency_penalty": 1.5},
     "short": {"max_tokens": 24},
+    "seed": {"temperature": 1.0, "seed": 11},
 }
 """Changes to the parameters of a greedy request of 64 tokens, by name. Each makes what follows depend on the answer."""
 

@@ -47,7 +47,7 @@ async def test_an_answer_cut_anywhere_goes_on(engine: VllmTarget, model: str, na
         assert GenerationOracle(model).wrong_tokens(prompt, answer.tokens) == 0
 
 
-@pytest.mark.parametrize("name", ["penalties", "logit_bias"])
+@pytest.mark.parametrize("name", ["penalties", "logit_bias", "seed"])
 async def test_as_part_of_the_prompt_alone_the_answer_goes_wrong(engine: VllmTarget, name: str) -> None:
     """Negative control: the same tokens, but not told that they are output tokens."""
     answer = await whole(engine, kept_prompt(700, 280, seed=1), f"{name}-control", **CASES[name])

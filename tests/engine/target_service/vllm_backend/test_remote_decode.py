@@ -1,15 +1,17 @@
 """Remote drafts, greedy, on one engine: the tokens are those of plain decoding, whatever the drafter does."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import GenerateRequest, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions, DraftAhead
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
@@ -349,3 +351,80 @@ async def test_a_seed_gives_the_same_answer_however_the_prompt_was_prefilled(eng
     answers = [await decode(engine, prompt, f"seeded-{i}", PLAIN, temperature=1.0, seed=7) for i in range(2)]
     assert answers[0] == answers[1]
     assert answers[0] != await decode(engine, prompt, "other", PLAIN, temperature=1.0, seed=8)
+
+
+SEEDED: list[dict[str, Any]] = [
+    {},
+    {"n": 3},
+    {"structured_outputs": {"regex": "[a-e]{24}"}, "ignore_eos": False},
+    {"top_p": 0.9, "top_k": 20, "frequency_penalty": 0.5},
+]
+"""Changes to the parameters of a sampled request with a seed."""
+
+SEEDED_PROMPT = kept_prompt(300, 65, seed=301)
+"""Two whole blocks, which the prefix cache has the second time, and one token: vLLM pads a step of one token."""
+
+
+async def seeded(engine: VllmTarget, prompt: KeptPrompt, name: str, options: DecodeOptions, **sampling: Any) -> str:
+    """The tokens of all n answers."""
+    asked = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True, **sampling}
+    answers: dict[int, list[int]] = {}
+    async with aclosing(engine.generate(GenerateRequest(name, prompt, asked, decode=options))) as outputs:
+        async for output in outputs:
+            for part in output.completions:
+                answers.setdefault(part.index, []).extend(part.token_ids.tolist())
+    return str(sorted(answers.items()))
+
+
+async def beside_drafts(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, *asked: Coroutine[Any, Any, str]
+) -> set[str]:
+    """The different answers to requests that come one after the other while others are drafted for."""
+
+    async def load(case: Case) -> None:
+        options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
+        await decode(engine, with_session(case, speculator), case.name, options, max_tokens=1200)
+
+    others = [asyncio.create_task(load(case)) for case in cases]
+    before = await engine.decode_stats()
+    answers = {await one for one in asked}
+    assert gained(before, await engine.decode_stats())["drafts"] > 0
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return answers
+
+
+@pytest.mark.parametrize("sampling", SEEDED, ids=lambda one: "-".join(one) or "plain")
+async def test_a_seed_without_drafts_gives_one_answer(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator, sampling: dict[str, Any]
+) -> None:
+    """Alone, after other requests and under load, where vLLM pads what joins a step; its prompt is cached then."""
+    alone = [await seeded(engine, SEEDED_PROMPT, f"alone-{i}", PLAIN, **sampling) for i in range(2)]
+    tries = (seeded(engine, SEEDED_PROMPT, f"load-{i}", PLAIN, **sampling) for i in range(6))
+    assert await beside_drafts(engine, cases[:3], speculator, *tries) == set(alone)
+    assert await seeded(engine, SEEDED_PROMPT, "other", PLAIN, **sampling, seed=8) not in alone
+
+
+async def test_a_seed_with_drafts_gives_several_answers(
+    engine: VllmTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    """Negative control: which drafts come and are accepted decides which random numbers are used."""
+    prompt = cases[9].prompt
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
+    drafted = with_session(cases[9], speculator)
+    answers = {await seeded(engine, prompt, "alone", PLAIN)}
+    answers |= {await seeded(engine, drafted, f"drafted-{i}", options) for i in range(3)}
+    assert len(answers) > 1
+
+
+async def test_a_padded_request_would_use_other_random_numbers(
+    engine: BreakableTarget, cases: list[Case], speculator: FakeSpeculator
+) -> None:
+    """Negative control: with vLLM's padding, the answer under load is another one."""
+    alone = await seeded(engine, SEEDED_PROMPT, "alone", PLAIN)
+    tries = (seeded(engine, SEEDED_PROMPT, f"padded-{i}", PLAIN) for i in range(3))
+    await engine.keep_padding(True)
+    answers = await beside_drafts(engine, cases[:3], speculator, *tries)
+    await engine.keep_padding(False)
+    assert answers != {alone}

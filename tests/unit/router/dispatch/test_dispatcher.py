@@ -20,7 +20,7 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError, Skim
 from skim_common.models.costs import ReadCost
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
-from tests.unit.router.dispatching import IDS, prompt, run
+from tests.unit.router.dispatching import IDS, SAMPLING, prompt, run
 
 
 async def test_the_target_sees_what_the_speculator_kept():
@@ -348,3 +348,27 @@ async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     assert ((kept >= 6) & (kept < 406)).sum() == 200
     assert (np.bincount((kept[(kept >= 6) & (kept < 406)] - 6) // 20) % 20 == 0).all()  # whole lines
     assert len(text) - kept.size == 400 - ((kept >= 6) & (kept < 406)).sum()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "explicit", "drafted"),
+    [
+        ({}, False, True),
+        ({"seed": 7}, False, False),
+        ({"seed": 7, "temperature": 0.5}, False, False),
+        ({"seed": 0, "temperature": 1.0}, False, False),
+        ({"seed": 7, "temperature": 0.0}, False, True),
+        ({"seed": None, "temperature": 1.0}, False, True),
+        ({"seed": 7}, True, True),
+    ],
+)
+async def test_a_seeded_prompt_gets_drafts_only_if_it_asks_for_them(sampling, explicit, drafted):
+    """A greedy one needs no random numbers. The speculator then holds no session for it."""
+    pools = LocalPools()
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
+    options = PrefillOptions(enabled="always", min_prompt_tokens=256)
+    context = CallState(Request(options, DecodeOptions(), decode_is_explicit=explicit))
+    async for _ in dispatcher.run("r", prompt(sampling={**SAMPLING, **sampling}), context):
+        pass
+    assert pools.generates[0].decode.method == ("remote" if drafted else "none")
+    assert (pools.generates[0].prompt.session is not None) == drafted
