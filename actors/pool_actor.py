@@ -1,17 +1,19 @@
 """What the deployment classes of both pools share: the settings of a replica, its start, its health and its end."""
 
 import asyncio
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import Metric
 from pydantic import BaseModel, ConfigDict, Field
 from ray.util.placement_group import PlacementGroup
 
 from actors.lifecycle.engine_watch import EngineWatch
+from actors.lifecycle.failed_probes import note_failed_probe
 from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import PROCESS, Exposition, expose
 from actors.observability.factory import create_tracer
@@ -22,11 +24,15 @@ from actors.ray_hooks.serve_logger import kept_log_file
 from actors.work_meter import WorkMeter
 from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
+from skim_common.errors import SkimError
+
+logger = logging.getLogger(__name__)
 
 
 class PoolSettings(BaseModel):
     """A replica: its engine with the engine's options, and how it is watched.
 
+    start_probe: what follows if the started engine fails its probe: prompts run `dense`, or the start fails (`refuse`).
     batch: see WorkMeter. start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see
     `create_tracer`.
     """
@@ -40,6 +46,7 @@ class PoolSettings(BaseModel):
     batch: int = 1
     start_timeout_s: float = math.inf
     hung_after_s: float = math.inf
+    start_probe: Literal["dense", "refuse", "off"] = "off"
     traces: Mapping[str, Any] | None = None
 
 
@@ -47,6 +54,7 @@ class PoolActor(ABC):
     """The base of both actors. Their `__init__` is a coroutine, which Serve awaits."""
 
     _engine: Engine
+    _failed_probe: int | None = None
 
     def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
         """Read the settings, and begin to log and to trace. Raises SkimError for a Ray that the hooks do not fit."""
@@ -64,11 +72,32 @@ class PoolActor(ABC):
             with gc_frozen(), kept_log_file():
                 yield
 
+    async def _probe(self, own: PoolSettings, find_failure: Callable[[], Awaitable[str | None]]) -> None:
+        """Let the engine that has just started find out whether it can be trusted (docs/scaling.md). Only vLLM's has
+        hooks that may be broken.
+
+        find_failure: returns why it cannot, in one sentence, or None. Raises SkimError.
+        """
+        if own.start_probe == "off" or own.engine != "vllm":
+            return
+        failure = await find_failure()
+        self._failed_probe = int(failure is not None)
+        if failure is None:
+            return
+        if own.start_probe == "refuse":
+            raise SkimError(f"the start probe has failed: {failure}")
+        logger.error("the start probe has failed, so all prompts run dense: %s", failure)
+        await note_failed_probe(failure)
+
     def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:
         """The engine runs: watch it, count its work and report its metrics."""
         self._watch = EngineWatch(self._engine, pool, group, hung_after_s=own.hung_after_s)
         self._work = WorkMeter(own.batch)
-        self._metrics = PoolMetrics(pool, self.stats)
+        self._metrics = PoolMetrics(pool, self._all_stats)
+
+    async def _all_stats(self) -> dict[str, Any]:
+        probe = {} if self._failed_probe is None else {"failed_probe": self._failed_probe}
+        return {**await self.stats(), **probe}
 
     @abstractmethod
     async def stats(self) -> dict[str, Any]: ...

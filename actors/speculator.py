@@ -24,6 +24,7 @@ from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
+from speculator_service.start_probe import find_failure
 from speculator_service.translation.engine import translated, translation_for
 
 
@@ -48,7 +49,10 @@ class SpeculatorActor(PoolActor):
         self._draft_spans = DraftSpans(self._tracer)
         async with self._start("speculator", own):
             engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
-            self._engine = translated(engine, translation_for(own.model, reads_for) if reads_for else None)
+            translation = translation_for(own.model, reads_for) if reads_for else None
+            self._engine = translated(engine, translation)
+            text = reads_for if translation and reads_for else own.model
+            await self._probe(own, lambda: find_failure(self._engine, text))
         self._drafts, self._acceptances = None, Acceptances()
         if channel is not None:
             branches = channel.get("max_branches", 64)

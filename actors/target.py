@@ -23,6 +23,7 @@ from target_service.engine import TargetEngine
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
 from target_service.reply_pieces import pieces
+from target_service.start_probe import find_failure
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class TargetActor(PoolActor):
                 self._engine = create_engine(
                     own.engine, own.model, tensor_parallel=own.tensor_parallel, options=options
                 )
+            await self._probe(own, lambda: find_failure(self._engine, own.model))
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._started("target", own, group)

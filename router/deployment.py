@@ -94,7 +94,9 @@ class RouterDeployment:
 
     async def __serve_build_asgi_app__(self) -> DrainingApp:
         self._serve_state = ServeState()
-        self._watch = asyncio.create_task(watch_pools(self._serve_state, self._states, self._meter))
+        self._watch = asyncio.create_task(
+            watch_pools(self._serve_state, self._serve_state.probes, self._states, self._meter)
+        )
         self._app = StartingApp(self._build_app, self._settings.admission_timeout_s, self._others_serve)
         async with retried_start("router", self._model, self._vllm_options, limit_s=None):
             await self._app.start()
@@ -137,6 +139,8 @@ class RouterDeployment:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.
         files = asyncio.to_thread(local_folder, self._model, weights=False)
         _, _, folder = await asyncio.gather(self._pools.connect(), asyncio.to_thread(_load_vllm), files)
+        # The first prompt must not come before the next look of the watch.
+        self._states.failed_probes = await self._serve_state.probes()
         from router.vllm_front.app import ServedModel, build_openai_app
 
         with gc_frozen():

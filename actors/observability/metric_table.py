@@ -189,6 +189,10 @@ _ALL = (
         "skim_target_failed_transfers_total", "counter", "failed transfers of KV blocks; the prompt was prefilled again"
     ),
     *(
+        Metric(f"skim_{pool}_failed_probe", "gauge", "1 if this replica failed its start probe, 0 if it passed")
+        for pool in ("speculator", "target")
+    ),
+    *(
         Metric(f"skim_{pool}_{count}_total", "counter", f"requests {count} (mock engines only)")
         for pool in ("speculator", "target")
         for count in ("started", "aborted")

@@ -168,7 +168,11 @@ def skim_config(
     cores: by pool, as in `engine_environment`. decode: fields of the section `decode`.
     """
     pools = {
-        pool: {"env": engine_environment(cores=(cores or {}).get(pool, ())), "cpus_per_replica": 0.5}
+        pool: {
+            "env": engine_environment(cores=(cores or {}).get(pool, ())),
+            "cpus_per_replica": 0.5,
+            "start_probe": "off",  # the weights may be random
+        }
         for pool in ("target", "speculator")
     }
     of_target = engine_options(max_model_len, kv_tokens, dtype=dtype)

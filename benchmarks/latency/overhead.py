@@ -113,6 +113,7 @@ def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
             f"{pool}.model": Path(getattr(settings, pool)),
             f"{pool}.engine": kind,
             f"{pool}.env": _environment(pool),
+            f"{pool}.start_probe": "off",
         }
         # Ray reserves little CPU for Skim, so that ray.serve.llm finds room.
         pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}

@@ -97,6 +97,8 @@ class MockPools:
         ]
         return cls(speculators, _targets(model, profile, profile.gpus - gpus, held, replicas))
 
+    untrusted = False
+
     def replicas(self, pool: str) -> float:
         """As many in each pool."""
         return len(self._targets.engines)

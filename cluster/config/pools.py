@@ -131,6 +131,11 @@ class PoolConfig(BaseModel):
         description="a replica whose engine gives no sign of life for so long ends, and another one starts; "
         "longer than the engine's longest step",
     )
+    start_probe: Literal["dense", "refuse", "off"] = Field(
+        "dense",
+        description="a replica that starts reads a short prompt with facts; if it fails: dense (all prompts run dense) "
+        "or refuse (it does not start); off: for models that no prompt can ask, such as random weights",
+    )
     engine_options: dict[str, Any] = Field(
         default_factory=dict,
         description="options of `vllm serve`; the target's are for engine and HTTP front (docs/options.md)",
@@ -145,6 +150,11 @@ class PoolConfig(BaseModel):
         if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
             return settings
         return {**settings, "replicas": max(1, scaling["min_replicas"])}
+
+    @field_validator("start_probe", mode="before")
+    @classmethod
+    def _yaml_reads_off_as_false(cls, start_probe: Any) -> Any:
+        return "off" if start_probe is False else start_probe
 
     @field_validator("engine", mode="before")
     @classmethod

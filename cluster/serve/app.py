@@ -217,6 +217,7 @@ def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any)
         batch=pool.autoscaling.batch if pool.autoscaling else 1,
         start_timeout_s=pool.start_timeout_s,
         hung_after_s=pool.hung_after_s,
+        start_probe=pool.start_probe,
         traces=traces,
     )
     return settings.model_dump(exclude_defaults=True)

@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 from ray.util import placement_group_table
 
+from actors.lifecycle.failed_probes import failed_probes
 from actors.lifecycle.failed_starts import FailedStart, last_failed_start
 from cluster.serve.app import APP_NAME
 
@@ -46,7 +47,8 @@ def current_parts(name: str = APP_NAME) -> list[Part] | None:
     down = [part for part, found in application.deployments.items() if found.status != "HEALTHY"]
     failed = {part: last_failed_start(name, part) for part in down}
     waiting = waiting_groups(placement_group_table(), name) if down else {}
-    return [*parts_of(application, Causes(waiting, failed)), *_proxies(status)]
+    probes = probe_parts(failed_probes(name))
+    return [*parts_of(application, Causes(waiting, failed)), *probes, *_proxies(status)]
 
 
 def waiting_groups(table: Mapping[str, Mapping[str, Any]], name: str = APP_NAME) -> dict[str, str]:
@@ -68,6 +70,15 @@ def parts_of(application: ApplicationStatusOverview, causes: Causes = Causes()) 
     """The pools and the router of an application."""
     parts = sorted(application.deployments.items(), key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else 9)
     return [_part(name, part, causes) for name, part in parts]
+
+
+def probe_parts(failed: Mapping[str, str]) -> list[Part]:
+    """The start probes that have failed, by pool (`failed_probes`): their pools run, but cannot be trusted."""
+    names = {pool: f"{pool} start probe" for pool in failed}
+    return [
+        Part(names[pool], False, f"{names[pool]}: failed, so all prompts run dense: {why}", why)
+        for pool, why in sorted(failed.items())
+    ]
 
 
 def _proxies(status: ServeStatus) -> list[Part]:

@@ -10,7 +10,8 @@ class RequestTraits:
     """The properties of a request, besides its options, that the decision depends on.
 
     prompt_tokens: length M of the rendered prompt. compressible_tokens: tokens outside all protected spans; None if
-    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans.
+    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans. untrusted: a pool has
+    failed its start probe.
     """
 
     prompt_tokens: int
@@ -20,6 +21,7 @@ class RequestTraits:
     compressible_tokens: int | None = None
     rated: bool = False
     unmapped: bool = False
+    untrusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
         (not options.enabled, "disabled"),
         (options.keeps_all and not traits.rated, "keep-all"),
         (traits.prompt_tokens < options.min_prompt_tokens, "short-prompt"),
+        (traits.untrusted, "start-probe"),
         (traits.prompt_logprobs, "prompt-logprobs"),
         (traits.echo, "echo"),
         (traits.beam_search, "beam-search"),

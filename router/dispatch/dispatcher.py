@@ -154,6 +154,7 @@ class Dispatcher:
             compressible_tokens=state.prompt_tokens - state.spans.protected_tokens,
             rated=state.spans.rates.size > 0,
             unmapped=state.spans.unmapped,
+            untrusted=self.pools.untrusted,
         )
         vocabulary = self.pools.target.vocab_size
         state.call.add_logprobs(first_logprobs(traits.prompt_tokens, prompt.sampling, vocabulary))

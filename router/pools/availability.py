@@ -15,11 +15,12 @@ from typing import Any
 
 from ray import serve
 
+from actors.lifecycle.failed_probes import READ_PERIOD_S, failed_probes
 from actors.observability.meter import Meter
 from actors.ray_hooks.controller import Controller
 from skim_common.errors import EngineUnavailableError
 
-PERIOD_S = 2.0
+PERIOD_S = READ_PERIOD_S
 TIMEOUT_S = 10.0
 """How often Serve's controller is asked, and how long for. While it is away, the last state counts."""
 LONGEST_RETRY_S = 60
@@ -46,7 +47,10 @@ class Replicas:
 
 
 class PoolStates:
-    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds."""
+    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds.
+
+    failed_probes: the pools that have failed their start probe (`actors.lifecycle.failed_probes`).
+    """
 
     def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._down_after_s, self._clock = down_after_s, clock
@@ -54,6 +58,7 @@ class PoolStates:
         self._asleep: set[str] = set()
         self._running: dict[str, int] = {}
         self._waiting: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self.failed_probes: Mapping[str, str] = {}
 
     def note(self, pools: Mapping[str, Replicas]) -> None:
         """Take in what Serve reports. Ends the waits for pools that are down now."""
@@ -106,14 +111,24 @@ class PoolStates:
             raise
 
 
-async def watch_pools(ask: Callable[[], Awaitable[Mapping[str, Replicas]]], states: PoolStates, meter: Meter) -> None:
-    """Note and record every PERIOD_S what `ask` reports, for ever. A failure of `ask` changes nothing."""
+async def watch_pools(
+    ask: Callable[[], Awaitable[Mapping[str, Replicas]]],
+    probes: Callable[[], Awaitable[Mapping[str, str]]],
+    states: PoolStates,
+    meter: Meter,
+) -> None:
+    """Note and record every PERIOD_S what `ask` and `probes` report, for ever. Their failures change nothing.
+
+    probes: reports the pools that have failed their start probe.
+    """
     known: Mapping[str, Replicas] = {}
     while True:
         with suppress(Exception):
             async with asyncio.timeout(TIMEOUT_S):
                 known = await ask()
         states.note(known)
+        with suppress(Exception):
+            states.failed_probes = await probes()
         for pool, replicas in known.items():
             meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
             meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
@@ -130,6 +145,10 @@ class ServeState:
     async def __call__(self) -> Mapping[str, Replicas]:
         """The replicas by deployment. Raises RayError or ValueError if there is no controller."""
         return replicas_of(await self._controller.deployments(self._app))
+
+    async def probes(self) -> Mapping[str, str]:
+        """`failed_probes` of the application, read in a thread: it waits for Ray's head."""
+        return await asyncio.to_thread(failed_probes, self._app)
 
 
 def replicas_of(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, Replicas]:

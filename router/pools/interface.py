@@ -17,11 +17,14 @@ def unwatched() -> None:
 class Pools(Protocol):
     """What the dispatcher needs of the pools. Tests implement it with engines in their own process.
 
-    speculator: None until its pool has answered for the first time.
+    speculator: None until its pool has answered for the first time. untrusted: a pool has failed its start probe.
     """
 
     speculator: ModelInfo | None
     target: ModelInfo
+
+    @property
+    def untrusted(self) -> bool: ...
 
     def replicas(self, pool: str) -> float:
         """The replicas of `speculator` or `target` that read prompts, per router."""

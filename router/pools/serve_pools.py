@@ -132,6 +132,10 @@ class ServePools:
                 self.problem = str(error), True
                 return
 
+    @property
+    def untrusted(self) -> bool:
+        return bool(self._states.failed_probes)
+
     def ask_all(self, method: str, *args: Any, timeout_s: float) -> list[Awaitable[list[Any]]]:
         """For each pool, as `replies_of_all`."""
         return [replies_of_all(handle, method, *args, timeout_s=timeout_s) for handle in self._handles.values()]

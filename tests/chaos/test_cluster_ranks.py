@@ -69,7 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module", params=["tensor_parallel", "pipeline_parallel"])
 def replica(request: pytest.FixtureRequest, cluster: Cluster, model: str) -> Iterator[Any]:
     """The target's replica, started with the options that Serve gets."""
-    target = {"model": model, request.param: 2, "nodes_per_replica": 2, "gpus_per_replica": 2}
+    target = {"model": model, request.param: 2, "nodes_per_replica": 2, "gpus_per_replica": 2, "start_probe": "off"}
     env = {**NETWORK, "VLLM_CPU_KVCACHE_SPACE": "1"}
     settings = {
         "speculator": {"model": model, "engine": "mock"},

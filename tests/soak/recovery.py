@@ -45,7 +45,9 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
     if engines:
         demo = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
         for pool in ("speculator", "target"):
-            found[pool] |= {key: demo[pool][key] for key in ("engine_options", "env") if key in demo[pool]}
+            found[pool] |= {
+                key: demo[pool][key] for key in ("engine_options", "env", "start_probe") if key in demo[pool]
+            }
         found["target"] |= {"tensor_parallel": 2}
     return found
 

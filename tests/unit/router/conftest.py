@@ -54,6 +54,8 @@ class LocalPools:
         self.select_error: Exception | None = None
         self.generate_error: Exception | None = None
 
+        self.untrusted = False
+
     def replicas(self, pool: str) -> float:
         return 1.0
 

@@ -151,7 +151,7 @@ async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_a
     async def nothing(*_):
         pass
 
-    monkeypatch.setattr(deployment, "ServeState", lambda: None)
+    monkeypatch.setattr(deployment, "ServeState", lambda: SimpleNamespace(probes=None))
     monkeypatch.setattr(deployment, "watch_pools", nothing)
     router = object.__new__(RouterDeployment)
     router._model, router._settings = "model", RouterConfig(admission_timeout_s=3600.0)

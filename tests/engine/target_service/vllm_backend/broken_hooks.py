@@ -35,7 +35,7 @@ class BreakableWorker(TargetWorker):
         scheduler._drop_padding = (lambda *_: None) if keep else self._drop
 
     def falsify_positions(self, how: str) -> None:
-        """Restored positions are `withheld`, `wrong_origin`, or `right` again."""
+        """Restored positions are `withheld`, `wrong_origin`, `wrapped` (they begin again at 50), or `right`."""
         right = positions_v1.position_map if not hasattr(self, "_right") else self._right
         self._right = right
 
@@ -47,6 +47,8 @@ class BreakableWorker(TargetWorker):
                 return None
             slots = np.arange(found.prompt_offsets.size)
             kept = (found.prompt_offsets + slots).astype(np.int32)
+            if how == "wrapped":
+                return PositionMap(kept % 50, found.decode_offset + slots.size)
             return PositionMap(kept, found.decode_offset + slots.size + 37)
 
         positions_v1.position_map = positions_v2.position_map = falsified

@@ -23,7 +23,7 @@ from tests.unit.actors.local_meter import LocalMeter
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
     **asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
-    **asdict(RecordCounts()), "records": 0,
+    **asdict(RecordCounts()), "records": 0, "failed_probe": 0,
 }  # fmt: skip
 
 
@@ -35,6 +35,7 @@ def target_counts() -> dict[str, Any]:
         **DraftExchange(lambda address: DraftClient(address), 20).stats(),
         **DecodeCounts(config).counts(),
         **TransferCounts(config).counts(),
+        "failed_probe": 0,
     }
     counts["fallbacks"]["no_session"] = counts.pop("no_session")
     counts["channel"] = DraftClient("here:1").counters

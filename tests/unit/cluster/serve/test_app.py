@@ -72,7 +72,7 @@ def test_pools_that_scale_by_work():
     told = speculator._deployment_config
     policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
     assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
-    started = {"start_timeout_s": 1800.0, "hung_after_s": 300.0}
+    started = {"start_timeout_s": 1800.0, "hung_after_s": 300.0, "start_probe": "dense"}
     assert speculator.init_kwargs == {"reads_for": "/big"}
     assert speculator.init_args[0] == {"engine": "vllm", "model": "/small", **started}
     settings = dict(target.init_args[0])

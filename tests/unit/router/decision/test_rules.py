@@ -23,6 +23,7 @@ def test_a_plain_request_is_speculative():
         ({}, {"keep_rate": 1.0}, "keep-all"),
         ({}, {"keep_rate": 0.2, "coverage": 1.0}, "keep-all"),
         ({"prompt_tokens": 99}, {}, "short-prompt"),
+        ({"untrusted": True}, {}, "start-probe"),
         ({"prompt_logprobs": True}, {}, "prompt-logprobs"),
         ({"echo": True}, {}, "echo"),
         ({"beam_search": True}, {}, "beam-search"),

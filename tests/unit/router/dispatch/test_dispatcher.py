@@ -46,6 +46,14 @@ async def test_every_part_of_the_time_is_accounted_for():
     assert set(dense.outcome.timings) == set(TIMING_PARTS) - {"speculate", "select"}
 
 
+async def test_a_pool_that_failed_its_start_probe_makes_every_prompt_dense():
+    pools = LocalPools()
+    pools.untrusted = True
+    ran = await run(pools, prompt())
+    assert (ran.outcome.mode, ran.outcome.reason) == ("dense", "start-probe")
+    assert pools.selects == []
+
+
 X = {"text": "x", "offsets": [(0, 1)]}
 
 

@@ -32,6 +32,8 @@ KEEP = {"speculative_prefill": {"keep_rate": 0.25}}
 class ActorPools:
     """Pools that call the actors directly, with messages as bytes."""
 
+    untrusted = False
+
     def __init__(self, speculator, target):
         self._speculator, self._target = speculator, target
         self.selects, self.generates = [], []

@@ -71,6 +71,8 @@ async def test_what_the_speculator_refuses_is_a_400(client, pools, document, str
 class Breaking:
     """Pools whose target breaks after its first output."""
 
+    untrusted = False
+
     def __init__(self, pools):
         self.speculator, self.target, self.select = pools.speculator, pools.target, pools.select
         self.replicas = pools.replicas

@@ -116,9 +116,15 @@ async def test_without_the_controller_the_last_state_counts(monkeypatch, clock, 
             raise RuntimeError("the controller is away")
         return {"target": EMPTY}
 
-    watch = asyncio.create_task(watch_pools(ask, states, meter))
+    async def probes():
+        if asked > 1:
+            raise RuntimeError("Ray's head is away")
+        return {"target": "a reason"}
+
+    watch = asyncio.create_task(watch_pools(ask, probes, states, meter))
     await until(lambda: asked > 3)
     assert not states.is_down("target")
+    assert states.failed_probes == {"target": "a reason"}
     clock.now = 30.0
     assert states.is_down("target")
     watch.cancel()

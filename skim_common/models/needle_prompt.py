@@ -1,0 +1,86 @@
+"""A short prompt with facts among filler, by which a pool finds at its start whether it can be trusted.
+
+A raw text that ends in the middle of a sentence: every causal language model can continue it, with or without a chat
+template. The lines are tokenized one by one, so that each is a unit of whole tokens.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skim_common.models.info import load_tokenizer
+from skim_common.models.source import local_folder
+
+SEED = 7
+FILLER_LINES = 21
+FACTS = (("harbour", "marble"), ("library", "copper"), ("station", "velvet"))
+"""Three places and the word that belongs to each."""
+
+_SUBJECTS = ("The old farmer", "A tall student", "My neighbour", "The young nurse", "A quiet driver", "The tired cook")
+_VERBS = ("repaired", "carried", "painted", "borrowed", "watched", "cleaned")
+_OBJECTS = (
+    "the wooden fence",
+    "a heavy basket",
+    "the kitchen table",
+    "an empty bottle",
+    "the garden gate",
+    "a red kite",
+)
+_TIMES = ("before noon", "after the rain", "on Monday", "last winter", "in the evening")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeedlePrompt:
+    """The prompt about one fact. token_ids: int32 [M]. starts: int32 [U], the first token of each line.
+
+    needle, question: half-open token ranges, the fact's line and the last line. A beginning-of-text token belongs to
+    the first line, which is filler.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    needle: tuple[int, int]
+    question: tuple[int, int]
+
+
+def needle_prompts(model: str) -> list[NeedlePrompt]:
+    """One prompt per fact, in the tokens of `model` (a folder or a hub name); they differ in their last line alone.
+
+    Raises ModelError for a tokenizer that cannot be used.
+    """
+    tokenizer = load_tokenizer(Path(local_folder(model, weights=False)))
+    rng = random.Random(SEED)
+    lines = [
+        f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {rng.choice(_OBJECTS)} {rng.choice(_TIMES)}."
+        for _ in range(FILLER_LINES)
+    ]
+    places = sorted(rng.sample(range(2, FILLER_LINES - 1), len(FACTS)))
+    for number, (place, (where, word)) in enumerate(zip(places, FACTS, strict=True)):
+        lines.insert(place + number, f"The secret word of the {where} is {word}.")
+    document = [_ids(tokenizer, f"{line}\n") for line in lines]
+    document[0] = [*tokenizer("").input_ids, *document[0]]
+    return [
+        _about(place + number, document, _ids(tokenizer, f"The secret word of the {FACTS[number][0]} is"))
+        for number, place in enumerate(places)
+    ]
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _about(needle: int, document: list[list[int]], question: list[int]) -> NeedlePrompt:
+    """needle: the number of the fact's line."""
+    lines = [*document, question]
+    ends = np.cumsum([len(line) for line in lines], dtype=np.int32)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int32)
+    return NeedlePrompt(
+        np.array([token for line in lines for token in line], np.int32),
+        starts,
+        (int(starts[needle]), int(ends[needle])),
+        (int(starts[-1]), int(ends[-1])),
+    )

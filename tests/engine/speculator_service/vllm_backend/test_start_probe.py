@@ -1,0 +1,51 @@
+"""The start probe of a speculator, on real weights: it trusts right scores, and sees a broken hook."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from speculator_service.start_probe import find_failure
+from speculator_service.vllm_backend.engine import VllmSpeculator
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+        options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1280, "num_gpu_blocks_override": 64}
+        engine = VllmSpeculator(str(smollm2), **options)
+        yield engine
+        engine.close()
+
+
+async def test_a_healthy_speculator(engine, smollm2):
+    assert await find_failure(engine, str(smollm2)) is None
+
+
+async def test_keys_of_other_layers(engine, smollm2):
+    def swap(worker):
+        read = worker._keys.read
+        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
+
+    def as_before(worker):
+        del worker._keys.read
+
+    await engine._engine.collective_rpc(swap)
+    failure = await find_failure(engine, str(smollm2))
+    await engine._engine.collective_rpc(as_before)
+    assert "is not among the best sixth" in failure
+
+
+async def test_scores_of_other_tokens(engine, smollm2, monkeypatch):
+    """As of a hook that is one chunk of the prompt behind."""
+    score = engine.score
+
+    async def behind(request):
+        scores = await score(request)
+        return replace(scores, importance=scores.importance.roll(32))
+
+    monkeypatch.setattr(engine, "score", behind)
+    assert "is not among the best sixth" in await find_failure(engine, str(smollm2))
