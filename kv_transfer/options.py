@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 DraftAhead = Literal["off", "chain", "branches"]
 
@@ -208,11 +208,32 @@ class DecodeOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    method: Literal["remote", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp", "none"] = Field(
-        "remote", description="drafting method; a request may choose the deployment's method or none"
-    )
+    method: Literal[
+        "remote",
+        "ngram",
+        "ngram_gpu",
+        "suffix",
+        "draft_model",
+        "medusa",
+        "eagle",
+        "eagle3",
+        "mtp",
+        "dflash",
+        "dspark",
+        "none",
+    ] = Field("remote", description="drafting method; a request may choose the deployment's method or none")
     max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
     adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
     draft_ahead: DraftAhead = Field("chain", description="draft ahead while the target verifies")
     draft_context: Literal["full", "kept"] = Field("full", description="prompt of the drafter: full or kept tokens")
     q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution sent per draft")
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _vllm_runs_it(cls, method: Any) -> Any:
+        if method == "mlp_speculator":
+            raise ValueError(
+                "cannot be mlp_speculator: vLLM 0.29 knows the name, but none of its model runners drafts with it;"
+                " choose another method"
+            )
+        return method

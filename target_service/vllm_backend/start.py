@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
+from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -17,6 +18,9 @@ from target_service.vllm_backend import continued_answers, logits_processors
 from target_service.vllm_backend.speculation import draft_probs, remote_config
 from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
+
+NEEDS_A_GPU = ("ngram_gpu", "dspark")
+"""Decode methods of vLLM that pin memory for a GPU, or that only its V2 model runner has."""
 
 HOOKED = (
     ("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self scheduler_output"),
@@ -55,7 +59,10 @@ def start_engine(
     check_options("target", options)
     refusal = f"the target engine cannot run {model} with these options"
     ours = {"model": model, "tensor_parallel_size": tensor_parallel, "worker_cls": worker_cls}
-    remote = (options.get("speculative_config") or {}).get("method") == "custom_class"
+    method = (options.get("speculative_config") or {}).get("method")
+    if method in NEEDS_A_GPU and current_platform.is_cpu():
+        raise SkimError(f"{refusal}: decode method {method} needs a GPU, and there is none; choose another method")
+    remote = method == "custom_class"
     with remote_drafts_config() if remote else nullcontext():
         config = engine_config(refusal, **ours, **options)
     if config.speculative_config and not config.use_v2_model_runner and (stages := _stages(config)) > 1:

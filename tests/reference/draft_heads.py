@@ -41,6 +41,38 @@ def build_eagle(folder: Path, target: str, method: str) -> str:
     return _write(folder, config, shapes)
 
 
+def build_dflash(folder: Path, target: str, method: str = "dflash") -> str:
+    """One layer of a DFlash head, or of a DSpark one (vllm.model_executor.models.qwen3_dflash, qwen3_dspark)."""
+    config = _config(target)
+    hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads, vocabulary = config["num_attention_heads"], config["num_key_value_heads"], config["vocab_size"]
+    layer = "layers.0"
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, 2 * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        f"{layer}.self_attn.q_proj.weight": (heads * size, hidden),
+        f"{layer}.self_attn.k_proj.weight": (kv_heads * size, hidden),
+        f"{layer}.self_attn.v_proj.weight": (kv_heads * size, hidden),
+        f"{layer}.self_attn.o_proj.weight": (hidden, heads * size),
+        f"{layer}.self_attn.q_norm.weight": (size,),
+        f"{layer}.self_attn.k_norm.weight": (size,),
+        f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+        f"{layer}.mlp.up_proj.weight": (inner, hidden),
+        f"{layer}.mlp.down_proj.weight": (hidden, inner),
+        f"{layer}.input_layernorm.weight": (hidden,),
+        f"{layer}.post_attention_layernorm.weight": (hidden,),
+    }
+    # vLLM's attention on CPU is causal.
+    head = {"target_layer_ids": [0, 1], "mask_token_id": 4, "causal": True}
+    config |= {"model_type": "qwen3", "num_hidden_layers": 1, "dflash_config": head}
+    config |= {"architectures": ["DFlashDraftModel"], "attention_bias": False, "layer_types": ["full_attention"]}
+    if method == "dspark":
+        config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": 16, "dspark_target_layer_ids": [0, 1]}
+        shapes |= {"markov_head.markov_w1.weight": (vocabulary, 16), "markov_head.markov_w2.weight": (vocabulary, 16)}
+    return _write(folder, config, shapes)
+
+
 def build_medusa(folder: Path, target: str, heads: int) -> str:
     """Medusa heads (vllm.model_executor.models.medusa), one per draft."""
     config = _config(target)

@@ -13,7 +13,7 @@ from skim_common.validation import sentence
 from target_service.vllm_backend.speculation.proposer import PROPOSER
 from target_service.vllm_backend.speculation.remote_drafts import CHANNEL
 
-WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
+WITH_A_MODEL = ("draft_model", "medusa", "eagle", "eagle3", "dflash", "dspark")
 
 
 class TargetSamplingParams(SamplingParams):

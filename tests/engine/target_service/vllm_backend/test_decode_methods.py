@@ -3,19 +3,20 @@
 import asyncio
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from vllm.config.speculative import MTPModelTypes, SpeculativeMethod
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import SkimError
 from target_service.vllm_backend.engine import VllmTarget
-from tests.engine.target_service.vllm_backend.cases import dense_prompt, kept_prompt
+from tests.engine.target_service.vllm_backend.cases import dense_prompt, engine_options, kept_prompt
 from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained
-from tests.reference.draft_heads import build_eagle, build_medusa
+from tests.reference.draft_heads import build_dflash, build_eagle, build_medusa
 from tests.reference.generation_oracle import GenerationOracle
 
 pytestmark = pytest.mark.nightly
@@ -29,6 +30,7 @@ METHODS = [
     "eagle",
     "eagle3",
     "medusa",
+    "dflash",
 ]
 
 
@@ -41,6 +43,8 @@ def method_options(method: str, model: str, folder: Path) -> dict[str, Any]:
         return {"speculative_config": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
     if method == "draft_model":
         return {"draft_model": model}
+    if method == "dflash":
+        return {"draft_model": build_dflash(folder, model)}
     if method in ("eagle", "eagle3"):
         return {"draft_model": build_eagle(folder, model, method)}
     return {"draft_model": build_medusa(folder, model, MAX_DRAFTS)} if method == "medusa" else {}
@@ -103,8 +107,29 @@ def test_a_method_without_its_weights_is_refused(model: str) -> None:
         VllmTarget(model, decode={"method": "eagle"})
 
 
+@pytest.mark.parametrize("method", ["ngram_gpu", "dspark"])
+def test_methods_that_need_a_gpu(model: str, device: str, tmp_path: Path, method: str) -> None:
+    if device == "cuda":
+        pytest.skip("there is one")
+    draft = build_dflash(tmp_path, model, method) if method == "dspark" else None
+    with pytest.raises(SkimError, match=f"decode method {method} needs a GPU, and there is none"):
+        VllmTarget(model, decode={"method": method}, draft_model=draft, **engine_options(device))
+
+
+def test_every_method_of_vllm_that_drafts_text_is_offered_or_refused() -> None:
+    ours = set(get_args(DecodeOptions.model_fields["method"].annotation)) - {"remote", "none"}
+    without = {"custom_class", "extract_hidden_states", "mlp_speculator"}  # the remote drafts, no drafts, never run
+    old_names = set(get_args(MTPModelTypes)) - {"mtp"}
+    assert ours == set(get_args(SpeculativeMethod)) - without - old_names
+
+
 @pytest.mark.parametrize(
-    ("fields", "words"), [({"method": "guess"}, "method"), ({"max_draft_tokens": 0}, "max_draft_tokens")]
+    ("fields", "words"),
+    [
+        ({"method": "mlp_speculator"}, "none of its model runners drafts with it"),
+        ({"method": "guess"}, "method"),
+        ({"max_draft_tokens": 0}, "max_draft_tokens"),
+    ],
 )
 def test_wrong_decode_options_are_named(model: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SkimError, match=words):
