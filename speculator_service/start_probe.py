@@ -30,7 +30,7 @@ async def find_failure(engine: SpeculatorEngine, model: str) -> str | None:
         return None
     service, name = SpeculatorService(engine), f"skim-start-probe-{uuid4().hex}"
     for number, prompt in enumerate(prompts):
-        scoring: Literal["attention", "heads"] = "heads" if engine.has_head_profile and number == 1 else "attention"
+        scoring: Literal["attention", "heads"] = "heads" if engine.info.has_head_profile and number == 1 else "attention"
         options = SelectionOptions(
             keep_rate=KEEP_RATE,
             scoring=scoring,
