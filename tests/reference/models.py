@@ -22,7 +22,6 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
-    "qwen2_5_vl",
     "qwen3_vl",
     "deepseek_v2",
     "deepseek_v3",
@@ -50,7 +49,6 @@ _CLASSES = {
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),  # linear attention, experts
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),  # linear attention, M-RoPE
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
-    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),  # M-RoPE, QKV bias
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),  # interleaved M-RoPE, QK norm
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),  # MLA
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),  # MLA with low-rank queries
@@ -79,9 +77,14 @@ _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
-"""M-RoPE for heads of 64 dimensions."""
-_INTERLEAVED = {**_SECTIONS, "mrope_section": [12, 10, 10], "mrope_interleaved": True, "partial_rotary_factor": 1.0}
+_MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [12, 10, 10],
+    "mrope_interleaved": True,
+    "partial_rotary_factor": 1.0,
+}
+"""For heads of 64 dimensions."""
 _ITS_OWN: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 20.0},
     "gemma3": {**_GEMMA, "sliding_window_pattern": 2},
@@ -100,15 +103,14 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3_next": {**_LINEAR, **_EXPERTS},
-    "qwen3_5": {**_LINEAR, "rope_parameters": _INTERLEAVED},
-    "qwen3_5_moe": {**_LINEAR, **_EXPERTS, "rope_parameters": _INTERLEAVED},
-    "qwen2_5_vl": {"rope_parameters": _SECTIONS},
-    "qwen3_vl": {"rope_parameters": _INTERLEAVED},
+    "qwen3_5": {**_LINEAR, "rope_parameters": _MROPE},
+    "qwen3_5_moe": {**_LINEAR, **_EXPERTS, "rope_parameters": _MROPE},
+    "qwen3_vl": {"rope_parameters": _MROPE},
     "deepseek_v2": {**_MLA, "q_lora_rank": None},
     "deepseek_v3": {**_MLA, "q_lora_rank": 96},
 }
 _VISION = {"out_hidden_size": 256, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1}
-"""The part for images of the families that have one. Nothing reads it: Skim serves their text."""
+"""The part of Qwen3-VL that reads images. Nothing runs it: Skim serves the text."""
 
 
 def build_model(
@@ -137,6 +139,7 @@ def build_model(
     """
     hidden = hidden or heads * head_dim
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
+    all_attend = {} if linear_attention else {"full_attention_interval": 1}
     text = dict(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -152,15 +155,14 @@ def build_model(
         eos_token_id=eos_token_id,
         pad_token_id=0,
         dtype="float32",
-        **{"tie_word_embeddings": False, **_ITS_OWN.get(family, {})},
+        **{"tie_word_embeddings": False, **_ITS_OWN.get(family, {}), **all_attend},
         **({"sliding_window": sliding_window} if family == "mistral" else {}),
-        **({} if linear_attention else {"full_attention_interval": 1}),
         **({"rope_parameters": {"rope_theta": 10000.0, **rope}} if rope else {}),
     )
     # vLLM's CPU platform asks for the architecture of Qwen3-VL's text part, which its own checkpoints do not name.
-    inner = {**text, "architectures": ["Qwen3ForCausalLM"]} if family == "qwen3_vl" else text
+    inner = {**text, "architectures": ["Qwen3ForCausalLM"]}
     parts = {"text_config": inner, "vision_config": _VISION, "tie_word_embeddings": False}
-    config = config_class(**(parts if family in ("qwen2_5_vl", "qwen3_vl") else text))
+    config = config_class(**(parts if family == "qwen3_vl" else text))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)

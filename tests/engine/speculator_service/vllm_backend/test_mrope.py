@@ -16,7 +16,7 @@ SPAWNED = True
 CASES = [(random_prompt(length, seed=length), SelectionOptions(look_ahead=4)) for length in (1, 31, 700)]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", "qwen3_5_moe"])
 def rig(request, start):
     with pytest.MonkeyPatch.context() as patch:
         run_without_images(patch)

@@ -35,7 +35,7 @@ SPAWNED = True
 
 FAMILIES: list[Any] = [
     "qwen3_vl",
-    *(pytest.param(family, marks=pytest.mark.nightly) for family in ("qwen2_5_vl", "qwen3_5", "qwen3_5_moe")),
+    *(pytest.param(family, marks=pytest.mark.nightly) for family in ("qwen3_5", "qwen3_5_moe")),
 ]
 NGRAM = {
     "decode": {"method": "ngram", "max_draft_tokens": 3},

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[4]
 LONGEST = True
 
 
-MROPE = [pytest.param(family, marks=pytest.mark.nightly) for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_5_moe")]
+MROPE = [pytest.param(family, marks=pytest.mark.nightly) for family in ("qwen3_vl", "qwen3_5_moe")]
 
 
 @pytest.mark.parametrize("family", ["llama", *MROPE])
