@@ -30,7 +30,8 @@ async def find_failure(engine: SpeculatorEngine, model: str) -> str | None:
         return None
     service, name = SpeculatorService(engine), f"skim-start-probe-{uuid4().hex}"
     for number, prompt in enumerate(prompts):
-        scoring: Literal["attention", "heads"] = "heads" if engine.info.has_head_profile and number == 1 else "attention"
+        by_heads = engine.info.has_head_profile and number == 1
+        scoring: Literal["attention", "heads"] = "heads" if by_heads else "attention"
         options = SelectionOptions(
             keep_rate=KEEP_RATE,
             scoring=scoring,

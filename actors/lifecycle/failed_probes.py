@@ -8,9 +8,9 @@ import asyncio
 import json
 
 import ray
-from ray.serve._private.constants import SERVE_NAMESPACE
 
 from actors.ray_hooks import key_value_store
+from actors.ray_hooks.controller import actor_lives
 
 PREFIX = "skim-failed-probes-"
 REPLICA = "SERVE_REPLICA::"
@@ -32,16 +32,8 @@ def failed_probes(app: str) -> dict[str, str]:
     start = f"{PREFIX}{REPLICA}{app}#"
     reasons: dict[str, str] = {}
     for key in key_value_store.keys(start):
-        if not _lives(key.removeprefix(PREFIX)):
+        if not actor_lives(key.removeprefix(PREFIX)):
             key_value_store.delete(key)
         elif reason := key_value_store.get(key):
             reasons[key.removeprefix(start).partition("#")[0]] = json.loads(reason)
     return reasons
-
-
-def _lives(actor: str) -> bool:
-    try:
-        ray.get_actor(actor, SERVE_NAMESPACE)
-    except ValueError:
-        return False
-    return True

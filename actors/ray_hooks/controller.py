@@ -18,6 +18,15 @@ HOOKED = (
 """For `skim_common.symbols`."""
 
 
+def actor_lives(name: str) -> bool:
+    """Whether Serve has an actor of this name, such as a replica's."""
+    try:
+        ray.get_actor(name, SERVE_NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 class Controller:
     """Asks the controller. Its actor's name and handle stay the same when Ray restarts it."""
 

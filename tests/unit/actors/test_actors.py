@@ -68,7 +68,7 @@ async def test_a_selection_is_bytes_in_and_bytes_out():
 
 
 async def test_windows_for_another_replica_are_accepted_and_then_scores():
-    actor, empty = await speculator(), np.empty(0, np.int32)
+    actor, empty = await speculator(head_profile=True), np.empty(0, np.int32)
     path = decode(await actor.info(), ModelInfo).path
     request = WindowsRequest("r", path, IDS, np.array([150, 400], np.int32), IDS[:5], Frame(*[empty] * 3), HEADS)
     accepted, reply = [message async for message in actor.read_windows(encode(request))]

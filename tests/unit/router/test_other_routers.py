@@ -156,6 +156,7 @@ async def test_serve_does_not_count_a_router_without_an_app_beside_one_with_an_a
     router = object.__new__(RouterDeployment)
     router._model, router._settings = "model", RouterConfig(admission_timeout_s=3600.0)
     router._states = router._meter = None
+    router._vllm_options = {}
     router._build_app, router._others_serve = build, others_serve
     if there:
         with pytest.raises(SkimError, match=r"^two tokenizers$"):

@@ -16,5 +16,6 @@ def served(monkeypatch):
         monkeypatch.setattr(command, "join_ray", lambda address: None)
     monkeypatch.setattr(state, "placement_group_table", dict)
     monkeypatch.setattr(state, "last_failed_start", lambda app, pool: None)
+    monkeypatch.setattr(state, "failed_probes", lambda app: {})
     monkeypatch.setattr(state.serve, "status", lambda: reported)
     return reported

@@ -26,11 +26,12 @@ LONG = [7 + i % 900 for i in range(600)]
 
 async def build():
     """client: of an app with an API key and metrics. dispatcher: the app's."""
-    settings = RouterConfig(vllm_args={"dtype": "float32", "api_key": ["key"]})
+    settings = RouterConfig()
     defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), settings, LocalMeter())
+    options = {"dtype": "float32", "api_key": ["key"]}
     app = await build_openai_app(
-        dispatcher, ServedModel(str(MODELS / "target"), "target", MODEL_NAME, MAX_MODEL_LEN), settings
+        dispatcher, ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, options), settings
     )
 
     async def ask():
