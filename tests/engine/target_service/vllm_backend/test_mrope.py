@@ -1,6 +1,7 @@
 """Targets with M-RoPE: text has the same position three times, and all three are restored.
 
-Qwen3.5 is tested without its linear attention, whose kernels on CPU compute in bfloat16. Its positions are the same.
+Qwen3.5 is tested without its linear attention, whose kernels on CPU compute in bfloat16, and without its part for
+images. Its config asks for M-RoPE, which vLLM then leaves out.
 """
 
 import asyncio
@@ -124,5 +125,7 @@ async def test_control_positions_withheld(engine: BreakableTarget, oracle: Gener
 
 async def test_control_one_of_three_positions_restored(engine: BreakableTarget, oracle: GenerationOracle) -> None:
     """This must be the last test of the module."""
+    if not engine._engine.vllm_config.model_config.uses_mrope:
+        pytest.skip("vLLM gives checkpoints of Qwen3.5 without a part for images one position per token")
     await engine.restore_one_row()
     assert await wrong_share(engine, oracle, kept_prompt(900, 300, seed=10)) > 0.5

@@ -24,7 +24,7 @@ def alive(monkeypatch):
         if namespace != "serve" or name not in names:
             raise ValueError(name)
 
-    monkeypatch.setattr(module.ray, "get_actor", get_actor)
+    monkeypatch.setattr("ray.get_actor", get_actor)
     return names
 
 
