@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,6 @@ def test_another_vllm(changed_model: Callable[..., str], device: str, monkeypatc
     message = refusal(changed_model(), device)
     assert "Skim's hooks were made for vLLM" in message
     assert "Scheduler.update_draft_token_ids" in message
-
-
-@pytest.mark.skipif(bool(find_spec("torchvision")), reason="torchvision is installed")
-def test_a_model_whose_module_needs_torchvision(tmp_path: Path, device: str) -> None:
-    message = refusal(build_target(tmp_path / "model", "qwen3_vl"), device)
-    assert message.endswith("needs torchvision, in a build for the installed torch; install that")
 
 
 def test_several_positions_per_token(changed_model: Callable[..., str], device: str) -> None:

@@ -73,6 +73,16 @@ def test_the_speed_in_the_readme_is_that_of_the_results() -> None:
     assert figure + f"range {lowest} to {highest}; median times {skim} and {dense})" in text
 
 
+def test_what_other_streams_keep_in_the_readme_is_that_of_the_results() -> None:
+    result = committed("interference")
+    skim, *stock = ((row["system"], row["share"]["median"]) for row in result["rows"])
+    assert skim[0] == "skim"
+    settings = result["settings"]
+    assert (settings["prompts"], settings["prompt_tokens"], result["machine"]["usable_cores"]) == (2, 8192, 2)
+    kept = f"another stream keeps {skim[1]:.2f} of its speed; with stock vLLM {max(share for _, share in stock):.2f}."
+    assert f"While two prompts of 8,192 tokens are read on 2 cores, {kept}" in " ".join(README.read_text().split())
+
+
 def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     figure = Comparison(committed("families-default-qwen")).figure(ALL, (GUARDED, 0.0))
     (line,) = (line for line in README.read_text().splitlines() if line.startswith("| without an option"))
