@@ -31,6 +31,8 @@ SERVES_OWN = {
     "serve_num_http_error_requests_total": {"error_code"},
     "serve_replica_utilization_percent": {"deployment"},
 }
+SERVES_TAGS = {"deployment", "replica", "application"}
+"""Tags that ray.serve.metrics adds to each metric of a replica."""
 SERIES = re.compile(r"\b(ray_\w+?)(_bucket|_sum|_count)?\b(?:\{([^}]*)\})?")
 
 
@@ -55,7 +57,7 @@ def unknown(expression: str) -> Iterator[str]:
             yield name
         elif bool(suffix) != bool(metric and metric.kind == "histogram"):
             yield f"{name}{suffix or ''}"
-        known_tags |= set(metric.tags) if metric else SERVES_OWN.get(name, set())
+        known_tags |= {*metric.tags, *SERVES_TAGS} if metric else SERVES_OWN.get(name, set())
         asked_tags |= set(re.findall(r"(\w+)\s*(?:=|!)", labels))
     for group in re.findall(r"\b(?:by|on|ignoring) \(([^)]*)\)", expression):
         asked_tags |= {tag.strip() for tag in group.split(",")}
