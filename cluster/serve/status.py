@@ -17,6 +17,7 @@ ORDER = ("router", "speculator", "prefill", "target")
 NOT_PLACED = ("PENDING", "RESCHEDULING")
 SCALING = ("UPSCALING", "DOWNSCALING")
 PROXY_ENDS = ("UNHEALTHY", "DRAINED")
+TRUST = "start_probe: off trusts the pool"
 
 
 class Part(NamedTuple):
@@ -76,7 +77,7 @@ def probe_parts(failed: Mapping[str, str]) -> list[Part]:
     """The start probes that have failed, by pool (`failed_probes`): their pools run, but cannot be trusted."""
     names = {pool: f"{pool} start probe" for pool in failed}
     return [
-        Part(names[pool], False, f"{names[pool]}: failed, so all prompts run dense: {why}", why)
+        Part(names[pool], False, f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
         for pool, why in sorted(failed.items())
     ]
 
