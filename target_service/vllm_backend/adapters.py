@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 
 from skim_common.errors import ModelError, SkimError
 
@@ -31,6 +32,19 @@ def adapters_of(modules: Sequence[str | Mapping[str, Any]]) -> dict[str, LoRAReq
             raise ModelError(f"the LoRA adapter {name!r} has no {CONFIG} in {path}; correct its path in lora_modules")
         found[name] = LoRARequest(name, number, path)
     return found
+
+
+def lora_options(adapters: Mapping[str, LoRARequest], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an engine with these adapters needs beside `options`: fields of vLLM's AsyncEngineArgs.
+
+    On CPU there is a slot more than adapters, and it stays empty. vLLM gives a token without an adapter the slot -1
+    (vllm.lora.punica_wrapper.utils), which its kernels leave out, but its CPU build takes for the last one.
+    """
+    if not adapters:
+        return {}
+    if not current_platform.is_cpu():
+        return {"enable_lora": True}
+    return {"enable_lora": True, "max_loras": max(options.get("max_loras") or 0, len(adapters) + 1)}
 
 
 def _read(module: str | Mapping[str, Any]) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.sampling import DELTA
-from target_service.vllm_backend.adapters import adapters_of
+from target_service.vllm_backend.adapters import adapters_of, lora_options
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output
@@ -91,7 +91,7 @@ class VllmTarget(TargetEngine):
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)
         self._adapters = adapters_of(lora_modules)
-        engine_options |= {"enable_lora": True} if self._adapters else {}
+        engine_options |= lora_options(self._adapters, engine_options)
         folder = local_folder(model, weights=True)
         loggers = [self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)]
         with side_channel(kv_role, kv_host):

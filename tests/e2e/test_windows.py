@@ -28,6 +28,7 @@ def settings() -> dict[str, Any]:
         }
         for pool, replicas in (("speculator", REPLICAS), ("target", 1))
     }
+    pools["speculator"]["engine_options"]["head_profile"] = True
     return {"served_model_name": "skim-demo", **pools, "router": {"cpus": 0.1}}
 
 

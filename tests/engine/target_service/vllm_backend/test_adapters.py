@@ -1,5 +1,6 @@
 """LoRA adapters of a target: answers as the merged model's, at restored positions, and no KV of another adapter."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,13 @@ async def test_control_another_adapter_answers_otherwise(engine, oracles):
     tokens, _, _ = joined(await answer(engine, prompt, "sql"))
     for other in (None, "legal"):
         assert oracles[other].wrong_tokens(prompt, tokens) > 16
+
+
+async def test_requests_of_several_adapters_share_steps(engine, oracles):
+    prompts = {name: kept_prompt(700, 180, seed=seed) for seed, name in enumerate(oracles, 20)}
+    answers = await asyncio.gather(*(answer(engine, prompts[name], name, f"m-{name}") for name in oracles))
+    for (name, oracle), outputs in zip(oracles.items(), answers, strict=True):
+        assert oracle.wrong_tokens(prompts[name], joined(outputs)[0]) == 0
 
 
 async def test_no_adapter_has_the_kv_of_another(engine):
