@@ -79,17 +79,16 @@ def size(
         write_json(json_file, result)
         _print_line(f"Wrote {json_file}")
     if page_file is not None:
-        _write_page(page_file, sizer, load, result)
+        _write_page(page_file, sizer, load, result, drafts)
         _print_line(f"Wrote {page_file}")
 
 
-def _write_page(file: Path, sizer: Any, load: Any, result: dict[str, Any]) -> None:
+def _write_page(file: Path, sizer: Any, load: Any, result: dict[str, Any], drafts: int | None) -> None:
     from cluster.plan.page import first_tokens, gpus_over_load, page
 
     with console.capture() as shown:
         _show(result)
-    against = sizer.skim(load), sizer.plain(load)
-    text = page(result, shown.get(), first_tokens(sizer, load, *against), gpus_over_load(sizer, load))
+    text = page(result, shown.get(), first_tokens(sizer, load, result), gpus_over_load(sizer, load, drafts))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

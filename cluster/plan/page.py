@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from cluster.plan.pools import Load
-from cluster.plan.size import Plan, Sizer
+from cluster.plan.size import Sizer
 from skim_common.errors import SkimError
 
 SHORTEST = 512
@@ -17,27 +17,27 @@ LOADS = tuple(2.0**power for power in range(-4, 5))
 STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}svg{max-width:100%;height:auto}"
 
 
-def first_tokens(sizer: Sizer, load: Load, skim: Plan | None, plain: Plan | None) -> list[tuple[int, float, float]]:
+def first_tokens(sizer: Sizer, load: Load, result: dict[str, Any]) -> list[tuple[int, float, float]]:
     """(prompt tokens, seconds with plain vLLM, seconds with Skim) to the first token of a prompt without other load.
 
-    On the ranks of the two plans; on one GPU each where there is none.
+    result: as in `page`; the prompts run on the ranks of its two plans, on one GPU each where there is none.
     """
-    ranks = (
-        skim.target.ranks if skim else 1,
-        skim.speculator.ranks if skim and skim.speculator else 1,
-        plain.target.ranks if plain else 1,
-    )
+    pools = (("skim", "target"), ("skim", "speculator"), ("plain", "target"))
+    ranks = [result[plan][pool]["tensor_parallel"] if result[plan] else 1 for plan, pool in pools]
     most = min(sizer.target.size.positions, sizer.speculator.size.positions)
     lengths = [SHORTEST * 2**power for power in range(32) if SHORTEST * 2**power <= most]
     return [(tokens, *sizer.first_alone(load, tokens, *ranks)) for tokens in lengths]
 
 
-def gpus_over_load(sizer: Sizer, load: Load) -> list[tuple[float, int | None, int | None]]:
-    """(prompts per second, GPUs of plain vLLM, GPUs of Skim) that keep the SLOs. None: no number does."""
+def gpus_over_load(sizer: Sizer, load: Load, drafts: int | None = None) -> list[tuple[float, int | None, int | None]]:
+    """(prompts per second, GPUs of plain vLLM, GPUs of Skim) that keep the SLOs. None: no number does.
+
+    drafts: as in `Sizer.skim`.
+    """
     found = []
     for times in LOADS:
         of = replace(load, qps=times * load.qps)
-        plain, skim = sizer.plain(of), sizer.skim(of)
+        plain, skim = sizer.plain(of), sizer.skim(of, drafts)
         found.append((of.qps, plain.gpus if plain else None, skim.gpus if skim else None))
     return found
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from router.admission.api_keys import hash_of, new_key
-from tests.e2e.conftest import Served, skim_serve
+from tests.e2e.conftest import Served, serving
 from tests.unit.conftest import MODELS
 
 pytestmark = pytest.mark.nightly
@@ -45,14 +45,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "target": {"model": str(MODELS / "target"), "engine_options": options, **mock},
         "router": {**router, "speculative_prefill": False},
     }
-    config = folder / "flood.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    served = skim_serve(config, folder)
-    try:
-        served.await_ready()
+    with serving(settings, folder) as served:
         yield served
-    finally:
-        served.stop()
 
 
 async def ask(client: httpx.AsyncClient, key: str, question: str) -> httpx.Response:

@@ -118,7 +118,7 @@ class QueryCapture:
         self.missing = torch.full_like(self._buffer[:, 0], torch.nan)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
         self._rows: torch.Tensor | None = None
-        self._ran = torch.zeros(len(layers), dtype=torch.bool)
+        self._ran = [False] * len(layers)
         self._missing = torch.empty(0, dtype=torch.bool, device=device)
         for index, layer in enumerate(layers):
             self._wrap(index, layer)
@@ -131,7 +131,7 @@ class QueryCapture:
         wanted = torch.tensor(slots, dtype=torch.int64, pin_memory=self._buffer.is_cuda)
         self._slots = wanted.to(self._buffer.device, non_blocking=True)
         self._rows, self._missing = None, self._slots >= 0
-        self._ran.fill_(False)
+        self._ran = [False] * len(self._ran)
 
     def collect(self) -> torch.Tensor:
         """A copy [L, len(slots), H, D]; NaN where a layer did not see the slot, or did not run.
@@ -140,7 +140,8 @@ class QueryCapture:
         """
         taken = self._buffer[:, : self._slots.numel()].clone()
         taken.masked_fill_(self._missing[None, :, None, None], torch.nan)
-        taken[~self._ran] = torch.nan
+        if left_out := [index for index, ran in enumerate(self._ran) if not ran]:
+            taken[left_out] = torch.nan
         self.expect(())
         return taken
 

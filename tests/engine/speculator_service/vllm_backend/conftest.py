@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,24 @@ class Rig:
     async def call(self, function) -> list:
         """Run `function(worker)` on every rank of the running engine; the negative controls break hooks this way."""
         return await self.engine._engine.collective_rpc(function)
+
+
+@asynccontextmanager
+async def keys_of_other_layers(engine: Any) -> AsyncIterator[None]:
+    """Meanwhile each layer's queries meet the keys of another layer: a negative control."""
+
+    def swap(worker):
+        read = worker._keys.read
+        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
+
+    def as_before(worker):
+        del worker._keys.read
+
+    await engine._engine.collective_rpc(swap)
+    try:
+        yield
+    finally:
+        await engine._engine.collective_rpc(as_before)
 
 
 @contextmanager

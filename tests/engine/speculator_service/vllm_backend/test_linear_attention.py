@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.conftest import keys_of_other_layers
 from tests.reference import scoring_oracle
 from tests.reference.models import random_prompt
 
@@ -48,15 +49,5 @@ async def test_it_does_not_draft(rig):
 
 
 async def test_control_keys_of_another_layer_are_seen(rig):
-    def swap(worker):
-        read = worker._keys.read
-        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
-
-    def as_before(worker):
-        del worker._keys.read
-
-    await rig.call(swap)
-    try:
+    async with keys_of_other_layers(rig.engine):
         assert max(await correlations(rig)) < 0.9
-    finally:
-        await rig.call(as_before)

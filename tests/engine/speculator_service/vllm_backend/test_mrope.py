@@ -3,7 +3,7 @@
 import pytest
 
 from kv_transfer.options import SelectionOptions
-from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, keys_of_other_layers
 from tests.reference.models import random_prompt
 from tests.reference.text_alone import run_without_images
 
@@ -25,15 +25,5 @@ async def test_scores(rig):
 
 
 async def test_control_keys_of_another_layer_are_seen(rig):
-    def swap(worker):
-        read = worker._keys.read
-        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
-
-    def as_before(worker):
-        del worker._keys.read
-
-    await rig.call(swap)
-    try:
+    async with keys_of_other_layers(rig.engine):
         assert max(await rig.errors(CASES[1:])) > 10 * TOLERANCE
-    finally:
-        await rig.call(as_before)

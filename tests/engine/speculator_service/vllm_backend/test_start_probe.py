@@ -7,6 +7,7 @@ import pytest
 
 from speculator_service.start_probe import find_failure
 from speculator_service.vllm_backend.engine import VllmSpeculator
+from tests.engine.speculator_service.vllm_backend.conftest import keys_of_other_layers
 
 pytestmark = pytest.mark.nightly
 
@@ -26,16 +27,8 @@ async def test_a_healthy_speculator(engine, smollm2):
 
 
 async def test_keys_of_other_layers(engine, smollm2):
-    def swap(worker):
-        read = worker._keys.read
-        worker._keys.read = lambda layers, *args: read(layers[::-1], *args)
-
-    def as_before(worker):
-        del worker._keys.read
-
-    await engine._engine.collective_rpc(swap)
-    failure = await find_failure(engine, str(smollm2))
-    await engine._engine.collective_rpc(as_before)
+    async with keys_of_other_layers(engine):
+        failure = await find_failure(engine, str(smollm2))
     assert "is not among the best sixth" in failure
 
 

@@ -14,16 +14,15 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
-    VOCABULARY,
     assert_right,
     cached_tokens,
     collect,
     dense_prompt,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.second_turns import assert_appended_is_right
 from tests.reference.generation_oracle import GenerationOracle, joined
-from tests.reference.models import random_prompt
-from tests.reference.segments import in_order, next_turn, shuffled, with_late_chunk
+from tests.reference.segments import in_order, shuffled
 
 # They share an engine, so also its event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -110,23 +109,7 @@ async def test_a_whole_prompt_in_another_order_shares_no_block_with_a_plain_one(
 
 
 async def test_what_is_appended_reuses_the_blocks_of_what_stands(engine: VllmTarget, oracle: GenerationOracle) -> None:
-    """A chunk before the last 8 tokens; then a second turn after the answer, with another late chunk."""
-    ids = np.array(random_prompt(1200, seed=20, vocab_size=VOCABULARY), np.int32)
-    first = kept_prompt(1200, 400, seed=20)
-    dropped = np.setdiff1d(np.arange(1200, dtype=np.int32), first.positions)
-    answer, _, _ = joined(await collect(engine, first))
-    late = with_late_chunk(first, ids, dropped[:64], last=8)
-    chunk = KeptPrompt(ids[dropped[90:130]], dropped[90:130], 1200)
-    second = next_turn(first, np.array(answer, np.int32), chunk, dense_prompt(20, seed=21).token_ids)
-    cached = []
-    for prompt in (late, second):
-        outputs = await collect(engine, prompt)
-        tokens, logprobs, _ = joined(outputs)
-        assert oracle.wrong_tokens(prompt, tokens) == 0
-        assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
-        cached.append(outputs[0].cached_tokens)
-    # What stands before the chunk, and before the answer's last token.
-    assert cached == cached_tokens(engine, 392, 463)
+    await assert_appended_is_right(engine, oracle)
 
 
 async def test_several_sampled_answers(engine: VllmTarget, oracle: GenerationOracle) -> None:

@@ -14,11 +14,8 @@ import pytest
 from kv_transfer.messages import KeptPrompt
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarget
 from tests.engine.target_service.vllm_backend.cases import (
-    TOLERANCE,
-    VOCABULARY,
     assert_right,
     build_target,
-    cached_tokens,
     collect,
     dense_prompt,
     kept_prompt,
@@ -27,9 +24,9 @@ from tests.engine.target_service.vllm_backend.cases import (
 from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.continued import differs, rest, whole
 from tests.engine.target_service.vllm_backend.drafting import PLAIN, decode, gained
+from tests.engine.target_service.vllm_backend.second_turns import assert_appended_is_right
 from tests.reference.generation_oracle import GenerationOracle, joined
-from tests.reference.models import random_prompt
-from tests.reference.segments import next_turn, shuffled, with_late_chunk
+from tests.reference.segments import shuffled
 from tests.reference.text_alone import run_without_images
 
 SPAWNED = True
@@ -67,21 +64,7 @@ async def test_a_mixed_batch_is_the_oracles(engine: BreakableTarget, oracle: Gen
 
 
 async def test_a_late_chunk_and_a_second_turn(engine: BreakableTarget, oracle: GenerationOracle) -> None:
-    ids = np.array(random_prompt(1200, seed=20, vocab_size=VOCABULARY), np.int32)
-    first = kept_prompt(1200, 400, seed=20)
-    dropped = np.setdiff1d(np.arange(1200, dtype=np.int32), first.positions)
-    answer, _, _ = joined(await collect(engine, first))
-    late = with_late_chunk(first, ids, dropped[:64], last=8)
-    chunk = KeptPrompt(ids[dropped[90:130]], dropped[90:130], 1200)
-    second = next_turn(first, np.array(answer, np.int32), chunk, dense_prompt(20, seed=21).token_ids)
-    cached = []
-    for prompt in (late, second):
-        outputs = await collect(engine, prompt)
-        tokens, logprobs, _ = joined(outputs)
-        assert oracle.wrong_tokens(prompt, tokens) == 0
-        assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
-        cached.append(outputs[0].cached_tokens)
-    assert cached == cached_tokens(engine, 392, 463)
+    await assert_appended_is_right(engine, oracle)
 
 
 async def test_an_answer_that_another_replica_began(engine: BreakableTarget) -> None:

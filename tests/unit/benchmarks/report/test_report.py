@@ -11,9 +11,10 @@ from benchmarks.report import plots
 from benchmarks.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
 from benchmarks.report.claims import AGAINST, BENCH_KEEP, SHOWN
 from benchmarks.report.summary import anchor, summary
+from evals.results import lengths
 from evals.results.comparison import ALL, Comparison
-from evals.results.lengths import with_default
-from evals.selection.selectors import GUARDED
+from evals.selection.selectors import GUARDED, GUARDED_WHOLE, GUARDED_WINDOWS
+from kv_transfer.options import WINDOWS_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
@@ -91,9 +92,20 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     assert f"score (dense: {100 * figure.dense:.0f})" in README.read_text()
 
 
+def test_the_default_reads_prompts_in_the_way_whose_answers_were_better() -> None:
+    by_length = lengths.by_length(committed("lengths-qwen"))
+    del by_length[lengths.ALL_LENGTHS]
+    for length, comparison in by_length.items():
+        difference, _, _ = comparison.against(ALL, (GUARDED_WINDOWS, 0.0), (GUARDED_WHOLE, 0.0))
+        assert (difference > 0) == (length >= WINDOWS_FROM)
+    options = " ".join((ROOT / "docs" / "options.md").read_text().split())
+    assert f"a prompt of {WINDOWS_FROM:,} tokens or more is read in windows" in options
+    assert "worse below 2,000 tokens and better at 4,096 and 8,192" in options
+
+
 def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     text = " ".join(README.read_text().split())
-    figure = Comparison(with_default(committed("lengths-qwen"))).figure(ALL, (GUARDED, 0.0))
+    figure = Comparison(lengths.with_default(committed("lengths-qwen"))).figure(ALL, (GUARDED, 0.0))
     _, low, high = figure.difference
     assert f"On an H200, {figure.n} prompts of 1,100 to 8,192 tokens: score {100 * figure.score:.0f}, dense" in text
     dense = f"dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to {100 * high:+.0f})"

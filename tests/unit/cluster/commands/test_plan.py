@@ -10,6 +10,7 @@ from cluster.plan.engine import Model
 from cluster.plan.gpus import Machine, gpu_named
 from cluster.plan.page import first_tokens, gpus_over_load
 from cluster.plan.pools import Load
+from cluster.plan.report import answer
 from cluster.plan.size import Sizer
 from tests.unit.conftest import MODELS
 
@@ -67,7 +68,7 @@ def test_the_curves_agree_with_the_answer(pair):
     assert of_load[2.0] == (plain.gpus, skim.gpus)
     assert of_load[0.125][0] < of_load[32.0][0]
     pays_from = sizer.pays_from(load, skim, plain)
-    for tokens, of_plain, of_skim in first_tokens(sizer, load, skim, plain):
+    for tokens, of_plain, of_skim in first_tokens(sizer, load, answer(sizer, load)):
         assert (of_skim < of_plain) == (tokens >= pays_from)
 
 

@@ -31,9 +31,11 @@ def sample():
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_endpoint_serves_what_the_engines_of_one_process_are_given(endpoint, pools, sample):
+async def test_an_endpoint_serves_what_the_engines_of_one_process_are_given(endpoint, use_pools, sample):
+    profile = {"head_profile": True}  # so that windows are read
+    pools = use_pools(speculator=profile)
     pair = (str(MODELS / "target"), str(MODELS / "speculator"))
-    engines = Engines(*pair, engine="mock", target_options={}, speculator_options={}, **ASKED)
+    engines = Engines(*pair, engine="mock", target_options={}, speculator_options=profile, **ASKED)
     here, there = await engines.ask(sample), await endpoint.ask(sample)
     # The mock's answer is a hash of the kept ids, their positions and the context length.
     assert there == {case: here[case] for case in there}
