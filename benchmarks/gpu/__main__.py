@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu ttft|decode|scoring|proof`: measure on a GPU, and write JSON files and plots."""
+"""`python -m benchmarks.gpu ttft|turns|decode|scoring|proof`: measure on a GPU, and write JSON files and plots."""
 
 import asyncio
 import json
@@ -18,13 +18,15 @@ from benchmarks.commands.lists import values
 from benchmarks.gpu import decode as decoding
 from benchmarks.gpu import scoring as scores
 from benchmarks.gpu import ttft as first_token
+from benchmarks.gpu import turns as conversations
 from benchmarks.gpu.engines import device_named, running_pair
-from benchmarks.gpu.presets import preset
+from benchmarks.gpu.presets import MODELS, preset
 from benchmarks.gpu.proof.checks import Settings
 from benchmarks.gpu.proof.plan import ORACLES, ROOT, STEPS
 from benchmarks.gpu.proof.runner import Proof
 from benchmarks.report.machine import machine
 from skim_common.errors import SkimError
+from skim_common.models.source import located
 
 app = typer.Typer(
     help="Measure models of real sizes with random weights on one GPU.",
@@ -63,6 +65,9 @@ def ttft(
     keep_rates: Annotated[
         str, typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt that the speculator keeps.")
     ] = "0.1,0.2",
+    reads: Annotated[
+        str, typer.Option(metavar="whole[,windows]", help="How the speculator reads the prompt. Windows need vLLM.")
+    ] = "whole",
     rounds: Rounds = 3,
     eager: Eager = False,
     json_file: JsonFile = None,
@@ -76,13 +81,43 @@ def ttft(
         values(lengths, int, "--lengths") or chosen.lengths,
         values(keep_rates, float, "--keep-rates"),
         rounds=rounds,
+        reads=values(reads, str, "--reads"),
     )
+    if wrong := set(settings.reads) - {"whole", "windows"}:
+        raise SkimError(f"--reads takes whole and windows, not {min(wrong)}")
 
     async def measure() -> dict[str, Any]:
         async with running_pair(engine, chosen, device, max(settings.lengths), console.print, eager=eager) as pair:
             return await first_token.run(pair, settings, _progress)
 
     _finish(first_token, _run(measure()), json_file, plot_file)
+
+
+@app.command()
+def turns(
+    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="A real speculator: a folder or a hub name.")],
+    target: Annotated[str, typer.Option(metavar="NAME", help="Whose sizes the target has.")] = "qwen-7b",
+    device: Device = "auto",
+    lengths: Lengths = "8192,32768,98304",
+    conversation_turns: Annotated[int, typer.Option("--turns", min=1, max=20, help="Turns of a conversation.")] = 2,
+    rounds: Rounds = 2,
+    kv_gib: Annotated[float, typer.Option(help="GiB of the KV cache of each target.")] = 12,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Time to first token over HTTP: Skim with Ray and both pools on one GPU, and a stock vLLM server beside it."""
+    if target not in MODELS:
+        raise SkimError(f"--target names sizes: choose from {', '.join(MODELS)}")
+    settings = conversations.GpuTurnsSettings(
+        target,
+        located(str(speculator), Path.cwd()),
+        device_named(device),
+        values(lengths, int, "--lengths"),
+        conversation_turns,
+        rounds,
+        kv_gib,
+    )
+    _finish(conversations, conversations.run(settings, _progress), json_file, plot_file)
 
 
 @app.command()

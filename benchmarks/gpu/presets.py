@@ -52,6 +52,7 @@ def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, wide: int, vocab
 MODELS: dict[str, dict[str, Any]] = {
     "llama-1b": _llama(16, 2048, 32, 8, 64, 8192, 128256, True),  # Llama-3.2-1B
     "llama-8b": _llama(32, 4096, 32, 8, 128, 14336, 128256, False),  # Llama-3.1-8B
+    "qwen-7b": _qwen2(28, 3584, 28, 4, 18944, 152064),  # Qwen2.5-7B
     "qwen-32b": _qwen2(64, 5120, 40, 8, 27648, 152064),  # Qwen2.5-32B
     "toy": _llama(4, 256, 4, 2, 64, 512, 1024, False),
     "toy-small": _llama(2, 128, 4, 2, 32, 256, 1024, True),
@@ -87,10 +88,14 @@ def configs(chosen: Preset) -> tuple[dict[str, Any], dict[str, Any]]:
     return target, {**speculator, "vocab_size": target["vocab_size"]}
 
 
-def make_folder(config: dict[str, Any], folder: Path) -> str:
-    """Write config.json and the tokenizer into `folder`, which is created if needed. Returns its path for an engine."""
+def make_folder(config: dict[str, Any], folder: Path, tokenizer: Path = TOKENIZER) -> str:
+    """Write config.json and the tokenizer into `folder`, which is created if needed. Returns its path for an engine.
+
+    tokenizer: the folder of the tokenizer, by default the demo pair's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     for name in _FILES:
-        shutil.copy(TOKENIZER / name, folder)
+        if (tokenizer / name).exists():  # an older model has its chat template in tokenizer_config.json
+            shutil.copy(tokenizer / name, folder)
     return str(folder)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.gpu.memory import device_memory, need, shares
 from benchmarks.gpu.pair import Decoded, Timed
@@ -21,13 +23,21 @@ from benchmarks.gpu.torch_model import CHUNK
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.messages import Frame, Int32Array, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from router.prompt.contents import ChatContents
 from skim_common.errors import SkimError
+from skim_common.models.fingerprint import model_fingerprint
+from skim_common.models.info import inspect_model, text_config
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import ScoreRequest
+from speculator_service.scoring.heads import Head, HeadProfile, save
 
 _NOTHING = np.empty(0, np.int32)
+QUESTION = UNIT = 32
+"""Tokens of the question at the end of a prompt, and of each unit of its text."""
+FRAME = Frame(*(np.arange(20, 20 + size, dtype=np.int32) for size in (5, 1, 5)))
+"""What stands around a window: as many tokens as in common chat templates."""
 
 
 @dataclass
@@ -110,8 +120,9 @@ class VllmPair:
             drafting = {"decode": decode, "draft_channel": {"deadline_s": 10.0}}
         made = cls(plan.device, plan.stock)
         print_line("starting the speculator and the target")
+        heads = {"head_profile": _make_profile(speculator)}
         made._pair = AsyncPair(
-            speculator=EngineSettings(speculator, options=plan.engine_options(parts[0], plan.read)),
+            speculator=EngineSettings(speculator, options={**plan.engine_options(parts[0], plan.read), **heads}),
             target=EngineSettings(target, options={**plan.engine_options(parts[1], plan.kept), **drafting}),
             answer_drafts=made._answer,
         )
@@ -129,7 +140,7 @@ class VllmPair:
         return await self.read_kept(KeptPrompt.dense(ids))
 
     async def skim(self, ids: Int32Array, options: SelectionOptions) -> Timed:
-        prompt, salt = RenderedPrompt(ids, no_spans()), self._pair.name("gpu")
+        prompt, salt = _prompt(ids), self._pair.name("gpu")
         before = await self._scoring_ms()
         began = time.perf_counter()
         selection = await self._pair.select(prompt, options, cache_salt=salt)
@@ -232,3 +243,26 @@ class VllmPair:
         working = [row for row in request.rows if not self._forced[row.session].instant]
         await service.handle(replace(request, rows=working))
         return DraftReply(request.sequence, [self._forced[row.session].drafts(row) for row in request.rows])
+
+
+def _prompt(ids: Int32Array) -> RenderedPrompt:
+    """A prompt of these tokens with a question at its end."""
+    end, units = int(ids.size), np.arange(0, ids.size, UNIT, dtype=np.int32)
+    return RenderedPrompt(ids, no_spans(), (end - QUESTION, end), chat=ChatContents((), None, FRAME), units=units)
+
+
+def _make_profile(folder: str) -> str:
+    """Write a head profile for the model without weights in `folder`: eight heads in a layer at three fifths of its
+    depth, where the retrieval heads of real models are. Returns the file.
+
+    A norm of ones gives the model a fingerprint. vLLM does not read it.
+    """
+    info = text_config(folder)
+    save_file({"model.norm.weight": torch.ones(info.hidden_size)}, Path(folder) / "model.safetensors")
+    heads = tuple(
+        Head(layer=3 * info.num_hidden_layers // 5, head=head) for head in range(min(8, info.num_attention_heads))
+    )
+    fingerprint = model_fingerprint(inspect_model(folder, engine="vllm"))
+    path = Path(folder) / "heads.json"
+    save(HeadProfile(model="random", fingerprint=fingerprint, question=1.0, last=0.0, heads=heads), path)
+    return str(path)

@@ -12,11 +12,11 @@ then all of Skim. Ratios are then not protected from other load.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -56,7 +56,7 @@ class TurnsSettings:
     document_tokens: int = 8192
     turns: int = 8
     rounds: int = 3
-    keep_rate: float = 0.1
+    keep_rate: float | Literal["auto"] = 0.1
     score_queries: str = "look_ahead"
     answer_tokens: int = 8
     modes: tuple[str, ...] = tuple(MODES)
@@ -86,7 +86,7 @@ def run(settings: TurnsSettings, progress: Progress = silent) -> dict[str, Any]:
         with ExitStack() as stack:
             urls = _started(settings, modes, stack, progress)
             done = (number / len(phases), 1 / len(phases))
-            answered += asyncio.run(_converse(settings, modes, urls, progress, done))
+            answered += asyncio.run(converse(settings, modes, urls, progress, done))
     names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     return {
         "machine": began,
@@ -117,10 +117,16 @@ def _started(settings: TurnsSettings, modes: Sequence[str], stack: ExitStack, pr
     return urls
 
 
-async def _converse(
-    settings: TurnsSettings, modes: list[str], urls: dict[str, str], progress: Progress, done: tuple[float, float]
+async def converse(
+    settings: TurnsSettings,
+    modes: Sequence[str],
+    urls: Mapping[str, str],
+    progress: Progress,
+    done: tuple[float, float],
 ) -> list[Answered]:
-    """All rounds of these modes. done: the share of the run that is finished, and that of this part."""
+    """All rounds of these modes. urls: base URLs by mode. done: the share of the run that is finished, and that of this
+    part.
+    """
     answered: list[Answered] = []
     timeout = aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(timeout=timeout) as session:

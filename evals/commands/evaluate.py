@@ -72,7 +72,7 @@ def evaluate(
     ] = "records",
     selectors: Annotated[
         str | None,
-        typer.Option(metavar="NAME[,NAME...]", help="Names of selectors to compare. The default is all of them."),
+        typer.Option(metavar="NAME[;NAME...]", help="Names of selectors to compare. The default is all of them."),
     ] = None,
     timed: Annotated[
         int,
@@ -104,7 +104,6 @@ def evaluate(
     from evals.results import families as family_results
     from evals.results import keep_rates as results
     from evals.run import run
-    from evals.selection.selectors import SELECTORS
     from evals.tasks.registry import TASKS
 
     if style not in ("instruct", "plain"):
@@ -127,7 +126,7 @@ def evaluate(
         concurrency=concurrency,
         turns=turns,
         about=about,  # type: ignore[arg-type]
-        selectors=tuple(SELECTORS) if selectors is None else values(selectors, str, "--selectors"),
+        selectors=tuple(dict.fromkeys(name.strip() for name in (selectors or "").split(";") if name.strip())),
         timed=timed,
         resume=resume,
         explain=explain,

@@ -10,7 +10,7 @@ from cluster.in_process import prompts
 from cluster.in_process.prompts import RenderedPrompt
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
-from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading
+from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
 from evals.tasks.registry import Sample
 from kv_transfer.messages import KeptPrompt
 from router.explain.explained import Explained
@@ -218,10 +218,15 @@ def _identity(kept: KeptPrompt) -> tuple[bytes, bytes]:
     return kept.token_ids.tobytes(), kept.positions.tobytes()
 
 
-def cases_of(selectors: Sequence[str], keep_rates: Sequence[float]) -> list[Case]:
-    """Dense, every selector at every keep rate below 1, and once those that choose the rate themselves."""
-    rated = [(name, rate) for rate in keep_rates for name in selectors if SELECTORS[name].rated]
-    return [(DENSE, 1.0), *rated, *((name, 0.0) for name in selectors if not SELECTORS[name].rated)]
+def cases_of(
+    selectors: Sequence[str], keep_rates: Sequence[float], known: Mapping[str, Selector] = SELECTORS
+) -> list[Case]:
+    """Dense, every selector at every keep rate below 1, and once those that choose the rate themselves.
+
+    known: the selectors by name.
+    """
+    rated = [(name, rate) for rate in keep_rates for name in selectors if known[name].rated]
+    return [(DENSE, 1.0), *rated, *((name, 0.0) for name in selectors if not known[name].rated)]
 
 
 def _extra_args(case: Case) -> Mapping[str, Any]:

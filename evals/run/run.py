@@ -17,7 +17,7 @@ from evals.run.endpoint import Endpoint
 from evals.run.failure_pages import worse_answers, write_pages
 from evals.run.journal import Journal
 from evals.run.turns import About
-from evals.selection.selectors import DENSE, SELECTORS
+from evals.selection.selectors import DENSE, SELECTORS, Selector
 from evals.tasks.quiz import Style
 from evals.tasks.registry import TASKS, Sample, describe, make_samples
 from router.options.request import PrefillOptions
@@ -32,9 +32,9 @@ class EvalSettings:
     """speculator, engine, target_options and speculator_options are not used with an endpoint.
 
     keep_rates: 1 is dense, which is always measured. samples: number per task and length. selectors: names of
-    `evals.selection.selectors`. concurrency: samples that run at the same time; each sample is a few dozen requests.
+    `known_selectors`; empty: all. concurrency: samples that run at the same time; each sample is a few dozen requests.
     turns: questions about each document, in one conversation; with more than one, the turns take the place of `tasks`
-    and `selectors` (`evals.run.turns`). about: what those documents are. timed: number of samples whose cases are
+    (`evals.run.turns`). about: what those documents are. timed: number of samples whose cases are
     timed, one after the other; they are spread over the tasks and lengths. resume: the file of `evals.run.journal`.
     explain: the folder for `evals.run.failure_pages`.
     """
@@ -46,7 +46,7 @@ class EvalSettings:
     tasks: Sequence[str] = tuple(TASKS)
     lengths: Sequence[int] = (1024, 4096)
     samples: int = 50
-    selectors: Sequence[str] = tuple(SELECTORS)
+    selectors: Sequence[str] = ()
     seed: int = 0
     style: Style = "instruct"
     look_ahead: int = 8
@@ -60,6 +60,11 @@ class EvalSettings:
     explain: Path | None = None
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def known_selectors(self) -> Mapping[str, Selector]:
+        """The selectors that can be measured, by name."""
+        return SELECTORS if self.turns == 1 else turns.SELECTORS
 
     def in_results(self) -> dict[str, Any]:
         """The settings without names of folders and files."""
@@ -76,6 +81,7 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     The result also has the descriptions of `tasks` and `selectors`, some answers (`examples`), the machine, the
     versions and the settings. Raises SkimError.
     """
+    settings = replace(settings, selectors=tuple(settings.selectors or settings.known_selectors))
     _check(settings)
     if settings.turns > 1:
         settings = replace(settings, tasks=tuple(map(turns.task_name, range(1, settings.turns + 1))))
@@ -85,15 +91,13 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
     selectors, cases = asyncio.run(_ask_all(settings, conversations, journal, progress))
     samples = list(chain(*conversations))
-    several = settings.turns > 1
-    describe_task = turns.describe_turn if several else describe
-    described = turns.SELECTORS if several else {name: selector.what for name, selector in SELECTORS.items()}
+    describe_task = describe if settings.turns == 1 else turns.describe_turn
     given = _given(samples, journal, cases)
     return {
         "machine": began,
         "settings": settings.in_results(),
         "tasks": {task: describe_task(task) for task in settings.tasks},
-        "selectors": {name: described[name] for name in selectors},
+        "selectors": {name: settings.known_selectors[name].what for name in selectors},
         "cells": _cells(samples, given),
         "samples": [_scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
         "timings": [asdict(timing) for sample in samples for timing in journal.timings(sample)],
@@ -113,9 +117,9 @@ def _check(settings: EvalSettings) -> None:
     wrong = [rate for rate in settings.keep_rates if not 0 < rate <= 1]
     if wrong:
         raise SkimError(f"keep rates must be in (0, 1], not {wrong[0]:g}")
-    unknown = [name for name in settings.selectors if name not in SELECTORS]
+    unknown = [name for name in settings.selectors if name not in settings.known_selectors]
     if unknown:
-        raise SkimError(f"unknown selector {unknown[0]!r}: choose from {', '.join(SELECTORS)}")
+        raise SkimError(f"unknown selector {unknown[0]!r}: choose from {', '.join(settings.known_selectors)}")
 
 
 def _conversations(settings: EvalSettings) -> list[list[Sample]]:
@@ -158,7 +162,7 @@ def _asker(settings: EvalSettings) -> Asker:
         "speculator_options": settings.speculator_options,
     }
     if settings.turns > 1:
-        return turns.TurnEngines(settings.target, settings.speculator, **shared)
+        return turns.TurnEngines(settings.target, settings.speculator, **chosen, **shared)
     return Engines(settings.target, settings.speculator, **chosen, **shared)
 
 

@@ -8,12 +8,13 @@ import asyncio
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from cluster.in_process.prompts import RenderedPrompt
-from evals.run.ask import Answer, Case, InProcess
+from evals.run.ask import Answer, Case, InProcess, cases_of
+from evals.selection.outline import SHARE, with_outline
 from evals.selection.prompts import render
-from evals.selection.selectors import DENSE, SPECULATOR
+from evals.selection.selectors import DENSE, GUARDED, SPECULATOR, Reading, Selector, keep_guarded
 from evals.tasks.code import default_value, raised_error, returned_value
 from evals.tasks.quiz import Count, Quiz, Style, ask, compose
 from evals.tasks.registry import Sample
@@ -28,21 +29,45 @@ TRIES = 100
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
+OUTLINED = "auto + guard, outline"
 
-VARIANTS: Mapping[str, Mapping[str, str]] = {
-    BY_QUESTION: {"score_queries": "question"},
-    BY_LAST: {"score_queries": "question", "layers": "last4"},
-}
-"""Selectors that extend with other options than serving's defaults."""
 
-SELECTORS = {
-    EXTENDED: "each turn extends what was kept for the turn before it, as in serving",
-    SPECULATOR: "each turn is selected anew (`reuse: off`)",
-    NO_LATE: "as *extended*, but without the late chunks",
-    BY_QUESTION: "as *extended*, but scored by the queries of the question's tokens, without look-ahead",
-    BY_LAST: "as *extended by question*, but by the speculator's last four layers only",
+async def _without_late(reading: Reading) -> KeptPrompt:
+    options = reading.selection_options(reuse="on")
+    return without_late_chunks(await reading.pair.select(reading.prompt, options, cache_salt=reading.salt))
+
+
+def _extended(what: str, **options: Any) -> Selector:
+    return Selector(what, lambda reading: reading.select(reuse="on", **options))
+
+
+SELECTORS: Mapping[str, Selector] = {
+    GUARDED: Selector(
+        "the default: each turn extends what was kept for the turn before it, as much as `keep_rate: auto` and the"
+        " guard say",
+        lambda reading: keep_guarded(reading, reuse="on"),
+        rated=False,
+    ),
+    OUTLINED: Selector(
+        f"as *{GUARDED}*, and each turn also keeps headings, signatures and first sentences of paragraphs, up to"
+        f" {SHARE:.0%} of the prompt",
+        lambda reading: keep_guarded(replace(reading, prompt=with_outline(reading.prompt)), reuse="on"),
+        rated=False,
+    ),
+    EXTENDED: _extended("each turn extends what was kept for the turn before it, at the keep rate"),
+    SPECULATOR: Selector("each turn is selected anew (`reuse: off`)", lambda reading: reading.select()),
+    NO_LATE: Selector("as *extended*, but without the late chunks", _without_late),
+    BY_QUESTION: _extended(
+        "as *extended*, but scored by the queries of the question's tokens, without look-ahead",
+        score_queries="question",
+    ),
+    BY_LAST: _extended(
+        "as *extended by question*, but by the speculator's last four layers only",
+        score_queries="question",
+        layers="last4",
+    ),
 }
-"""What each selector keeps, by name; shown on the results page."""
+"""What each selector keeps, by name."""
 
 
 def task_name(turn: int) -> str:
@@ -122,14 +147,17 @@ def _about_code(turns: int, length: int, style: Style, tokens: Count, rng: rando
 
 
 class TurnEngines(InProcess):
-    """Every selector of a conversation, from engines in this process."""
+    """Selectors of a conversation, from engines in this process."""
 
-    selectors = tuple(SELECTORS)
+    def __init__(self, target: str, speculator: str, *, selectors: Sequence[str], **settings: Any) -> None:
+        """As `InProcess`. selectors: names in SELECTORS."""
+        self.selectors = tuple(selectors)
+        super().__init__(target, speculator, **settings)
 
     @property
     def cases(self) -> list[Case]:
         """All cases of a turn."""
-        return [(DENSE, 1.0), *((name, rate) for rate in self._rates for name in self.selectors)]
+        return cases_of(self.selectors, self._rates, SELECTORS)
 
     async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
         """Ask one turn; those before it must have been asked. Raises SkimError for a prompt that cannot be served.
@@ -137,23 +165,21 @@ class TurnEngines(InProcess):
         known: not used, because the records of a turn follow from all its cases.
         """
         prompt = render(sample, self._tokenizer, self._options)
-        asked: dict[Case, KeptPrompt] = {(DENSE, 1.0): KeptPrompt.dense(prompt.token_ids)}
-        for rate in self._rates:
-            asked |= {(name, rate): kept for name, kept in (await self._select(sample, prompt, rate)).items()}
+        asked: dict[Case, KeptPrompt] = {}
+        for case in self.cases:
+            asked[case] = await self._kept(sample, prompt, case)
         texts = await asyncio.gather(*(self._answer(kept) for kept in asked.values()))
         return {case: Answer.of(text, kept) for (case, kept), text in zip(asked.items(), texts, strict=True)}
 
-    async def _select(self, sample: Sample, prompt: RenderedPrompt, rate: float) -> Mapping[str, KeptPrompt]:
-        options = self._options.selection.model_copy(update={"keep_rate": rate})
-        # The salts separate the records of keep rates and variants.
-        salt = f"{sample.seed} {rate}"
-        extended = await self._pair.select(prompt, options, cache_salt=salt)
-        fresh = await self._pair.select(prompt, options.model_copy(update={"reuse": "off"}))
-        found = {EXTENDED: extended.kept, SPECULATOR: fresh.kept, NO_LATE: without_late_chunks(extended)}
-        for name, changes in VARIANTS.items():
-            varied = await self._pair.select(prompt, options.model_copy(update=changes), cache_salt=f"{salt} {name}")
-            found[name] = varied.kept
-        return found
+    async def _kept(self, sample: Sample, prompt: RenderedPrompt, case: Case) -> KeptPrompt:
+        name, rate = case
+        if name == DENSE:
+            return KeptPrompt.dense(prompt.token_ids)
+        rated = self._options.model_copy(update={"keep_rate": rate} if rate else {})
+        # The salt separates the records of selectors and keep rates.
+        return await SELECTORS[name].keep(
+            Reading(sample, prompt, rated, self._pair, salt=f"{sample.seed} {rate} {name}")
+        )
 
 
 def without_late_chunks(selection: Selection) -> KeptPrompt:

@@ -34,14 +34,14 @@ def sampled_from(
 
 
 def continuations(oracle: GenerationOracle, prompt: KeptPrompt, vocab_size: int, **sampling: Any) -> torch.Tensor:
-    """float64 [vocabulary, vocabulary, vocabulary]: the probability of each continuation of three tokens.
+    """float64 [vocab_size, vocab_size, vocab_size]: the probability of each continuation of three tokens.
 
-    sampling: the parameters of `sampled_from`.
+    vocab_size: only so many tokens, those with the lowest ids, are allowed. sampling: the parameters of `sampled_from`.
     """
     joint = torch.zeros(vocab_size, vocab_size, vocab_size, dtype=torch.float64)
     for a in range(vocab_size):
         for b in range(vocab_size):
-            steps = sampled_from(oracle.logprobs(prompt, [a, b, 0]), **sampling)
+            steps = sampled_from(oracle.logprobs(prompt, [a, b, 0])[:, :vocab_size], **sampling)
             joint[a, b] = steps[0, a] * steps[1, b] * steps[2]
     return joint
 

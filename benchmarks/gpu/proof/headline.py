@@ -34,12 +34,13 @@ MOST = 1.1
 async def ttft(settings: Settings, checks: Checks) -> None:
     """`benchmarks.gpu ttft`."""
     chosen, lengths, rates = ("toy", (256,), (0.2,)) if settings.toy else ("8b", (32768, 131072), (0.1, 0.2))
-    wanted = first_token.GpuTtftSettings(chosen, settings.device, lengths, rates, rounds=2)
+    reads = ("whole", "windows")
+    wanted = first_token.GpuTtftSettings(chosen, settings.device, lengths, rates, rounds=2, reads=reads)
     async with running_pair("auto", preset(chosen), settings.device, max(lengths), print) as pair:
         await _tell_engine(pair, settings, checks)
         result = await first_token.run(pair, wanted, _progress)
     for row in result["rows"]:
-        name = f"{row['prompt_tokens']}, keep {row['keep_rate']}"
+        name = f"{row['prompt_tokens']}, {row['read']}, keep {row['keep_rate']}"
         faster, ratio = row["dense_to_skim"]["median"], row["skim_to_limit"]["median"]
         says = f"times faster than dense ({row['dense_ms']:.0f} ms), scoring {row['scoring_ms']:.1f} ms"
         checks.measured(f"{name}: faster", faster, says)
