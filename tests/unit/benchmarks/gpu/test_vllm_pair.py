@@ -1,15 +1,19 @@
 """The vLLM pair without an engine: forced drafts, memory plans and refusals."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from benchmarks.gpu import engines, vllm_pair
+from benchmarks.gpu import engines, ttft, vllm_pair
 from benchmarks.gpu.engines import device_named, running_pair
 from benchmarks.gpu.memory import GIB
-from benchmarks.gpu.presets import preset
+from benchmarks.gpu.presets import MODELS, make_folder, preset
 from benchmarks.gpu.vllm_pair import Forced, Plan
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, check_answers
 from skim_common.errors import SkimError
+from skim_common.models.info import inspect_model
+from speculator_service.vllm_backend.score_arguments import profile_of
 
 ANSWER = list(range(100, 200))
 
@@ -94,3 +98,17 @@ def test_mistakes_on_the_command_line(monkeypatch):
         device_named("auto")
     with pytest.raises(SkimError, match="no device 'tpu'"):
         device_named("tpu")
+
+
+def test_a_model_without_weights_gets_heads_in_its_middle(tmp_path):
+    folder = make_folder(MODELS["toy-small"], tmp_path)
+    profile = profile_of(inspect_model(folder, engine="vllm"), vllm_pair._make_profile(folder))
+    assert {(head.layer, head.head) for head in profile.heads} == {(1, head) for head in range(4)}
+    prompt = vllm_pair._prompt(np.arange(100, dtype=np.int32))
+    assert (prompt.question, prompt.units.tolist()) == ((68, 100), [0, 32, 64, 96])
+
+
+async def test_windows_need_an_engine_that_reads_them():
+    pair = SimpleNamespace(engine="torch")
+    with pytest.raises(SkimError, match="engine torch reads no windows: choose --reads whole or --engine vllm"):
+        await ttft.run(pair, ttft.GpuTtftSettings("toy", "cpu", (64,), reads=("whole", "windows")))
