@@ -86,11 +86,11 @@ def ttft(
     if wrong := set(settings.reads) - {"whole", "windows"}:
         raise SkimError(f"--reads takes whole and windows, not {min(wrong)}")
 
-    async def measure() -> dict[str, Any]:
+    async def measure() -> None:
         async with running_pair(engine, chosen, device, max(settings.lengths), console.print, eager=eager) as pair:
-            return await first_token.run(pair, settings, _progress)
+            _finish(first_token, await first_token.run(pair, settings, _progress), json_file, plot_file)
 
-    _finish(first_token, _run(measure()), json_file, plot_file)
+    _run(measure())
 
 
 @app.command()
@@ -151,14 +151,14 @@ def decode(
     )
     longest = max(settings.lengths)
 
-    async def measure() -> dict[str, Any]:
+    async def measure() -> None:
         # Whole chunks and the protected end can add up to 256 tokens to the keep rate.
         kept = min(longest, int(longest * keep_rate) + 256)
         pairs = running_pair(engine, chosen, device, longest, console.print, kept=kept, drafts=drafts, eager=eager)
         async with pairs as pair:
-            return await decoding.run(pair, settings, _progress)
+            _finish(decoding, await decoding.run(pair, settings, _progress), json_file, plot_file)
 
-    _finish(decoding, _run(measure()), json_file, plot_file)
+    _run(measure())
 
 
 @app.command()
@@ -230,12 +230,13 @@ def _progress(what: str, done: float) -> None:
     console.print(f"{100 * done:3.0f} % {what}")
 
 
-def _run(measure: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _run(measure: Coroutine[Any, Any, None]) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    return asyncio.run(measure)
+    asyncio.run(measure)
 
 
 def _finish(module: Any, result: dict[str, Any], json_file: Path | None, plot_file: Path | None) -> None:
+    """Show and write a result. The engines still run: on a machine that is lent, the seconds of their end count."""
     result["command"] = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
     columns, rows = module.table(result)
     shown = Table(*columns, header_style="bold")

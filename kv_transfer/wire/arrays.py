@@ -15,8 +15,6 @@ from skim_common.errors import WireError
 
 _INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
 
-ELEMENT_TYPES: dict[Any, type] = {Int32Array: np.int32, Float32Array: np.float32}
-
 
 def encode_array(array: np.ndarray[Any, Any], *, segments: bool = True) -> msgspec.msgpack.Ext:
     """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array.

@@ -9,7 +9,7 @@ it, and older versions are still read. Version 2: kept positions in any order. V
 
 import struct
 from functools import partial
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
-from kv_transfer.wire.arrays import ELEMENT_TYPES, decode_array, encode_array
+from kv_transfer.wire.arrays import decode_array, encode_array
 from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
 from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
@@ -164,9 +164,20 @@ def _decode_hook(wanted: type, value: Any) -> Any:
             return wanted.model_validate(value)
         except ValidationError as e:
             raise ValueError(sentence(e)) from None
-    if get_origin(wanted) is np.ndarray and getattr(value, "dtype", None) == ELEMENT_TYPES[wanted]:
+    element = _element_of(wanted)
+    if getattr(value, "dtype", None) == element:
         return value
-    raise ValueError(f"an array of {ELEMENT_TYPES[wanted].__name__} was expected, {type(value).__name__} came")
+    raise ValueError(f"an array of {element.__name__} was expected, {type(value).__name__} came")
+
+
+def _element_of(array: Any) -> type:
+    """The element type of an array's annotation, such as np.int32.
+
+    From numpy 2.5 on, msgspec resolves `NDArray[np.int32]` to a generic type that is not equal to it.
+    """
+    _, dtype = get_args(array)
+    [element] = get_args(dtype)
+    return element  # type: ignore[no-any-return]
 
 
 _ENCODERS = {

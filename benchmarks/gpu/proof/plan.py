@@ -56,6 +56,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # vLLM samples with FlashInfer by default. Its import fails where it is not installed.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # The oracle computes on CPU before an engine starts. A forked engine process would wait for its OpenMP threads for
+    # ever; the step `sampling` did so on an H200.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # Triton's attention in float32 would use TF32 products, and comparisons in float32 would fail.
     "TRITON_F32_DEFAULT": "ieee",
 }

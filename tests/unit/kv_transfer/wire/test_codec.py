@@ -4,6 +4,7 @@ import dataclasses
 import json
 import struct
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -76,6 +77,16 @@ def test_every_message_comes_back(message):
 
 def test_the_handwritten_form_is_the_real_one():
     assert same(decode(kept_bytes(), KeptPrompt), kept_prompt())
+
+
+@pytest.mark.parametrize("shape", [Any, tuple[Any, ...], tuple[int, int], TypeVar("_AnyShape")])
+def test_arrays_are_known_by_their_elements_whatever_numpy_names_their_shape(shape):
+    """numpy 2.5 names it `_AnyShape`, and its `NDArray` is an alias of its own."""
+    ids, scores = (np.ndarray[shape, np.dtype[element]] for element in (np.int32, np.float32))
+    array = np.arange(3, dtype=np.int32)
+    assert codec._decode_hook(ids, array) is array
+    with pytest.raises(ValueError, match="an array of float32 was expected, ndarray came"):
+        codec._decode_hook(scores, array)
 
 
 def test_decoded_arrays_own_their_memory():
