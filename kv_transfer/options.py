@@ -10,8 +10,12 @@ MAX_LOOK_AHEAD = 64
 
 AUTO: Literal["auto"] = "auto"
 ALWAYS: Literal["always"] = "always"
-AUTO_COVERAGE = 0.5
-"""The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
+AUTO_COVERAGE, LONG_COVERAGE = 0.5, 0.4
+"""The coverage that `keep_rate: auto` wants where none is set; the second of a prompt of LONG_FROM tokens or more that
+is read in windows, because the evidence of an answer does not grow with the text around it. `skim calibrate` finds the
+value for a pair."""
+LONG_FROM = 6144
+"""Tokens. With LONG_COVERAGE answers were as good at 8,192 and 16,384 tokens, and worse at 4,096."""
 AUTO_MAX_KEEP = 0.5
 """The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
 SHORT_TEXT = 256
@@ -169,14 +173,18 @@ class SelectionOptions(BaseModel):
 
     @property
     def wanted_coverage(self) -> float | None:
-        """The share of the importance that the kept chunks must have; None if `fixed_rate` says how many are kept."""
+        """The share of the importance that the kept units must have, but for `covering`; None if `fixed_rate` says how
+        many are kept."""
         return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
 
-    def covering_more(self, by: float) -> "SelectionOptions":
-        """These options with a higher wanted coverage. by: how much higher; 0 changes nothing."""
-        if not by or self.wanted_coverage is None:
+    def covering(self, tokens: int, more: float = 0.0) -> "SelectionOptions":
+        """These options with the coverage that a prompt of `tokens` tokens wants. more: is added to it."""
+        wanted = self.wanted_coverage
+        if wanted is None:
             return self
-        return self.model_copy(update={"coverage": min(1.0, self.wanted_coverage + by)})
+        if self.coverage is None and self.read == "windows" and tokens >= LONG_FROM:
+            wanted = LONG_COVERAGE
+        return self.model_copy(update={"coverage": min(1.0, wanted + more)})
 
     @property
     def keeps_all(self) -> bool:

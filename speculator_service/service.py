@@ -159,7 +159,7 @@ class SpeculatorService:
         reuse = request.options.reuse == "on"
         found = self._find(request, scores) if reuse else None
         raised = self._raised(request, found)
-        options = request.options.covering_more(raised)
+        options = request.options.covering(request.token_ids.size, raised)
         regions = regions_of(request.rate_spans, request.rates)
         chosen, share = select(scores.importance, options, spans, regions, request.units)
         fresh = chosen.numpy().astype(np.int32)

@@ -215,10 +215,10 @@ SHOWN = (
         QUALITY,
     ),
     Claim(
-        "the same, for longer prompts and with newer prompts",
-        "lengths-qwen",
+        "the same, for longer prompts",
+        "lengths-qwen-long",
         _by_length("auto + guard", 0.0),
-        f"162 prompts of the 8 families of tasks that dense can do, 1,100 to 8,192 tokens; {QWEN}, on one H200",
+        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200",
         "Answer quality on real text, by prompt length",
     ),
     Claim(

@@ -69,7 +69,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             cells += [_at_rate(scores, task, length, name, rate) for name in selectors]
             dense, chosen, *others = cells
             shown = [_with_interval(dense), _with_interval(chosen), *(f"{cell['score']:.2f}" for cell in others)]
-            rows.append([task, str(length), f"{rate:g}", f"{chosen['kept']:.2f}", *shown])
+            rows.append([task, str(length), f"{rate:g}" if rate < 1 else "auto", f"{chosen['kept']:.2f}", *shown])
     return ["task", "tokens", "keep rate", "kept", DENSE, *selectors], rows
 
 
@@ -125,5 +125,5 @@ def _panels(result: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _rates(result: dict[str, Any]) -> list[float]:
-    """The keep rates below 1."""
-    return [rate for rate in result["settings"]["keep_rates"] if rate < 1]
+    """The keep rates below 1; without any, all selectors choose the rate themselves, and 1 stands for their choice."""
+    return [rate for rate in result["settings"]["keep_rates"] if rate < 1] or [1.0]

@@ -1,15 +1,16 @@
 """The result of an untimed `skim eval` over several prompt lengths, for the results page: quality by prompt length."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report import plots
-from evals.results.comparison import ALL, Comparison
+from evals.results.comparison import ALL, Comparison, Figure
 from evals.run.ask import Case
-from evals.selection.selectors import DENSE, GUARDED, GUARDED_WHOLE, GUARDED_WINDOWS
-from kv_transfer.options import WINDOWS_FROM
+from evals.selection.selectors import DENSE, GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
+from kv_transfer.options import LONG_FROM, WINDOWS_FROM
 
 ALL_LENGTHS = 0
 """Stands for all lengths together."""
@@ -27,20 +28,41 @@ def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
     return found | {ALL_LENGTHS: whole}
 
 
+def chosen_by_default(tokens: int) -> str:
+    """The selector that does what the default does with a prompt of `tokens` tokens and a speculator with a profile."""
+    if tokens >= LONG_FROM:
+        return GUARDED_LONG
+    return GUARDED_WINDOWS if tokens >= WINDOWS_FROM else GUARDED_WHOLE
+
+
 def with_default(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with the default (`read: auto`), if it has both ways to read: each prompt's answer is that of the way
-    that the default chooses by the prompt's length.
+    """The result with the default (no option): each prompt's answer is that of the selector which the default chooses
+    by the prompt's length. A prompt that was not asked with it has none.
     """
-    if not {GUARDED_WHOLE, GUARDED_WINDOWS} <= result["selectors"].keys():
+    if (
+        GUARDED in result["selectors"]
+        or not {GUARDED_WHOLE, GUARDED_WINDOWS, GUARDED_LONG} & result["selectors"].keys()
+    ):
         return result
     samples = []
     for sample in result["samples"]:
-        chosen = GUARDED_WINDOWS if sample["prompt"] >= WINDOWS_FROM else GUARDED_WHOLE
-        (scored,) = (scores for scores in sample["scores"] if scores[0] == chosen)
-        samples.append({**sample, "scores": [*sample["scores"], [GUARDED, 0.0, *scored[2:]]]})
-    rule = f"*{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, else *{GUARDED_WHOLE}*"
-    what = f"the default: {rule}, which was chosen with these results"
+        found = [scores for scores in sample["scores"] if scores[0] == chosen_by_default(sample["prompt"])]
+        samples.append({**sample, "scores": [*sample["scores"], *([GUARDED, 0.0, *scores[2:]] for scores in found)]})
+    rule = (
+        f"*{GUARDED_WHOLE}*, *{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, *{GUARDED_LONG}* from {LONG_FROM:,}"
+    )
+    what = f"the default: {rule}; these lengths were chosen with these results"
     return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
+
+
+def pooled_default(results: Iterable[dict[str, Any]]) -> Figure:
+    """The default over all prompts of several results that were asked with it."""
+    samples = []
+    for result in map(with_default, results):
+        for sample in result["samples"]:
+            scores = [scores for scores in sample["scores"] if scores[0] in (DENSE, GUARDED)]
+            samples += [{**sample, "scores": scores}] if len(scores) == 2 else []
+    return Comparison({"samples": samples, "timings": []}).figure(ALL, (GUARDED, 0.0))
 
 
 def _at(result: dict[str, Any], length: int) -> dict[str, Any]:
@@ -103,12 +125,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
     lengths = list(found)
     with plots.figure(path, result, panels=2) as (left, right):
         for case in (case for case in whole.cases if not case[1]):
-            figures = [comparison.figure(ALL, case) for comparison in found.values()]
+            asked = [length for length in lengths if case in found[length].cases]
+            figures = [found[length].figure(ALL, case) for length in asked]
             means = [100 * figure.difference[0] for figure in figures]
             lows, highs = ([100 * figure.difference[end] for figure in figures] for end in (1, 2))
             errors = [np.subtract(means, lows), np.subtract(highs, means)]
-            left.errorbar(lengths, means, yerr=errors, capsize=3, label=_name(case))
-            right.plot(lengths, [figure.kept for figure in figures], label=_name(case))
+            left.errorbar(asked, means, yerr=errors, capsize=3, label=_name(case))
+            right.plot(asked, [figure.kept for figure in figures], label=_name(case))
         left.axhline(0, color="black", linestyle="--", linewidth=1)
         left.set_title("points of the score: difference from dense")
         right.set_ylim(0, 1)

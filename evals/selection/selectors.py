@@ -28,6 +28,7 @@ DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
 GUARDED = "auto + guard"
 GUARDED_WINDOWS, GUARDED_WHOLE = "auto + guard, windows", "auto + guard, whole"
+GUARDED_LONG, GUARDED_LESS = f"{GUARDED_WINDOWS}, coverage 0.4", f"{GUARDED_WINDOWS}, coverage 0.3"
 HEADS: dict[str, Any] = {"scoring": "heads"}
 WINDOWS: dict[str, Any] = {"scoring": "heads", "read": "windows"}
 RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
@@ -127,6 +128,14 @@ async def _chosen(reading: Reading) -> KeptPrompt:
     return reading.chosen
 
 
+def _guarded_windows(coverage: float) -> Selector:
+    return Selector(
+        f"as *{GUARDED}*, with retrieval heads over windows, and coverage {coverage}",
+        lambda reading: keep_guarded(reading, coverage=coverage, **WINDOWS),
+        rated=False,
+    )
+
+
 SELECTORS: dict[str, Selector] = {
     SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
@@ -140,11 +149,9 @@ SELECTORS: dict[str, Selector] = {
         lambda reading: keep_guarded(reading, scoring="attention", read="whole"),
         rated=False,
     ),
-    GUARDED_WINDOWS: Selector(
-        f"as *{GUARDED}*, with retrieval heads over windows",
-        lambda reading: keep_guarded(reading, **WINDOWS),
-        rated=False,
-    ),
+    GUARDED_WINDOWS: _guarded_windows(0.5),
+    GUARDED_LONG: _guarded_windows(0.4),
+    GUARDED_LESS: _guarded_windows(0.3),
     "heads": served("as *speculator*, but scored by retrieval heads", **HEADS),
     "heads, windows": served("as *heads*, and the prompt is read in windows", **WINDOWS),
     "lexical": served("serving's own BM25 (`selector: lexical`), without a speculator", selector="lexical"),

@@ -13,8 +13,8 @@ from benchmarks.report.claims import AGAINST, BENCH_KEEP, SHOWN
 from benchmarks.report.summary import anchor, summary
 from evals.results import lengths
 from evals.results.comparison import ALL, Comparison
-from evals.selection.selectors import GUARDED, GUARDED_WHOLE, GUARDED_WINDOWS
-from kv_transfer.options import WINDOWS_FROM
+from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
+from kv_transfer.options import LONG_COVERAGE, LONG_FROM, WINDOWS_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
@@ -69,9 +69,9 @@ def test_the_speed_in_the_readme_is_that_of_the_results() -> None:
     skim, dense = (f"{int(row[column].replace(',', '')) / 1000:.1f} s" for column in ("Skim ms", "dense ms"))
     text = " ".join(README.read_text().split())
     rounds = result["settings"]["rounds"]
-    figure = f"{ratio} times as fast as from a stock vLLM server (median of the ratios of {rounds} rounds, "
+    figure = f"{ratio} times as fast as from a stock vLLM server (median of {rounds} rounds, "
     assert f"At keep rate {BENCH_KEEP} and with a prompt of 8,192 tokens" in text
-    assert figure + f"range {lowest} to {highest}; median times {skim} and {dense})" in text
+    assert figure + f"range {lowest} to {highest}; {skim} against {dense})" in text
 
 
 def test_what_other_streams_keep_in_the_readme_is_that_of_the_results() -> None:
@@ -92,22 +92,37 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     assert f"score (dense: {100 * figure.dense:.0f})" in README.read_text()
 
 
+LENGTHS = ("lengths-qwen", "lengths-qwen-middle", "lengths-qwen-long")
+
+
 def test_the_default_reads_prompts_in_the_way_whose_answers_were_better() -> None:
-    by_length = lengths.by_length(committed("lengths-qwen"))
-    del by_length[lengths.ALL_LENGTHS]
-    for length, comparison in by_length.items():
+    found = {}
+    for name in LENGTHS[:2]:
+        found |= lengths.by_length(committed(name))
+    del found[lengths.ALL_LENGTHS]
+    assert len(found) == 6
+    for length, comparison in found.items():
         difference, _, _ = comparison.against(ALL, (GUARDED_WINDOWS, 0.0), (GUARDED_WHOLE, 0.0))
-        assert (difference > 0) == (length >= WINDOWS_FROM)
+        assert difference >= 0 if length >= WINDOWS_FROM else difference < 0
     options = " ".join((ROOT / "docs" / "options.md").read_text().split())
     assert f"a prompt of {WINDOWS_FROM:,} tokens or more is read in windows" in options
-    assert "worse below 2,000 tokens and better at 4,096 and 8,192" in options
+    assert "worse up to 2,048 tokens, equal at 3,072 and better at 4,096 and 8,192" in options
+
+
+def test_the_default_keeps_less_of_prompts_that_lost_nothing_by_it() -> None:
+    found = lengths.by_length(committed("lengths-qwen-long"))
+    less = {length: found[length].against(ALL, (GUARDED_LONG, 0.0), (GUARDED_WINDOWS, 0.0)) for length in found}
+    assert less[4096][2] < 0, "worse, by the whole interval"
+    assert 4096 < LONG_FROM <= 8192
+    for length in (8192, 16384):
+        assert found[length].figure(ALL, (GUARDED_LONG, 0.0)).difference[0] > 0, "no worse than dense"
 
 
 def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     text = " ".join(README.read_text().split())
-    figure = Comparison(lengths.with_default(committed("lengths-qwen"))).figure(ALL, (GUARDED, 0.0))
+    figure = lengths.pooled_default(committed(name) for name in LENGTHS)
     _, low, high = figure.difference
-    assert f"On an H200, {figure.n} prompts of 1,100 to 8,192 tokens: score {100 * figure.score:.0f}, dense" in text
+    assert f"On an H200, {figure.n} prompts of 1,100 to 16,384 tokens: score {100 * figure.score:.0f}, dense" in text
     dense = f"dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to {100 * high:+.0f})"
     assert f"{dense}, {figure.kept:.2f} kept." in text
     (row,) = (r for r in committed("gpu-ttft")["rows"] if (r["prompt_tokens"], r["keep_rate"]) == (65536, BENCH_KEEP))
@@ -118,6 +133,8 @@ def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
     assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"
+    assert f"less from {LONG_FROM:,} tokens on" in README.read_text()
+    assert f"{LONG_COVERAGE} in windows of a prompt of {LONG_FROM:,} tokens" in (ROOT / "docs" / "options.md").read_text()
 
 
 def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:

@@ -154,6 +154,35 @@ def test_auto_reads_long_prompts_in_windows(options, tokens, windows, wanted):
     assert decided.for_prompt(tokens, windows=windows) == decided
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens", "wanted"),
+    [
+        ({}, 2 * LONG - 1, 0.5),
+        ({}, 2 * LONG, 0.4),
+        ({"read": "whole"}, 2 * LONG, 0.5),
+        ({"coverage": 0.7}, 2 * LONG, 0.7),
+        ({"keep_rate": 0.2}, 2 * LONG, None),
+    ],
+)
+def test_auto_wants_less_of_a_long_prompt_in_windows(options, tokens, wanted):
+    decided = SelectionOptions(**options).for_prompt(tokens, windows=True)
+    assert decided.covering(tokens).coverage == wanted
+    assert decided.covering(tokens, 0.2).coverage == (None if wanted is None else pytest.approx(wanted + 0.2))
+
+
+async def test_a_long_prompt_keeps_less_by_default(demo_speculator):
+    engine, size = MockSpeculator(demo_speculator, head_profile=True, max_model_len=4 * LONG), 2 * LONG
+    ids = np.arange(size, dtype=np.int32) % 500
+    asked = (size - ASKED, size)
+    changes = {"question": asked, "protected_spans": np.array([asked], np.int32), "units": np.arange(0, size, 12)}
+    kept = {}
+    for coverage in (None, 0.4, 0.5):
+        options = SelectionOptions(coverage=coverage, min_keep=0.001, reuse="off")
+        selection = await SpeculatorService(engine).select(asking(token_ids=ids, options=options, **changes))
+        kept[coverage] = selection.kept.token_ids.size
+    assert kept[None] == kept[0.4] < kept[0.5]
+
+
 @pytest.mark.parametrize(("profile", "windows"), [(True, True), (False, False)])
 async def test_by_default_a_head_profile_reads_long_prompts_in_windows(demo_speculator, profile, windows):
     engine = MockSpeculator(demo_speculator, head_profile=profile)
