@@ -83,14 +83,14 @@ LINEAR = ReadCost(1.0)
 def read_cost(text: Any) -> ReadCost:
     """The cost of a text model with this transformers config. LINEAR if the config does not have a usual shape."""
     try:
-        heads, kinds = text.num_attention_heads, _layer_types(text)
-        projections, pair = _attention(text, heads)
-        experts = _expert_layers(text, len(kinds))
-        parameters = len(kinds) * projections + sum(_feed_forward(text, has_experts) for has_experts in experts)
+        kinds = _layer_types(text)
+        layers, experts = _layers(text, kinds), _expert_layers(text, len(kinds))
+        attention = [_attention(layer) for layer in layers]
+        parameters = sum(projections for projections, _ in attention) + sum(map(_feed_forward, layers, experts))
     except (AttributeError, TypeError):  # a name that this model's config does not have, or a list of one per layer
         return LINEAR
-    full, windowed, window = _layers(text, kinds)
-    return ReadCost(2.0 * parameters, float(pair * full), float(pair * windowed), window)
+    full, windowed = _by_reach([pair for _, pair in attention], kinds)
+    return ReadCost(2.0 * parameters, float(full), float(windowed), _window(text) * bool(windowed))
 
 
 def cache_cost(text: Any) -> CacheCost:
@@ -99,33 +99,47 @@ def cache_cost(text: Any) -> CacheCost:
     MHA and GQA keep a key and a value per KV head (arXiv 2305.13245). MLA keeps one latent vector and one rotary key
     for all heads (arXiv 2405.04434, section 2.1). Raises AttributeError for a config without these names.
     """
-    if rank := getattr(text, "kv_lora_rank", None):
-        size = rank + text.qk_rope_head_dim
-    else:
-        size = 2 * kv_head_count(text) * _head_size(text)
-    full, windowed, window = _layers(text, _layer_types(text))
-    return CacheCost(size * full, size * windowed, window)
+    kinds = _layer_types(text)
+    full, windowed = _by_reach([_cached_numbers(layer) for layer in _layers(text, kinds)], kinds)
+    return CacheCost(full, windowed, _window(text) * bool(windowed))
+
+
+def _cached_numbers(layer: Any) -> int:
+    if rank := getattr(layer, "kv_lora_rank", None):
+        return int(rank + layer.qk_rope_head_dim)
+    return 2 * _kv_heads(layer) * _head_size(layer)
 
 
 def kv_head_count(text: Any) -> int:
     """The number of KV heads that tensor parallelism can divide: 1 for MLA, whose ranks all keep the whole latent."""
-    if getattr(text, "kv_lora_rank", None):
-        return 1
-    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    return min(1 if getattr(layer, "kv_lora_rank", None) else _kv_heads(layer) for layer in _layers(text, [""]))
 
 
-def _layers(text: Any, kinds: Sequence[str]) -> tuple[int, int, int]:
-    """The number of layers with full attention, of those with a window, and the window in tokens."""
-    windowed = sum(kind in WINDOWED for kind in kinds)
-    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0
-    return sum(kind in FULL for kind in kinds), windowed, window * bool(windowed)
+def _kv_heads(layer: Any) -> int:
+    return int(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads)
+
+
+def _layers(text: Any, kinds: Sequence[str]) -> Sequence[Any]:
+    """The config of each layer. Heads of Gemma 4 have another size in layers with full attention."""
+    return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * len(kinds)
+
+
+def _by_reach(costs: Sequence[int], kinds: Sequence[str]) -> tuple[int, int]:
+    """The costs of all layers with full attention, and of those with a window."""
+    pairs = list(zip(costs, kinds, strict=True))
+    full, windowed = (sum(cost for cost, kind in pairs if kind in these) for these in (FULL, WINDOWED))
+    return full, windowed
+
+
+def _window(text: Any) -> int:
+    return getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0
 
 
 def query_size(text: Any) -> int:
-    """The numbers of one query of one head."""
+    """The numbers of one query of one head, the largest if layers differ."""
     if getattr(text, "kv_lora_rank", None):
         return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
-    return _head_size(text)
+    return max(map(_head_size, _layers(text, [""])))
 
 
 def _head_size(text: Any) -> int:
@@ -140,9 +154,9 @@ def _layer_types(text: Any) -> Sequence[str]:
     return ["sliding_attention" if windowed else "full_attention"] * text.num_hidden_layers
 
 
-def _attention(text: Any, heads: int) -> tuple[int, int]:
-    """The parameters of a layer's projections, and the operations of a pair in one layer."""
-    hidden = text.hidden_size
+def _attention(text: Any) -> tuple[int, int]:
+    """The parameters of a layer's projections, and the operations of a pair in one layer. text: the layer's config."""
+    hidden, heads = text.hidden_size, text.num_attention_heads
     if rank := getattr(text, "kv_lora_rank", None):  # MLA: keys and values come from one latent vector
         rope, nope, value = text.qk_rope_head_dim, text.qk_nope_head_dim, text.v_head_dim
         key, query_rank = nope + rope, getattr(text, "q_lora_rank", None)
@@ -150,7 +164,7 @@ def _attention(text: Any, heads: int) -> tuple[int, int]:
         latent = hidden * (rank + rope) + rank * heads * (nope + value)
         return queries + latent + heads * value * hidden, 2 * heads * (key + value)
     size = _head_size(text)
-    return hidden * size * (2 * heads + 2 * kv_head_count(text)), 4 * heads * size
+    return hidden * size * (2 * heads + 2 * _kv_heads(text)), 4 * heads * size
 
 
 def _feed_forward(text: Any, has_experts: bool) -> int:

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from cluster.pairs.size import model_size
-from skim_common.models.costs import LINEAR, Read, ReadCost, cache_cost, read_cost
+from skim_common.models.costs import LINEAR, Read, ReadCost, cache_cost, kv_head_count, query_size, read_cost
 
 SHAPE = {
     "hidden_size": 64,
@@ -34,6 +34,9 @@ CONFIGS = {
         **{**SHAPE, "num_key_value_heads": 4}, **EXPERTS, **{**MLA, "q_lora_rank": None}, n_routed_experts=8
     ),
     "gemma3": transformers.Gemma3TextConfig(**SHAPE, head_dim=16),
+    "gemma4": transformers.Gemma4TextConfig(
+        **SHAPE, head_dim=16, global_head_dim=32, hidden_size_per_layer_input=0, sliding_window=8
+    ),
 }
 
 
@@ -56,6 +59,16 @@ def test_the_pairs_of_each_kind_of_attention():
     mistral = read_cost(transformers.MistralConfig(**SHAPE, sliding_window=64))
     assert (mistral.pair, mistral.window_pair, mistral.window) == (0, 4 * 4 * 4 * 16, 64)
     assert read_cost(transformers.MistralConfig(**SHAPE, sliding_window=None)).window_pair == 0
+
+
+def test_layers_whose_heads_differ_in_size():
+    """Of Gemma 4, those with full attention are larger."""
+    gemma = CONFIGS["gemma4"]
+    full = gemma.layer_types.count("full_attention")
+    cost = read_cost(gemma)
+    assert (cost.pair, cost.window_pair) == (full * 4 * 4 * 32, (4 - full) * 4 * 4 * 16)
+    assert cache_cost(gemma).numbers(5) == 5 * 2 * 2 * (full * 32 + (4 - full) * 16)
+    assert (query_size(gemma), kv_head_count(gemma)) == (32, 2)
 
 
 def test_layers_with_linear_attention_have_no_pairs():

@@ -55,6 +55,14 @@ def test_demo_pair_fits():
     assert len(target.fingerprint) == 64
 
 
+def test_heads_of_gemma_4_differ_from_layer_to_layer(folder):
+    """transformers raises an error of its own for a size that one layer does not share with another."""
+    write_config(folder, model_type="gemma4_text", architectures=["Gemma4ForCausalLM"], global_head_dim=64)
+    info = inspect_model(str(folder), engine="vllm", max_model_len=2048)
+    assert (info.architecture, info.max_position) == ("Gemma4ForCausalLM", 4096)
+    assert info.read_cost.pair > 0
+
+
 def test_padding_of_the_embeddings_is_no_difference(folder):
     write_config(folder, vocab_size=2048)
     padded = inspect_model(str(folder), engine="vllm")
