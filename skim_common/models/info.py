@@ -236,11 +236,18 @@ def _read_config_file(folder: Path) -> dict[str, Any]:
 
 def _load_config(folder: Path) -> Any:
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
         with _quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises many kinds, from KeyError to its own validation errors
+        kind = _read_config_file(folder).get("model_type")
+        if kind and str(kind) not in CONFIG_MAPPING:
+            raise ModelError(
+                f"model {folder} is not supported: transformers has no model type {kind}, and Skim runs no code of a"
+                " repository"
+            ) from None
         raise ModelError(f"model {folder}: config.json is not usable ({one_line(e)})") from None
 
 

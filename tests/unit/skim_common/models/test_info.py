@@ -157,7 +157,10 @@ def test_unreadable(folder):
         ("{}", "model_type"),
         ('{"model_type": "no-such-kind"}', "no-such-kind"),
         ('{"model_type": "llama", "num_attention_heads": "x"}', "num_attention_heads"),
-        ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}', "custom code"),
+        (
+            '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}',
+            "no model type mine, and Skim runs no code of a repository",
+        ),
         ("\udcff", "not valid JSON"),
     ],
 )
