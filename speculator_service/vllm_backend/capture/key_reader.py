@@ -130,9 +130,10 @@ def _packed_order(layer: Attention, dtype: torch.dtype) -> torch.Tensor:
     n = torch.arange(size).view(-1, 1).expand(size, dim)
     d = torch.arange(dim).expand(size, dim)
     found = torch.zeros(size * dim, dtype=torch.int64)
-    # found[place] = n + 10000 d of the element stored there
-    for index, weight in ((n, 1), (d, 10_000)):
-        for power in (1, 8, 64, 512):
+    # found[place] = n + size d of the element stored there
+    for index, weight, count in ((n, 1, size), (d, size, dim)):
+        # Blocks of models with a state space hold thousands of tokens.
+        for power in (8**digit for digit in range(count.bit_length()) if 8**digit < count):
             block = torch.zeros((1, heads, size, double), dtype=layer.kv_cache.dtype)
             # A little more than the digit, because vLLM's CPU kernels round to FP8 towards zero.
             digits = (index // power % 8).to(dtype) * (1.03 * key_scale(layer))
@@ -141,5 +142,5 @@ def _packed_order(layer: Attention, dtype: torch.dtype) -> torch.Tensor:
             stored = block.view(STORED_FP8.get(layer.kv_cache_dtype, block.dtype))
             found += stored[0, 0].flatten()[: size * dim].float().round().long() * (power * weight)
     order = torch.empty_like(found)
-    order[found % 10_000 * dim + found // 10_000] = torch.arange(size * dim)
+    order[found % size * dim + found // size] = torch.arange(size * dim)
     return order

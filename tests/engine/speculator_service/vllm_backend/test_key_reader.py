@@ -14,18 +14,18 @@ BLOCKS = [5, 1, 3]
 """The places of a prompt of 90 tokens among 8 blocks."""
 
 
-def written(keys: torch.Tensor, cache: str, k_scale: float) -> SimpleNamespace:
+def written(keys: torch.Tensor, cache: str, k_scale: float, block: int = BLOCK) -> SimpleNamespace:
     """A layer with a cache of this type that holds `keys` [TOKENS, HEADS, D]."""
     size = keys.shape[2]
     layer = SimpleNamespace(
-        kv_cache=torch.zeros(8, HEADS, BLOCK, 2 * size, dtype=torch.uint8 if cache in STORED_FP8 else keys.dtype),
+        kv_cache=torch.zeros(8, HEADS, block, 2 * size, dtype=torch.uint8 if cache in STORED_FP8 else keys.dtype),
         kv_cache_dtype=cache,
-        isa=_get_attn_isa(keys.dtype, BLOCK, size, cache),
+        isa=_get_attn_isa(keys.dtype, block, size, cache),
         impl=CPUAttentionBackendImpl(4, size, 1.0, HEADS, None, None, cache),
         _k_scale_float=k_scale,
         _v_scale_float=1.0,
     )
-    slots = torch.tensor([BLOCKS[token // BLOCK] * BLOCK + token % BLOCK for token in range(TOKENS)])
+    slots = torch.tensor([BLOCKS[token // block] * block + token % block for token in range(len(keys))])
     layer.impl.do_kv_cache_update(layer, keys, torch.randn_like(keys), layer.kv_cache, slots)
     return layer
 
@@ -49,3 +49,13 @@ def test_keys_are_read_back(dtype: torch.dtype, cache: str, k_scale: float, size
     expected = rounded(keys.float() * (1 / k_scale), STORED_FP8[cache]) * k_scale
     assert torch.allclose(read, expected, rtol=1e-6, atol=0)
     assert torch.allclose(read, keys.float(), rtol=0.26 if cache == "fp8_e5m2" else 0.13, atol=0.02)
+
+
+def test_blocks_of_thousands_of_tokens() -> None:
+    """vLLM makes a block as large as the state of a linear attention layer."""
+    block, tokens = 4288, 5000
+    keys = torch.randn(tokens, HEADS, 32, generator=torch.Generator().manual_seed(0))
+    layer = written(keys, "auto", 1.0, block)
+    [paged] = KeyReader(layer, block, torch.float32).read([layer], BLOCKS, tokens)
+    read = torch.stack([torch.cat(list(paged.pieces(head))) for head in range(HEADS)], 1)
+    assert torch.equal(read, keys)
