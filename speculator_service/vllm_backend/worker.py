@@ -18,7 +18,7 @@ import torch
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.options import SelectionOptions
@@ -93,6 +93,9 @@ class SpeculatorWorker(RestoringWorker):
         groups = [
             (i, g.kv_cache_spec) for i, g in enumerate(config.kv_cache_groups) if scored.intersection(g.layer_names)
         ]
+        if len(groups) == 1 and isinstance(groups[0][1], UniformTypeKVCacheSpecs):
+            # Gemma 4: the heads of windowed layers, which share the blocks, have another size.
+            groups = [(groups[0][0], groups[0][1].kv_cache_specs[self._layers[0].layer_name])]
         if len(groups) != 1 or not isinstance(groups[0][1], FullAttentionSpec):
             raise ModelError(
                 f"model {self.model_config.model} is not supported yet as a speculator: vLLM puts its full-attention"

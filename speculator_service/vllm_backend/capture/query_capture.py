@@ -77,13 +77,15 @@ def attention_formula(layer: ScoredLayer) -> AttentionFormula:
 
 
 def _why_partial(layer: AttentionLayerBase) -> str | None:
-    """Why the layer's queries do not attend to all keys of the prompt; None if they do."""
+    """Why the layer's queries do not attend to all keys of the prompt, or have no keys of their own; else None."""
     if isinstance(layer, MambaBase):
         return "linear attention or a state space"
     if isinstance(layer, ChunkedLocalAttention):
         return f"chunked attention ({layer.attention_chunk_size} tokens)"
     if isinstance(layer, ScoredLayer) and layer.sliding_window is not None:
         return f"sliding-window attention ({layer.sliding_window} tokens)"
+    if getattr(layer, "kv_sharing_target_layer_name", None):
+        return "the keys of another layer"
     return None
 
 
@@ -100,8 +102,6 @@ def _why_not(layer: AttentionLayerBase) -> str | None:
         return "ALiBi"
     if layer.head_size_v != layer.head_size:
         return f"keys of size {layer.head_size} with values of size {layer.head_size_v}"
-    if layer.kv_sharing_target_layer_name:
-        return "layers that share one KV cache"
     return None
 
 

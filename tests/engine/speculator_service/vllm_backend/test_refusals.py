@@ -104,13 +104,14 @@ def test_only_layers_that_attend_to_the_whole_prompt_are_scored(caplog: pytest.L
     others = (
         layer(32, 16, sliding_window=128),
         layer(kind=ChunkedLocalAttention, attention_chunk_size=64),
+        layer(kv_sharing_target_layer_name="model.layers.1.attn"),
         StateSpace.__new__(StateSpace),
     )
     assert scorable_layers(config(others[0], whole[0], *others[1:], whole[1])) == list(whole)
     [message] = caplog.messages
     assert message == (
-        "speculator m scores prompts by its layers 1, 4 (counted from 0); the others have chunked attention (64"
-        " tokens), linear attention or a state space, sliding-window attention (128 tokens)"
+        "speculator m scores prompts by its layers 1, 5 (counted from 0); the others have chunked attention (64"
+        " tokens), linear attention or a state space, sliding-window attention (128 tokens), the keys of another layer"
     )
 
 
