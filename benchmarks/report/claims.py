@@ -63,6 +63,15 @@ def _turns_right(result: Result) -> str:
     return f"{skim['right']} of {skim['judged']} right, dense {dense['right']}; times to first token {_turns(result)}"
 
 
+def _later_turns(result: Result) -> str:
+    cells = [cell for cell in result["cells"] if cell["task"] in ("turn 3", "turn 4")]
+    scores = (
+        f"{name} {100 * _mean(cells, selector):.0f}"
+        for name, selector in (("Skim", "auto + guard"), ("dense", "dense"))
+    )
+    return ", ".join(scores)
+
+
 def _ratio(result: Result) -> str:
     return in_words(result["ratio"])
 
@@ -300,6 +309,16 @@ AGAINST = (
         _turns_right,
         f"4 turns about 2,400 tokens, keep rate 0.2, scored by the question; {QWEN}",
         "Turns of a conversation",
+    ),
+    *(
+        Claim(
+            f"right answers in turns 3 and 4 of conversations about {what}, without options",
+            f"eval-turns-{about}-auto",
+            _later_turns,
+            f"40 questions about documents of 4,096 tokens; {QWEN}, on one H200",
+            "Answer quality by keep rate",
+        )
+        for about, what in (("records", "records among other sentences"), ("code", "functions"))
     ),
     Claim(
         "speed of short prompts, which run dense / stock server",
