@@ -49,11 +49,15 @@ def page(
     gpus: Sequence[tuple[float, int | None, int | None]],
 ) -> str:
     """The page. result: `cluster.plan.report.answer`. text: what the command prints. Raises SkimError."""
-    title = f"Skim: {result['target']} with {result['speculator']} on {result['gpu']['name']}"
-    parts = [f"<h1>{escape(title)}</h1>", f"<p><strong>{escape(result['verdict'])}</strong></p>"]
-    parts += [_curves(result, firsts, gpus), f"<pre>{escape(text)}</pre>"]
+    return framed(result, "", [_curves(result, firsts, gpus), f"<pre>{escape(text)}</pre>"])
+
+
+def framed(result: dict[str, Any], what: str, parts: Sequence[str]) -> str:
+    """A page with the verdict of `result` and these parts. what: the end of its title."""
+    title = f"Skim: {result['target']} with {result['speculator']} on {result['gpu']['name']}{what}"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return "\n".join([head, *parts, "</html>"])
+    verdict = f"<p><strong>{escape(result['verdict'])}</strong></p>"
+    return "\n".join([head, f"<h1>{escape(title)}</h1>", verdict, *parts, "</html>"])
 
 
 def _curves(
@@ -62,11 +66,7 @@ def _curves(
     gpus: Sequence[tuple[float, int | None, int | None]],
 ) -> str:
     """An SVG of both curves; the background is grey where Skim does not pay."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SkimError("--page draws with matplotlib: pip install '.[bench]'") from None
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = new_figure(4)
     left, right = figure.subplots(1, 2)
     tokens, plain, skim = zip(*firsts, strict=True)
     left.plot(tokens, plain, marker="o", label="plain vLLM")
@@ -87,6 +87,20 @@ def _curves(
     for axes in (left, right):
         axes.legend()
         axes.set_title("grey: Skim does not pay", fontsize="small", loc="left")
+    return svg_of(figure)
+
+
+def new_figure(height: float) -> Any:
+    """An empty figure of so many inches. Raises SkimError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SkimError("--page draws with matplotlib: pip install '.[bench]'") from None
+    return Figure(figsize=(11, height), layout="constrained")
+
+
+def svg_of(figure: Any) -> str:
+    """The drawing, without what only a file of its own needs."""
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     svg = drawn.getvalue()

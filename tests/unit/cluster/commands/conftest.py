@@ -1,9 +1,10 @@
-"""What Serve reports to the commands, without a cluster."""
+"""What the commands get without a cluster: what Serve reports, and models without weights."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.gpu.presets import configs, make_folder, preset
 from cluster.commands import status, top
 from cluster.serve import status as state
 
@@ -19,3 +20,11 @@ def served(monkeypatch):
     monkeypatch.setattr(state, "failed_probes", lambda app: {})
     monkeypatch.setattr(state.serve, "status", lambda: reported)
     return reported
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """Folders of the shapes of Llama 3.1 8B and 3.2 1B, without weights."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, speculator = configs(preset("8b"))
+    return make_folder(target, folder / "target"), make_folder(speculator, folder / "speculator")

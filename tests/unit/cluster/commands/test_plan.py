@@ -5,7 +5,6 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from benchmarks.gpu.presets import configs, make_folder, preset
 from cluster.plan.engine import Model
 from cluster.plan.gpus import Machine, gpu_named
 from cluster.plan.page import first_tokens, gpus_over_load
@@ -13,14 +12,6 @@ from cluster.plan.pools import Load
 from cluster.plan.report import answer
 from cluster.plan.size import Sizer
 from tests.unit.conftest import MODELS
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Folders of the shapes of Llama 3.1 8B and 3.2 1B, without weights."""
-    folder = tmp_path_factory.mktemp("pair")
-    target, speculator = configs(preset("8b"))
-    return make_folder(target, folder / "target"), make_folder(speculator, folder / "speculator")
 
 
 def test_the_answer_as_text_and_json(skim, pair, tmp_path):

@@ -1,0 +1,119 @@
+"""What the commands of `skim plan` are asked: the models, the GPU, the SLOs, the files to write."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from cluster.json_file import write_json
+from skim_common.errors import SkimError
+
+if TYPE_CHECKING:
+    from cluster.config.schema import DeploymentConfig
+    from cluster.plan.size import Sizer
+
+console = Console(highlight=False)
+
+KEEP_RATE = 0.2
+"""Where the file and the command line leave the share to `auto`."""
+
+File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A deployment file with both models.")]
+Target = Annotated[Path | None, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name.")]
+Speculator = Annotated[Path | None, typer.Option(metavar="MODEL", help="Speculator.")]
+GpuName = Annotated[str, typer.Option(help="a100, l40s, h100, h200 or b200.")]
+Prompt = Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")]
+Answer = Annotated[int, typer.Option(min=1, help="Tokens of an answer.")]
+KeepRate = Annotated[
+    float | None,
+    typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, else 0.2."),
+]
+WeightBits = Annotated[float, typer.Option(min=1, max=32, help="Bits of a stored weight of both models.")]
+KvBits = Annotated[float, typer.Option(min=1, max=32, help="Bits of a number in the KV caches.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+PageFile = Annotated[
+    Path | None, typer.Option("--page", metavar="FILE.html", help="Write the result and its curves as one HTML page.")
+]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The models on their GPU, the share to keep, and the deployment file, if there is one."""
+
+    sizer: "Sizer"
+    keep_rate: float
+    config: "DeploymentConfig | None"
+
+    def check_positions(self, tokens: int, options: str) -> None:
+        """Raises SkimError if a model cannot read so many tokens. options: those that ask for them."""
+        for model in (self.sizer.target, self.sizer.speculator):
+            if tokens > model.size.positions:
+                raise SkimError(
+                    f"model {model.name} has {model.size.positions} positions: {options} are {tokens};"
+                    " make them shorter"
+                )
+
+
+def read_inputs(
+    file: Path | None,
+    target: Path | None,
+    speculator: Path | None,
+    gpu: str,
+    keep_rate: float | None,
+    weight_bits: float,
+    kv_bits: float,
+) -> Inputs:
+    """The command line has precedence over the file. Raises SkimError."""
+    from cluster.config.load import load_config
+    from cluster.plan.engine import Model
+    from cluster.plan.gpus import Machine, gpu_named
+    from cluster.plan.size import Sizer
+    from skim_common.models.source import located
+
+    chosen = gpu_named(gpu)
+    own = [located(str(model), Path.cwd()) if model else None for model in (target, speculator)]
+    rate, config = KEEP_RATE, load_config(file) if file else None
+    if config is not None:
+        own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
+        rate = config.selection.keep_rate if isinstance(config.selection.keep_rate, float) else KEEP_RATE
+    if own[0] is None or own[1] is None:
+        raise SkimError("give a deployment file, or both --target and --speculator")
+    models = (Model.load(own[0]), Model.load(own[1]))
+    return Inputs(Sizer(*models, chosen, Machine.of(chosen), weight_bits, kv_bits), keep_rate or rate, config)
+
+
+def write_files(
+    result: dict[str, Any],
+    show: Callable[[], None],
+    json_file: Path | None,
+    page_file: Path | None,
+    page: Callable[[str], str],
+) -> None:
+    """Print the answer and write the files that are wanted. page: the HTML page around the printed text. Raises
+    SkimError."""
+    show()
+    if json_file is not None:
+        write_json(json_file, result)
+        print_line(f"Wrote {json_file}")
+    if page_file is not None:
+        with console.capture() as shown:
+            show()
+        text = page(shown.get())
+        try:
+            page_file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SkimError(f"cannot write {page_file}: {error.strerror}") from None
+        print_line(f"Wrote {page_file}")
+
+
+def table_of(columns: dict[str, Any]) -> Table:
+    """An empty table with a first column of names, and these."""
+    return Table("", *(Column(name, justify="right") for name in columns), box=SIMPLE_HEAD, pad_edge=False)
+
+
+def print_line(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,20 @@
+"""Engines for simulations, whose times are settings."""
+
+from dataclasses import dataclass
+
+from skim_common.models.costs import Read
+
+
+@dataclass
+class Timed:
+    """Seconds of a prompt's token, and of a decode step."""
+
+    token_s: float = 1e-4
+    decode_s: float = 0.01
+    chunk: int = 8192
+
+    def read_s(self, read: Read) -> float:
+        return self.token_s * read.tokens
+
+    def step_s(self, rows: float, context: float) -> float:
+        return self.decode_s
