@@ -33,6 +33,7 @@ LAZY: dict[str | None, dict[str, str]] = {
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",
         "heads": "evals.commands.heads:heads",
+        "models": "evals.commands.models:app",
     },
 }
 

@@ -1,8 +1,10 @@
-"""docs/models.md lists the known pairs of the command `skim pairs`."""
+"""docs/models.md lists the known pairs of the command `skim pairs`, and the results of `skim models check`."""
 
+import json
 from pathlib import Path
 
 from cluster.pairs.known import KNOWN
+from evals.architectures.table import markdown
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,3 +19,9 @@ def rows(file: str, heading: str) -> list[list[str]]:
 def test_the_known_pairs_are_those_of_the_command():
     assert {pair.state for pair in KNOWN} == {"tested", "by reading", "refused"}
     assert rows("docs/models.md", "Known pairs") == [list(pair) for pair in KNOWN]
+
+
+def test_the_architectures_are_those_of_the_committed_results():
+    results = json.loads((ROOT / "evals/architectures/results.json").read_text())
+    table = [line.strip("|").split("|") for line in markdown(results).splitlines()[2:]]
+    assert rows("docs/models.md", "Architectures") == [[cell.strip() for cell in line] for line in table]
