@@ -22,8 +22,8 @@ demo: $(INSTALLED) ## answer a question about a long document, speculative and d
 test: $(INSTALLED) ## run lint and the tests of each push, about 15 minutes on two idle cores
 	@$(RINGS) lint unit engine e2e chaos
 
-nightly: $(INSTALLED) ## run what a night adds to them: more models, clusters and examples, then soak and fuzz
-	@$(RINGS) --night unit engine e2e chaos soak fuzz
+nightly: $(INSTALLED) ## run what a night adds to them: more models, clusters and examples, then peer, soak and fuzz
+	@$(RINGS) --night unit engine e2e chaos peer soak fuzz
 
 lint: $(INSTALLED) ## check style, types, imports and security
 	@$(RINGS) lint

