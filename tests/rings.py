@@ -114,7 +114,7 @@ NIGHTLY = {
     "engine": _pytest("more models, methods and faults", "engine", *TWO_WORKERS, *NIGHT),
     "e2e": _pytest("more deployments", "e2e", *NIGHT),
     "chaos": _pytest("clusters of several nodes, longer runs", "chaos", *NIGHT),
-    "peer": _pytest("vLLM's own tests", "peer", *NIGHT),
+    "peer": _pytest("vLLM's own tests, and clients that people use", "peer", *NIGHT),
     "soak": Ring(
         "parts break at random under load",
         ((sys.executable, "-m", "tests.soak", "--minutes", "30"), (sys.executable, "-m", "tests.soak.engines")),

@@ -93,7 +93,7 @@ def undeclared(path: str, source: str) -> set[str]:
     return found
 
 
-OF_OTHERS = (ROOT / "tests" / "peer" / "plugin",)
+OF_OTHERS = (ROOT / "tests" / "peer" / "clients", ROOT / "tests" / "peer" / "plugin")
 """Programs that run in environments of their own."""
 
 
