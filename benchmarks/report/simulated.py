@@ -6,6 +6,7 @@ alone: single prompts of other lengths before the step. Of the step itself, the 
 requests were sent, and their tokens.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.report.planned import bench_model, cpu_engine, results
+from benchmarks.report.planned import ROOT, bench_model, cpu_engine
 from benchmarks.scaling.load_step import SPECULATOR, TARGET
 from cluster.plan.engine import Engine, Model
 from cluster.plan.gpus import Machine
@@ -25,6 +26,12 @@ from skim_common.models.costs import Read
 
 BIN_S = 15.0
 CHUNK = 2048
+
+
+def load_step() -> dict[str, Any]:
+    """The committed load step."""
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "scaling" / "load-step.json").read_text())
+    return found
 
 
 class Curves(NamedTuple):
@@ -106,7 +113,7 @@ def compared(found: dict[str, Any], system: System | None = None) -> tuple[Curve
 
 
 def main() -> None:
-    found = results("load-step")
+    found = load_step()
     measured, simulated, errors = compared(found)
     print(calibrated(found["calibration"]))
     for name in Curves._fields:

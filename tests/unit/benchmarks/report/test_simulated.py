@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.report.planned import ROOT, results
-from benchmarks.report.simulated import BIN_S, calibrated, compared, curves, error
+from benchmarks.report.planned import ROOT
+from benchmarks.report.simulated import BIN_S, calibrated, compared, curves, error, load_step
 from benchmarks.scaling.load_step import CALIBRATED, LENGTHS
 
 
 @pytest.fixture(scope="module")
 def found():
-    return results("load-step")
+    return load_step()
 
 
 @pytest.fixture(scope="module")
