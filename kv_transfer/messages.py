@@ -78,6 +78,24 @@ class KeptPrompt:
         positions = np.concatenate([self.positions, np.arange(self.context_length, end, dtype=np.int32)])
         return replace(self, token_ids=np.concatenate([self.token_ids, ids]), positions=positions, context_length=end)
 
+    def in_reading_order(self, limit: int) -> "KeptPrompt":
+        """This prompt with positions that ascend in the order in which the tokens are read.
+
+        A late unit is read after text of higher positions. Models are trained on text in order and misread it. So each
+        run of such tokens takes the positions of what follows it, as a quotation there would, and all that follows
+        stands so many positions higher. A prefix keeps its positions when text is appended, so a cache finds it again.
+        limit: the largest context_length; a prompt that would need more is returned as it is, and so is one that ends
+        with such a run.
+        """
+        late = self.positions < np.maximum.accumulate(self.positions)
+        moved = np.cumsum(late)
+        if not moved[-1] or late[-1] or self.context_length + moved[-1] > limit:
+            return self
+        in_order = np.flatnonzero(~late)
+        following = in_order[np.searchsorted(in_order, np.arange(late.size))]
+        positions = self.positions[following] + moved - late
+        return replace(self, positions=positions.astype(np.int32), context_length=self.context_length + int(moved[-1]))
+
     @property
     def is_ascending(self) -> bool:
         """Whether the tokens stand in the order of the text."""

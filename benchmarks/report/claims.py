@@ -312,7 +312,7 @@ AGAINST = (
     ),
     *(
         Claim(
-            f"right answers in turns 3 and 4 of conversations about {what}, without options",
+            f"right answers in turns 3 and 4 of conversations about {what}, before late units were read in order",
             f"eval-turns-{about}-auto",
             _later_turns,
             f"40 questions about documents of 4,096 tokens; {QWEN}, on one H200",

@@ -211,8 +211,9 @@ class AsyncPair:
         sampling: as in GenerateRequest. decode: None speculates as the target's own options say.
         Raises as `TargetEngine.generate`.
         """
-        decode = decode or DecodeOptions()
-        request = GenerateRequest(self.name("generate"), prompt, sampling, cache_salt=cache_salt, decode=decode)
+        decode, limit = decode or DecodeOptions(), self.target.info.max_position - (sampling.get("max_tokens") or 16)
+        read = prompt.in_reading_order(limit)
+        request = GenerateRequest(self.name("generate"), read, sampling, cache_salt=cache_salt, decode=decode)
         return self.target.generate(request)
 
     async def end_session(self, prompt: KeptPrompt) -> None:

@@ -125,7 +125,7 @@ def write_stub(folder: Path, recipe: Recipe) -> None:
     from transformers import PreTrainedTokenizerFast
 
     words = {f"t{number}": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=next(iter(words))))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"unk_token": "t0", "pad_token": "t0", "bos_token": "t1", "eos_token": "t5"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)

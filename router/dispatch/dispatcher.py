@@ -109,7 +109,9 @@ class Dispatcher:
                 shed_load(state, ticket, self.meter)
                 kept = await self._select(state, decision, ticket)
                 record_decision(self.meter, state)
-                answer = AnswerRecord(_generate_request(state, kept), call.add_logprobs)
+                target = self.pools.target
+                read = kept.in_reading_order(target.max_position - prompt.max_tokens)
+                answer = AnswerRecord(_generate_request(state, read), call.add_logprobs)
                 async with aclosing(self._generate(state, kept, answer, ticket)) as outputs:
                     async for output in outputs:
                         yield output

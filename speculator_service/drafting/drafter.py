@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,9 @@ class DraftService:
         self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead)
         session = self._sessions[state.session]
         session.opening = True
-        session.work = self._start(self._open(session, state))
+        info = self._engine.info
+        prompt = state.prompt.in_reading_order(min(info.max_model_len, info.max_position))
+        session.work = self._start(self._open(session, replace(state, prompt=prompt)))
 
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""

@@ -38,6 +38,30 @@ async def test_the_target_sees_what_the_speculator_kept():
     assert ran.context.headers_are_true
 
 
+class LatePools(LocalPools):
+    """The speculator puts 32 early tokens before the last 32, as a later turn does with a late unit."""
+
+    async def select(self, *args):
+        selection = await super().select(*args)
+        kept = selection.kept
+        late = np.r_[0, 33 : kept.token_ids.size - 32, 1:33, kept.token_ids.size - 32 : kept.token_ids.size]
+        moved = replace(kept, token_ids=kept.token_ids[late], positions=kept.positions[late])
+        return replace(selection, kept=moved)
+
+
+@pytest.mark.parametrize(("room", "length"), [(32, 632), (31, 600)])
+async def test_the_target_reads_late_units_in_the_order_of_its_cache(room, length):
+    """Unless the model has no positions for it. What a client sees of the selection is the text's own."""
+    pools = LatePools()
+    pools.target = replace(pools.target, max_position=600 + room + prompt().max_tokens)
+    ran = await run(pools, prompt(), keep_rate=0.25)
+    read = pools.generates[0].prompt
+    assert (read.is_ascending, read.context_length) == (length > 600, length)
+    shown = ran.dispatcher.selections.get("r").explained.selection.kept
+    assert read.token_ids.tolist() == shown.token_ids.tolist() == [IDS[i] for i in shown.positions]
+    assert (shown.is_ascending, shown.context_length) == (False, 600)
+
+
 async def test_every_part_of_the_time_is_accounted_for():
     ran = await run(LocalPools(), prompt())
     assert set(ran.outcome.timings) == set(TIMING_PARTS)
