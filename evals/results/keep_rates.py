@@ -69,7 +69,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             cells += [_at_rate(scores, task, length, name, rate) for name in selectors]
             dense, chosen, *others = cells
             shown = [_with_interval(dense), _with_interval(chosen), *(f"{cell['score']:.2f}" for cell in others)]
-            rows.append([task, str(length), f"{rate:g}" if rate < 1 else "auto", f"{chosen['kept']:.2f}", *shown])
+            rows.append([task, str(length), _shown(rate), f"{chosen['kept']:.2f}", *shown])
     return ["task", "tokens", "keep rate", "kept", DENSE, *selectors], rows
 
 
@@ -105,7 +105,7 @@ def _panel(axis: Any, scores: dict[Key, dict[str, Any]], task: str, length: int,
         # The speculator's line is drawn on top of the others.
         axis.plot(rates, values, label=name, linewidth=1.5, markersize=4, zorder=3 - depth / 10)
     axis.set(title=f"{task.replace('_', ' ')}, {length}", xscale="log", ylim=(-0.05, 1.05))
-    axis.set_xticks(rates, labels=[f"{rate:g}" for rate in rates], minor=False)
+    axis.set_xticks(rates, labels=[_shown(rate) for rate in rates], minor=False)
     axis.minorticks_off()
     axis.tick_params(labelsize=8)
 
@@ -117,6 +117,10 @@ def _scores(result: dict[str, Any]) -> dict[Key, dict[str, Any]]:
 def _at_rate(scores: dict[Key, dict[str, Any]], task: str, length: int, name: str, rate: float) -> dict[str, Any]:
     """The selector's cell; one that chooses the rate itself has the same cell at every rate."""
     return scores.get((task, length, name, rate)) or scores[task, length, name, 0.0]
+
+
+def _shown(rate: float) -> str:
+    return f"{rate:g}" if rate < 1 else "auto"
 
 
 def _panels(result: dict[str, Any]) -> Iterator[tuple[str, int]]:
