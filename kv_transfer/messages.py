@@ -43,7 +43,8 @@ class KeptPrompt:
     token_ids: int32 [K]. positions: int32 [K], distinct, in [0, context_length), in any order. A token attends to the
     tokens that stand before it here, so the order decides what it can use. The positions alone carry the order of the
     text.
-    context_length: M, the number of tokens of the original prompt; the first decoded token has position M.
+    context_length: M, the number of tokens of the original prompt; the first decoded token has position M. In reading
+    order (`in_reading_order`) late units have no original positions, and M is larger by their tokens.
     look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation; the target uses it as the first drafts.
     A dense prompt has the positions 0, 1, ..., M - 1 in this order.
     """

@@ -36,8 +36,8 @@ DRAFTS = 4
 HOST = "127.0.0.1"
 REMOTE = DecodeOptions(max_draft_tokens=DRAFTS, adaptive=False, draft_ahead="off")
 ALLOWED = 12
-"""Tokens that a sampled answer may have, so that all continuations can be enumerated. The model's vocabulary is larger:
-on CUDA an engine for 12 tokens did not get through vLLM's warm-up, which reads other token ids."""
+"""Tokens that a sampled answer may have, so that all continuations can be enumerated. The model's vocabulary is larger,
+because vLLM's warm-up reads higher token ids (vllm.v1.worker.gpu.warmup, `run_mixed_prefill_decode_warmup`)."""
 TOP = 6
 SAMPLED = KeptPrompt(np.array([3, 7, 9, 10, 4, 8], np.int32), np.array([0, 2, 3, 9, 14, 15], np.int32), 20)
 

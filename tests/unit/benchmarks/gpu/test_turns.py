@@ -17,7 +17,7 @@ def test_both_pools_share_one_gpu():
     assert options.keys() - own == SETTINGS.engine_options("target").keys(), "the stock server has the same options"
 
 
-def test_the_table_has_each_length_turn_and_mode():
+def test_the_table_has_each_length_turn_and_mode(tmp_path):
     def answered(length: int) -> list[Answered]:
         return [
             Answered(mode, 1, turn, 100.0 + length * (mode == "dense"), length, length, 0, None, "", None)
@@ -28,7 +28,11 @@ def test_the_table_has_each_length_turn_and_mode():
     lengths = [
         {"document_tokens": n, "rows": rows_of(answered(n)), "totals": totals_of(answered(n))} for n in (4096, 8192)
     ]
-    result = {"settings": {"target": "toy", "speculator": "s", "turns": 2, "rounds": 1}, "lengths": lengths}
-    columns, rows = turns.table(result | {"modes": dict.fromkeys(turns.MODES, "")})
+    settings = {"target": "toy", "speculator": "s", "turns": 2, "rounds": 1}
+    result = {"settings": settings, "lengths": lengths, "modes": dict.fromkeys(turns.MODES, "what it is")}
+    columns, rows = turns.table(result)
     assert len(rows) == 2 * 2 * len(turns.MODES)
     assert {row[columns.index("prompt")] for row in rows} == {"4,096", "8,192"}
+    assert "- *auto*: what it is." in turns.describe(result)
+    turns.plot(result, tmp_path / "turns.png")
+    assert (tmp_path / "turns.png").stat().st_size > 10_000

@@ -1,5 +1,6 @@
 """What the plan says about the error of its simulation is what the committed load step gives."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.report.planned import ROOT
 from benchmarks.report.simulated import BIN_S, calibrated, compared, curves, error, load_step
 from benchmarks.scaling.load_step import CALIBRATED, LENGTHS
+from cluster.plan.simulate.compare import SYSTEMS
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,19 @@ def test_the_page_has_the_errors_of_the_committed_run(found, errors):
     assert f"{measured.first.max():.0f} s measured, {simulated.first.max():.0f} s simulated" in page
     assert f"{len(found['requests'])} requests" in page
     assert max(errors.values()) < 0.15
+
+
+def test_the_day_of_the_page_is_the_committed_one():
+    page = " ".join((ROOT / "docs" / "plan.md").read_text().split())
+    day = json.loads((ROOT / "benchmarks" / "scaling" / "simulated-day.json").read_text())
+    skim, requests, plain = (day["systems"][name] for name in SYSTEMS)
+    hours = [sum(one["gpu_hours"].values()) for one in (skim, requests)]
+    most = max(sum(one["most_replicas"].values()) for one in (skim, requests))
+    assert f"{day['requests'] / 1e6:.1f} million requests, on up to {most} replicas of Skim" in page
+    assert f"and {plain['most_replicas']['target']} of plain vLLM, take {day['seconds']:.0f} s on one core" in page
+    assert f"With `work` {skim['within']:.1%} of the requests keep the SLOs, for {hours[0]:,.0f} GPU hours" in page
+    assert f"with `requests` {requests['within']:.1%}, for {hours[1]:,.0f}" in page
+    assert f"with plain vLLM on as many GPUs {plain['within']:.1%}" in page
 
 
 def test_a_wrong_speed_is_seen(found, errors):

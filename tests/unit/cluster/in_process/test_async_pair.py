@@ -11,6 +11,7 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
 from kv_transfer.draft_channel.client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model
@@ -175,4 +176,24 @@ async def test_the_accepted_drafts_of_an_answer_count_when_its_session_ends(monk
     assert ended == []
     await pair.end_session(kept)
     assert ended == [(kept.session.id, 4, 3)]
+    await pair.close()
+
+
+async def test_the_target_reads_late_units_in_the_order_of_its_cache():
+    """As in serving, if the model has positions for it."""
+    pair = AsyncPair(target=TARGET)
+    read, generate = [], pair.target.generate
+
+    def noting(request):
+        read.append(request.prompt)
+        return generate(request)
+
+    pair.target.generate = noting
+    positions = np.array([0, 1, 8, 4, 9], np.int32)
+    prompt = KeptPrompt(positions + 10, positions, 10)
+    for room in (1, 0):
+        pair.target.info = replace(pair.target.info, max_position=10 + room + 2)
+        async for _ in pair.generate(prompt, {"max_tokens": 2}):
+            pass
+    assert [found.positions.tolist() for found in read] == [[0, 1, 8, 9, 10], positions.tolist()]
     await pair.close()
