@@ -3,6 +3,7 @@
 import functools
 
 from actors.ray_hooks import (
+    autoscaling,
     broadcast,
     controller,
     deployment_version,
@@ -19,6 +20,7 @@ from actors.ray_hooks import (
 from skim_common.symbols import RAY, Symbol
 
 MODULES = (
+    autoscaling,
     broadcast,
     controller,
     deployment_version,

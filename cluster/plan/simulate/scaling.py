@@ -3,10 +3,11 @@
 from collections import deque
 
 import numpy as np
-from ray.serve import autoscaling_policy
+from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingContext
 
+from actors.ray_hooks.autoscaling import settled
 from cluster.config.pools import AutoscalingConfig
 from cluster.serve.app import scaling_options
 from cluster.serve.autoscaling import Load, WorkPolicy
@@ -17,8 +18,8 @@ class Autoscaler:
 
     def __init__(self, scaling: AutoscalingConfig, interval_s: float) -> None:
         self._config = ServeAutoscalingConfig(**scaling_options(scaling, scaling.max_replicas))
-        by_requests = autoscaling_policy.replica_queue_length_autoscaling_policy
-        self._policy = WorkPolicy(scaling.drain_s) if scaling.policy == "work" else by_requests
+        by_work = scaling.policy == "work"
+        self._policy = WorkPolicy(scaling.drain_s) if by_work else replica_queue_length_autoscaling_policy
         self._reports: deque[Load] = deque(maxlen=max(1, round(scaling.look_back_period_s / interval_s)))
         self._state: dict[str, float] = {}
         self._delays: dict[str, float] = {}
@@ -29,11 +30,8 @@ class Autoscaler:
         self._reports.append(load)
         context = self._context(now, Load(*np.mean(self._reports, axis=0).tolist()), running, target)
         wanted, self._state = self._policy(context)
-        wanted = autoscaling_policy._apply_scaling_factors(wanted, running, self._config)
-        wanted, self._delays = autoscaling_policy._apply_delay_logic(
-            wanted, target, self._config, self._delays, _now=now
-        )
-        return int(max(self._config.min_replicas, min(self._config.max_replicas, wanted)))
+        decided, self._delays = settled(wanted, running, target, self._config, self._delays, now)
+        return int(max(self._config.min_replicas, min(self._config.max_replicas, decided)))
 
     def _context(self, now: float, load: Load, running: int, target: int) -> AutoscalingContext:
         reported = {
