@@ -117,7 +117,8 @@ def turns(
         rounds,
         kv_gib,
     )
-    _finish(conversations, conversations.run(settings, _progress), json_file, plot_file)
+    with conversations.started(settings, _progress) as urls:
+        _finish(conversations, conversations.run(settings, urls, _progress), json_file, plot_file)
 
 
 @app.command()

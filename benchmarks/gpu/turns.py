@@ -6,7 +6,7 @@ target has the sizes of a larger model of its family and random weights, so answ
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,19 +74,19 @@ class GpuTurnsSettings:
         return {**options, "gpu_memory_utilization": 0.05}
 
 
-def run(settings: GpuTurnsSettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure. `lengths`: for each, `rows` and `totals` as in `benchmarks.latency.turns_results`.
+def run(settings: GpuTurnsSettings, urls: Mapping[str, str], progress: Progress = silent) -> dict[str, Any]:
+    """Measure. urls: those of `started`. `lengths`: for each, `rows` and `totals` as in
+    `benchmarks.latency.turns_results`.
 
-    Raises SkimError if a system does not start or answer.
+    Raises SkimError if a system does not answer.
     """
     began = machine()
     found = []
-    with _started(settings, progress) as urls:
-        for number, length in enumerate(settings.lengths):
-            done = (number / len(settings.lengths), 1 / len(settings.lengths))
-            asked = settings.conversation(length)
-            answered = asyncio.run(converse(asked, MODES, urls, progress, done))
-            found.append({"document_tokens": length, "rows": rows_of(answered), "totals": totals_of(answered)})
+    for number, length in enumerate(settings.lengths):
+        done = (number / len(settings.lengths), 1 / len(settings.lengths))
+        asked = settings.conversation(length)
+        answered = asyncio.run(converse(asked, MODES, urls, progress, done))
+        found.append({"document_tokens": length, "rows": rows_of(answered), "totals": totals_of(answered)})
     return {
         "machine": began,
         "settings": asdict(settings) | {"speculator": public_name(settings.speculator)},
@@ -97,8 +97,8 @@ def run(settings: GpuTurnsSettings, progress: Progress = silent) -> dict[str, An
 
 
 @contextmanager
-def _started(settings: GpuTurnsSettings, progress: Progress) -> Iterator[dict[str, str]]:
-    """Both systems; gives the base URL of each mode."""
+def started(settings: GpuTurnsSettings, progress: Progress = silent) -> Iterator[dict[str, str]]:
+    """Both systems; gives the base URL of each mode. Raises SkimError if one does not start."""
     from cluster.serve.deployment import deployed
 
     with ExitStack() as stack:

@@ -116,6 +116,17 @@ def test_the_default_keeps_less_of_prompts_that_lost_nothing_by_it() -> None:
     assert 4096 < LONG_FROM <= 8192
     for length in (8192, 16384):
         assert found[length].figure(ALL, (GUARDED_LONG, 0.0)).difference[0] > 0, "no worse than dense"
+    long = [sample for sample in committed("lengths-qwen-long")["samples"] if sample["prompt"] >= LONG_FROM]
+    shares = {name: _kept_of_selected(long, name) for name in (GUARDED_LONG, GUARDED_WINDOWS)}
+    says = f"0.4 keeps {shares[GUARDED_LONG]:.2f} of the prompt in place of {shares[GUARDED_WINDOWS]:.2f}"
+    assert says in " ".join((ROOT / "docs" / "options.md").read_text().split())
+
+
+def _kept_of_selected(samples: list, selector: str) -> float:
+    """The mean share that a selector keeps of the prompts that it does not leave dense."""
+    read = [(read, sample["prompt"]) for sample in samples for name, _, _, read in sample["scores"] if name == selector]
+    shares = [kept / prompt for kept, prompt in read if kept < prompt]
+    return sum(shares) / len(shares)
 
 
 def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
