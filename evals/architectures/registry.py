@@ -48,7 +48,7 @@ _ALL_EXPERTS = {"num_experts_per_tok": 4}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "FalconH1ForCausalLM": _MAMBA,
     "FalconForCausalLM": {"ffn_hidden_size": 512},
-    "GPTJForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid"},
+    "GPTJForCausalLM": {"rotary_dim": 16},
     # A window of vLLM has one token more than transformers'; none here ends within the prompt.
     "Cohere2ForCausalLM": {"sliding_window": 512},
     "Cohere2MoeForCausalLM": {"sliding_window": 512},
@@ -72,7 +72,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "Llama4ForCausalLM": _LLAMA4,
     "LongcatFlashForCausalLM": {"num_layers": 2, "expert_ffn_hidden_size": 64, "zero_expert_num": 2},
-    "MiniMaxM2ForCausalLM": {"rotary_dim": 16},
+    "MiniMaxM2ForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "MiniCPM3ForCausalLM": {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "head_dim": 32},
     "NemotronHForCausalLM": {
         "ssm_state_size": 32,

@@ -7,7 +7,7 @@ Reading n tokens behind c cached ones forms n * (c + (n + 1) / 2) pairs of a que
 bounds them. A multiplication with its addition counts as two operations, as in `vllm.v1.metrics.perf`.
 
 Not counted: embeddings and the output head, of which a prompt needs one row; norms and biases; the scan of a layer with
-linear attention or a state space, whose projections count as those of attention.
+linear attention or a state space. The projections of a state space count as those of attention.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def read_cost(text: Any) -> ReadCost:
     try:
         kinds = _layer_types(text)
         layers, experts = _layers(text, kinds), _expert_layers(text, len(kinds))
-        attention = [_attention(layer) for layer in layers]
+        attention = [_mixer(layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
         parameters = sum(projections for projections, _ in attention) + sum(map(_feed_forward, layers, experts))
     except (AttributeError, TypeError):  # a name that this model's config does not have, or a list of one per layer
         return LINEAR
@@ -152,6 +152,22 @@ def _layer_types(text: Any) -> Sequence[str]:
         return list(kinds)
     windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     return ["sliding_attention" if windowed else "full_attention"] * text.num_hidden_layers
+
+
+def _mixer(text: Any, kind: str) -> tuple[int, int]:
+    """As `_attention`, of a layer of this type.
+
+    Models with gated delta nets (arXiv 2412.06464) have a gate beside the queries, in both types of layers. A delta net
+    has queries, keys and values of its own sizes, two numbers per head, and no pairs.
+    """
+    if not hasattr(text, "linear_num_value_heads"):
+        return _attention(text)
+    if kind != "linear_attention":
+        projections, pair = _attention(text)
+        return projections + text.hidden_size * _head_size(text) * text.num_attention_heads, pair
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    return text.hidden_size * (2 * keys + 3 * values + 2 * text.linear_num_value_heads), 0
 
 
 def _attention(text: Any) -> tuple[int, int]:

@@ -44,7 +44,7 @@ class VllmSpeculator(BranchingEngine):
     `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
     the query of the last look-ahead token. So a model that uses all its positions, all of its window, or all positions
     of longrope's short factors, accepts one token less. A model with linear attention or a state space
-    (`ModelConfig.is_hybrid`) scores prompts, but does not draft.
+    (`ModelConfig.is_hybrid`) does not draft without a prefix cache.
     """
 
     info: ModelInfo
@@ -80,8 +80,8 @@ class VllmSpeculator(BranchingEngine):
             cache_tokens=cached,
             has_head_profile=profile is not None,
         )
-        # The prefix cache is off for these models (`start`), so each round would read the whole prompt again.
-        self.supports_drafts = not config.is_hybrid
+        # The states of other layers cannot be found again by the blocks of the attention layers.
+        self.supports_drafts = bool(cached) or not config.is_hybrid
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)

@@ -6,6 +6,7 @@ Private methods that it calls are included. The symbols of restored positions, b
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _MANAGER = "vllm.v1.core.kv_cache_manager"
+_COORDINATOR = "vllm.v1.core.kv_cache_coordinator"
 _WORKER = "vllm.v1.worker.gpu_worker"
 _SAMPLING = "vllm.v1.sample.ops.topk_topp_sampler"
 
@@ -24,6 +25,8 @@ HOOKED = (
     (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
     (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
     (_MANAGER, "KVCacheManager.allocate_slots", "self request num_new_tokens"),
+    (_MANAGER, "KVCacheManager.create_kv_cache_blocks", "self blocks"),
+    (_COORDINATOR, "HybridKVCacheCoordinator.find_longest_cache_hit", "self block_hashes max_cache_hit_length"),
     # exact_top_k
     (_SAMPLING, "apply_top_k_top_p", "logits k p"),
     (_SAMPLING, "compiled_random_sample", "logits"),

@@ -46,7 +46,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     check_options("speculator", options, (*OWN_SETTINGS, *CHOSEN_SETTINGS))
     config = _engine_config(model, max_model_len, tensor_parallel, options)
     if config.model_config.is_hybrid:
-        config = _without_prefix_cache(model, max_model_len, tensor_parallel, options)
+        config = _with_states(model, max_model_len, tensor_parallel, options)
     # Windowed layers then keep the KV of the whole prompt, in one group with the others. Drafting sessions, partial
     # blocks and multi-step scheduling need this. vLLM cannot unite state-space layers with others.
     config.scheduler_config.disable_hybrid_kv_cache_manager = not config.model_config.is_hybrid
@@ -103,21 +103,18 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
     return config
 
 
-def _without_prefix_cache(
-    model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]
-) -> VllmConfig:
+def _with_states(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
     """The configuration of a model with linear attention or a state space.
 
-    vLLM's prefix cache needs its scheduler to end steps at the ends of blocks, where it copies the states ("align" in
-    vllm.config.cache). Multi-step scheduling and partial blocks know nothing of this.
+    vLLM caches the states of such layers at the ends of blocks, which hold hundreds of tokens ("align" of
+    vllm.config.cache.MambaCacheMode), and at the last multiple of `prefix_match_unit` tokens of a prompt. So a drafting
+    round computes fewer tokens again than the unit has.
     """
-    if options.get("enable_prefix_caching"):
-        raise ModelError(
-            f"speculator {model} cannot run with enable_prefix_caching yet, because it has linear attention or a state"
-            " space; leave it out"
-        )
-    _log.warning("speculator %s scores prompts, but does not draft: it has linear attention or a state space", model)
-    return _engine_config(model, max_model_len, tensor_parallel, {**options, "enable_prefix_caching": False})
+    if not options.get("enable_prefix_caching", True):
+        _log.warning("speculator %s does not draft: without a prefix cache, each round would read the prompt", model)
+        return _engine_config(model, max_model_len, tensor_parallel, options)
+    unit = 32 if current_platform.is_cpu() else 16  # the sizes of blocks are multiples of it
+    return _engine_config(model, max_model_len, tensor_parallel, {"prefix_match_unit": unit, **options})
 
 
 def _failure(model: str) -> str:

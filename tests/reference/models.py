@@ -22,12 +22,14 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "falcon_h1",
     "qwen3_vl",
     "deepseek_v2",
     "deepseek_v3",
 ]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "mistral")
-"""The families whose layers are all alike. Of the others but DeepSeek, every second layer has full attention."""
+"""The families whose layers are all alike. Of the others but DeepSeek and Falcon-H1, every second layer has full
+attention."""
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "speculator"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -49,6 +51,7 @@ _CLASSES = {
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),  # linear attention, experts
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),  # linear attention, M-RoPE
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM"),  # attention and a state space in every layer
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),  # interleaved M-RoPE, QK norm
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),  # MLA
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),  # MLA with low-rank queries
@@ -105,6 +108,7 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_LINEAR, **_EXPERTS},
     "qwen3_5": {**_LINEAR, "rope_parameters": _MROPE},
     "qwen3_5_moe": {**_LINEAR, **_EXPERTS, "rope_parameters": _MROPE},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_d_ssm": 256},
     "qwen3_vl": {"rope_parameters": _MROPE},
     "deepseek_v2": {**_MLA, "q_lora_rank": None},
     "deepseek_v3": {**_MLA, "q_lora_rank": 96},

@@ -102,7 +102,7 @@ def _whole_layers(model: PreTrainedModel) -> list[int]:
     text = model.config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     returned = [kind for kind in kinds if kind != "linear_attention"]
-    return [i for i, kind in enumerate(returned) if kind == "full_attention"]
+    return [i for i, kind in enumerate(returned) if kind in ("full_attention", "hybrid")]
 
 
 def _step_importance(layers: list[tuple[torch.Tensor, torch.Tensor]], options: SelectionOptions) -> torch.Tensor:

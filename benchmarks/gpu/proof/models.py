@@ -4,7 +4,10 @@ Attention is peaked enough to rank tokens, and the norm weights are random too, 
 misplaces a part gives other tokens.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +23,38 @@ _FIRST_ID = 16
 """The ids below are special tokens, at which an engine might stop."""
 
 
+HYBRID: Mapping[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    # All of a head rotates, so that wrong positions show although half of the layers have none.
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    # All experts: bfloat16 would choose others than float32.
+    "num_experts": 4,
+    "num_experts_per_tok": 4,
+}
+"""Fields of a config of four layers: linear attention in every second one, and experts."""
+
+
 def make_checkpoint(
-    folder: Path, *, layers: int, head_size: int, vocabulary: int = VOCABULARY, max_position: int = 8192
+    folder: Path,
+    *,
+    layers: int,
+    head_size: int,
+    vocabulary: int = VOCABULARY,
+    max_position: int = 8192,
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """Write a Llama with four query heads and two KV heads, in bfloat16, into `folder`. Returns its path."""
+    """Write a model with four query heads and two KV heads, in bfloat16, into `folder`. Returns its path.
+
+    fields: of its config, in addition to those of a Llama.
+    """
     hidden = 4 * head_size
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden,
@@ -43,6 +72,7 @@ def make_checkpoint(
         "bos_token_id": 1,
         "eos_token_id": 5,
         "pad_token_id": 0,
+        **fields,
     }
     path = make_folder(config, folder)
     with torch.random.fork_rng(devices=[]):
@@ -50,8 +80,12 @@ def make_checkpoint(
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                if "norm" in name:
-                    weight.uniform_(0.6, 1.4)
+                # The norms of Qwen3-Next add 1 to their weight, except those of linear attention.
+                start = 1 if fields and "linear_attn" not in name else 0
+                if "q_norm" in name or "k_norm" in name:
+                    weight.uniform_(1 - start, 1.8 - start)  # only these weights set how peaked attention is
+                elif "norm" in name:
+                    weight.uniform_(0.6 - start, 1.4 - start)
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return path

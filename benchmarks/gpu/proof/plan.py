@@ -13,6 +13,7 @@ _SHARED = (*ORACLES, *(f"{_HERE}/{name}.py" for name in ("checks", "engines", "m
 _SCORING = (f"{_HERE}/kernels.py", "benchmarks/gpu/scoring.py", "benchmarks/gpu/clock.py", "speculator_service/scoring")
 _SPECULATOR = (f"{_HERE}/speculator.py", *_SHARED, "kv_transfer", "speculator_service", "vllm_hooks")
 _TARGET = (f"{_HERE}/target.py", *_SHARED, "kv_transfer", "target_service", "vllm_hooks")
+_HYBRID = (f"{_HERE}/hybrid.py", *_SPECULATOR, *_TARGET)
 _DRAFTS = (f"{_HERE}/drafts.py", *_TARGET)
 _MEASURED = tuple(f"benchmarks/gpu/{name}.py" for name in ("decode", "engines", "presets", "ttft", "vllm_pair"))
 _SERVICES = ("cluster/in_process", "kv_transfer", "speculator_service", "target_service", "vllm_hooks")
@@ -76,5 +77,6 @@ STEPS: Sequence[Step] = (
     Step("target-128", "restored positions, D = 128", "target:wide", 300, _TARGET),
     Step("speculator-demo", "scores and drafts, D = 64", "speculator:demo", 240, _SPECULATOR),
     Step("last-position", "drafts at the last position", "target:last_position", 180, _TARGET),
+    Step("hybrid", "linear attention in both roles", "hybrid:hybrid", 300, _HYBRID),
     Step("layout", "drafting by KV cache layout", "headline:layout", 240, _PAIR, alone=True),
 )

@@ -41,7 +41,7 @@ async def wide(settings: Settings, checks: Checks) -> None:
         await _speculator(make_checkpoint(Path(folder), layers=layers, head_size=128), settings, checks)
 
 
-def _start(model: str, settings: Settings) -> Any:
+def start(model: str, settings: Settings) -> Any:
     from speculator_service.vllm_backend.engine import VllmSpeculator
 
     return VllmSpeculator(model, **engine_options(settings))
@@ -49,7 +49,7 @@ def _start(model: str, settings: Settings) -> Any:
 
 async def _speculator(model: str, settings: Settings, checks: Checks) -> None:
     oracle = GenerationOracle(model)
-    with stopped(_start(model, settings)) as engine:
+    with stopped(start(model, settings)) as engine:
         await tell_what_runs(engine, settings, checks, "speculator", runner=V2, backend="FLASH_ATTN")
         with checks.part("oracle"):
             await _against_the_oracle(engine, model, oracle, TOY_LENGTHS if settings.toy else LENGTHS, checks)

@@ -56,7 +56,7 @@ async def last_position(settings: Settings, checks: Checks) -> None:
         path = make_checkpoint(Path(folder), layers=2, head_size=64, max_position=POSITIONS)
         oracle = GenerationOracle(path)
         drafting = {"decode": {"method": "draft_model", "max_draft_tokens": 4}, "draft_model": path}
-        with stopped(_start(path, settings, **drafting)) as engine:
+        with stopped(start(path, settings, **drafting)) as engine:
             await tell_what_runs(engine, settings, checks, "draft model", runner=None, backend="FLASH_ATTN")
             await _to_the_end(engine, oracle, checks, "draft model", DecodeOptions())
             again = await answer(engine, "again", kept_prompt(900, 300, 5))
@@ -84,7 +84,7 @@ def _matches(oracle: GenerationOracle, prompt: KeptPrompt, found: Answer, tie: f
     return len(found.tokens) - oracle.wrong_tokens(prompt, found.tokens, tie)
 
 
-def _start(path: str, settings: Settings, **options: Any) -> Any:
+def start(path: str, settings: Settings, **options: Any) -> Any:
     from target_service.vllm_backend.engine import VllmTarget
 
     return VllmTarget(path, **engine_options(settings, **options))
@@ -95,29 +95,29 @@ async def _target(head_size: int, settings: Settings, checks: Checks) -> None:
         path = make_checkpoint(Path(folder), layers=2, head_size=head_size, max_position=POSITIONS)
         oracle, prompt = GenerationOracle(path), kept_prompt(2000, 600, 1)
         graphs = eager = None
-        with checks.part("bfloat16"), stopped(_start(path, settings)) as engine:
+        with checks.part("bfloat16"), stopped(start(path, settings)) as engine:
             await tell_what_runs(engine, settings, checks, "bfloat16", runner=V2, backend="FLASH_ATTN")
             if settings.device == "cuda":
                 await call(engine, count_graphs)
-            graphs = await _right(engine, oracle, prompt, checks, "bfloat16")
+            graphs = await right(engine, oracle, prompt, checks, "bfloat16")
             await _together(engine, oracle, checks)
             await full_graphs_ran(engine, settings, checks, "bfloat16")
             await _cache(engine, prompt, checks)
             await _to_the_end(engine, oracle, checks, "bfloat16", PLAIN)
-            await _without_the_hook(engine, oracle, checks)
+            await without_the_hook(engine, oracle, checks)
         if settings.device == "cpu":
             checks.skip("eager", "on CPU the engine above has no CUDA graphs either")
         else:
-            with checks.part("eager"), stopped(_start(path, settings, enforce_eager=True)) as engine:
-                eager = await _right(engine, oracle, prompt, checks, "eager")
+            with checks.part("eager"), stopped(start(path, settings, enforce_eager=True)) as engine:
+                eager = await right(engine, oracle, prompt, checks, "eager")
         if graphs and eager:
             _agree(graphs.tokens, eager.tokens, oracle, prompt, checks)
-        with checks.part("float32"), stopped(_start(path, settings, dtype="float32")) as engine:
+        with checks.part("float32"), stopped(start(path, settings, dtype="float32")) as engine:
             await tell_what_runs(engine, settings, checks, "float32", runner=V2, backend=None)
-            await _right(engine, oracle, prompt, checks, "float32", exact=True)
+            await right(engine, oracle, prompt, checks, "float32", exact=True)
 
 
-async def _right(
+async def right(
     engine: Any, oracle: GenerationOracle, prompt: KeptPrompt, checks: Checks, name: str, *, exact: bool = False
 ) -> Answer:
     """64 greedy tokens and their log probabilities against the oracle's. exact: in float32."""
@@ -170,7 +170,7 @@ async def _to_the_end(engine: Any, oracle: GenerationOracle, checks: Checks, nam
     checks.judge(f"{name}: last position", right, matches, f"of {TOKENS} are the oracle's, at least {NEARLY}")
 
 
-async def _without_the_hook(engine: Any, oracle: GenerationOracle, checks: Checks) -> None:
+async def without_the_hook(engine: Any, oracle: GenerationOracle, checks: Checks) -> None:
     """Control: without restored positions most tokens must be wrong."""
     prompt = kept_prompt(2000, 600, 4)
     await call(engine, _withhold_positions)

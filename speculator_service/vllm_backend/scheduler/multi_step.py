@@ -54,7 +54,7 @@ class MultiStepScheduler(GangScheduler):
     def _further_steps(self, request: Request) -> FurtherSteps | None:
         left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
         more = min(left - 1, MAX_STEPS)
-        if request.is_prefill_chunk or more <= 0:
+        if request.is_prefill_chunk or more <= 0 or self._ends_in_a_cached_state(request):
             return None
         blocks = self.kv_cache_manager.allocate_slots(request, more)
         if blocks is None:  # vLLM then schedules one token per step, and may preempt the request
@@ -62,6 +62,15 @@ class MultiStepScheduler(GangScheduler):
         going = FurtherSteps(request.num_computed_tokens, request.num_output_tokens, more, blocks.get_block_ids(True))
         request.num_computed_tokens += more
         return going
+
+    def _ends_in_a_cached_state(self, request: Request) -> bool:
+        """Whether vLLM caches the state of linear attention or a state space after this step, inside a block.
+
+        It copies this state aside before its own next step. A synthetic step would overwrite it before.
+        """
+        unit = self.hash_block_size
+        at_the_end = request.num_computed_tokens == request.num_prompt_tokens // unit * unit
+        return self.need_mamba_block_aligned_split and at_the_end
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False

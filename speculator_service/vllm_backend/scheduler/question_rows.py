@@ -20,6 +20,10 @@ class QuestionRowScheduler(PartialBlockScheduler):
         first = _first_row(request)
         if first is None or count <= first:
             return blocks, count, boundary, diverged
+        if self.has_mamba_layers:
+            # A hit ends where a state was cached.
+            found, count, _ = self.kv_cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, first)
+            return self.kv_cache_manager.create_kv_cache_blocks(found), count, boundary, diverged
         # vLLM copies a block that is used in part; as partial blocks, this needs room for the copy. A block in use may
         # have its hash already and be computed in this step only, after the copy.
         if not (self._remembers and self._has_room(request)) or blocks.blocks[0][first // self.block_size].ref_cnt:

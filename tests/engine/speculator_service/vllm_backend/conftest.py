@@ -94,6 +94,22 @@ class Rig:
         return await self.engine._engine.collective_rpc(function)
 
 
+async def follow(rig, name, prompt, rounds, seed):
+    """Accept and reject drafts at random, and check the greedy drafts of each round. Returns the answer."""
+    rng = np.random.default_rng(seed)
+    answer = np.empty(0, np.int32)
+    for _ in range(rounds):
+        count = int(rng.integers(1, 7))
+        drafted = await rig.engine.draft(name, answer, count)
+        rig.check_greedy(prompt, answer, drafted, count)
+        accepted = drafted.tokens[: rng.integers(0, count + 1)]
+        other = rng.integers(16, 1024, 1).astype(np.int32)
+        answer = np.concatenate([answer, accepted, other])
+        if rng.random() < 0.1:  # the target shortens the answer
+            answer = answer[: answer.size // 2]
+    return answer
+
+
 @asynccontextmanager
 async def keys_of_other_layers(engine: Any) -> AsyncIterator[None]:
     """Meanwhile each layer's queries meet the keys of another layer: a negative control."""

@@ -1,4 +1,4 @@
-"""A speculator with linear attention in every second layer: the others are scored, and it does not draft.
+"""A speculator with linear attention in every second layer: the others are scored.
 
 vLLM's CPU kernels of linear attention compute in bfloat16, so scores are compared by their correlation with the
 oracle's. The prompts are some whose look-ahead tokens do not depend on rounding.
@@ -40,12 +40,6 @@ async def correlations(rig):
 
 async def test_scores(rig):
     assert min(await correlations(rig)) > 0.97
-
-
-async def test_it_does_not_draft(rig):
-    """Each round would read the whole prompt again, because the prefix cache is off."""
-    assert not rig.engine.supports_drafts
-    assert not rig.engine._engine.vllm_config.cache_config.enable_prefix_caching
 
 
 async def test_control_keys_of_another_layer_are_seen(rig):

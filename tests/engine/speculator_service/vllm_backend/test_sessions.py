@@ -11,7 +11,7 @@ import torch
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError
-from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, kept_of, patience, tokens_a_step
+from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, follow, kept_of, patience, tokens_a_step
 from tests.reference.models import random_prompt
 from tests.reference.sampling_oracle import chi_square_p
 from tests.reference.segments import shuffled
@@ -37,22 +37,6 @@ async def patient(rig):
     await rig.call(patience(600.0))
     yield
     await rig.call(patience(GANG_WAIT_S))
-
-
-async def follow(rig, name, prompt, rounds, seed):
-    """Accept and reject drafts at random, and check the greedy drafts of each round. Returns the answer."""
-    rng = np.random.default_rng(seed)
-    answer = NOTHING
-    for _ in range(rounds):
-        count = int(rng.integers(1, 7))
-        drafted = await rig.engine.draft(name, answer, count)
-        rig.check_greedy(prompt, answer, drafted, count)
-        accepted = drafted.tokens[: rng.integers(0, count + 1)]
-        other = rng.integers(16, 1024, 1).astype(np.int32)
-        answer = np.concatenate([answer, accepted, other])
-        if rng.random() < 0.1:  # the target shortens the answer
-            answer = answer[: answer.size // 2]
-    return answer
 
 
 async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):

@@ -60,13 +60,6 @@ def test_bad_options_never_start_an_engine(speculator, llama, options, message):
 
 
 @pytest.mark.usefixtures("no_process")
-def test_a_prefix_cache_of_states_is_refused(speculator, tmp_path):
-    model = build_model(tmp_path, "qwen3_next", head_dim=32)
-    with pytest.raises(ModelError, match="cannot run with enable_prefix_caching yet, because it has linear attention"):
-        speculator(model, enable_prefix_caching=True)
-
-
-@pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -38,13 +38,27 @@ CONFIGS = {
         **SHAPE, head_dim=16, global_head_dim=32, hidden_size_per_layer_input=0, sliding_window=8
     ),
 }
+_DELTA = {
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+}
+HYBRIDS = {
+    "qwen3_next": transformers.Qwen3NextConfig(**SHAPE, **EXPERTS, **_DELTA, num_experts=8),
+    "qwen3_5": transformers.Qwen3_5TextConfig(**SHAPE, **_DELTA),
+}
+"""With gated delta nets, whose sizes differ from those of their attention."""
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *HYBRIDS])
 def test_two_operations_for_each_parameter_that_computes_a_token(tmp_path, name):
-    """Norms, biases and the gates of shared experts are not counted: less than a fiftieth here."""
-    CONFIGS[name].save_pretrained(tmp_path)
-    assert read_cost(CONFIGS[name]).linear == pytest.approx(2 * model_size(tmp_path).per_token, rel=0.02)
+    """Norms, biases, convolutions and the gates of shared experts are not counted: less than a fiftieth here."""
+    config = {**CONFIGS, **HYBRIDS}[name]
+    config.save_pretrained(tmp_path)
+    assert read_cost(config).linear == pytest.approx(2 * model_size(tmp_path).per_token, rel=0.02)
 
 
 def test_the_pairs_of_each_kind_of_attention():
