@@ -58,6 +58,20 @@ _ALL = (
         (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),
     ),
     Metric(
+        "skim_router_read_speed",
+        "gauge",
+        "operations per second of a replica that reads a prompt, by pool and part: linear or attention",
+        ("pool", "part"),
+        merge="mean",
+    ),
+    Metric(
+        "skim_router_read_fixed_seconds",
+        "gauge",
+        "seconds of such a read besides these operations",
+        ("pool",),
+        merge="mean",
+    ),
+    Metric(
         "skim_router_affinity_total",
         "counter",
         "calls that prefer the replicas of a prefix, by pool: home (the first choice took it) or spilled (another)",

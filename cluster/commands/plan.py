@@ -54,6 +54,10 @@ def size(
     weight_bits: WeightBits = 16,
     kv_bits: KvBits = 16,
     price: Annotated[float | None, typer.Option(min=0.0, help="Price of one GPU for an hour.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Take the speed of reads from the running deployment of FILE.")
+    ] = False,
+    address: Annotated[str, typer.Option(help="With --calibrate: its Ray cluster; 'auto' is the one here.")] = "auto",
     json_file: JsonFile = None,
     page_file: PageFile = None,
 ) -> None:
@@ -67,12 +71,12 @@ def size(
     inputs = read_inputs(file, target, speculator, gpu, keep_rate, weight_bits, kv_bits)
     inputs.check_positions(prompt + answer, "--prompt plus --answer")
     load = Load(qps, prompt, answer, slo_ttft, slo_tpot, inputs.keep_rate, acceptance)
-    result = plan_answer(inputs.sizer, load, price, drafts)
+    sizer = inputs.calibrated(address) if calibrate else inputs.sizer
+    result = plan_answer(sizer, load, price, drafts)
 
     def page_of(text: str) -> str:
         from cluster.plan.page import first_tokens, gpus_over_load, page
 
-        sizer = inputs.sizer
         return page(result, text, first_tokens(sizer, load, result), gpus_over_load(sizer, load, drafts))
 
     write_files(result, lambda: _show(result), json_file, page_file, page_of)

@@ -1,7 +1,7 @@
 """What the commands of `skim plan` are asked: the models, the GPU, the SLOs, the files to write."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +56,20 @@ class Inputs:
                     f"model {model.name} has {model.size.positions} positions: {options} are {tokens};"
                     " make them shorter"
                 )
+
+    def calibrated(self, address: str) -> "Sizer":
+        """The sizer with the speeds of the running deployment on the Ray cluster at `address`. Raises SkimError."""
+        from cluster.commands.top import scrape_cluster
+        from cluster.plan.calibrate import METRICS, calibrated
+
+        if self.config is None:
+            raise SkimError("--calibrate needs the deployment file of what runs: give FILE")
+        pools = {"target": self.config.target, "speculator": self.config.speculator}
+        ranks = {name: pool.tensor_parallel for name, pool in pools.items()}
+        found = calibrated(scrape_cluster(address, METRICS), self.sizer.gpu, ranks)
+        for pool, share in found.shares(self.sizer.gpu).items():
+            print_line(f"Measured: the {pool} reaches {share:.2%} of the peak of {self.sizer.gpu.name} when it reads")
+        return replace(self.sizer, machine=found.target, speculator_machine=found.speculator, calibrated=True)
 
 
 def read_inputs(

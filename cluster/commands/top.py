@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any
@@ -38,6 +38,16 @@ def run_top(address: str, interval_s: float, console: Console, *, once: bool, as
         time.sleep(interval_s)
         found = top.next_page(running_parts(address))
         console.print_json(json.dumps(found.as_json())) if as_json else console.print(page(found))
+    finally:
+        ray.shutdown()
+
+
+def scrape_cluster(address: str, metrics: Collection[str]) -> Scrape:
+    """These metrics of the nodes of the cluster at `address`, now. Raises SkimError if no deployment runs there."""
+    join_ray(address)
+    try:
+        running_parts(address)
+        return scrape(call_with_timeout(_exporters, LIMIT_S), metrics)
     finally:
         ray.shutdown()
 

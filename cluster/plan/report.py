@@ -105,8 +105,11 @@ def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | Non
 
 def _assumptions(sizer: Sizer) -> list[str]:
     known = "measured on this GPU" if sizer.gpu.measured else "measured on an H200 and assumed for this GPU"
+    prefill = f"efficiencies {known}, with two models and without CUDA graphs"
+    if sizer.calibrated:
+        prefill = "as fast as in the running deployment, at its tensor parallelism"
     return [
-        f"Prefill: efficiencies {known}, with two models and without CUDA graphs.",
+        f"Prefill: {prefill}.",
         "Decoding, tensor parallelism, exchanges of drafts, batches: by formula; not measured on a GPU.",
         "Times are means under Poisson arrivals of equal prompts. Nothing comes from a prefix cache.",
     ]

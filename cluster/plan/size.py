@@ -45,7 +45,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sizer:
-    """The two models on one kind of GPU. weight_bits, kv_bits: of both models."""
+    """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
+
+    speculator_machine: what the speculator reaches; None: what the target does. calibrated: both are measured ones
+    (`cluster.plan.calibrate`).
+    """
 
     target: Model
     speculator: Model
@@ -53,6 +57,8 @@ class Sizer:
     machine: Machine
     weight_bits: float = 16
     kv_bits: float = 16
+    speculator_machine: Machine | None = None
+    calibrated: bool = False
 
     def plain(self, load: Load) -> Plan | None:
         """Plain vLLM on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs."""
@@ -126,7 +132,8 @@ class Sizer:
                 yield self.engine(model, ranks)
 
     def engine(self, model: Model, ranks: int) -> Engine:
-        return Engine(model, self.machine, ranks, self.weight_bits, self.kv_bits)
+        own = self.speculator_machine if model is self.speculator else None
+        return Engine(model, own or self.machine, ranks, self.weight_bits, self.kv_bits)
 
     def kept(self, load: Load) -> int:
         """The tokens that the target reads of a prompt."""

@@ -18,11 +18,11 @@ from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.later_turns import LaterTurns
-from router.decision.pool_time import PoolTime
+from router.decision.pool_time import PoolTime, Speeds
 from router.decision.rules import Decision
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
-from skim_common.models.costs import Read
+from skim_common.models.costs import Read, ReadCost
 from skim_common.models.info import ModelInfo
 
 
@@ -77,10 +77,16 @@ class Forecaster:
         self._sent = Counter[bytes]()
         self._coverage_share: float | None = None
 
+    def speeds(self) -> dict[str, Speeds]:
+        """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
+        found = {"speculator": self.speculator.speeds or self.windows.speeds, "target": self.target.speeds}
+        return {pool: speeds for pool, speeds in found.items() if speeds}
+
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
         if pool == "speculator":
             time, ledgers, self._replicas = self.speculator, self._of_speculator, replicas
+            self.windows.cost = ReadCost(model.read_cost.linear)  # their attention does not grow with the prompt
         else:
             time, ledgers = self.target, self._of_target
         time.cost = model.read_cost

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,14 @@ QUEUE_DECAY_S = 10.0
 """A measured wait in the queue says little after this time."""
 ENOUGH = 3
 """Reads before an estimate counts: the first requests of an engine can be slow."""
+
+
+class Speeds(NamedTuple):
+    """fixed: seconds of a read besides its operations. linear, attention: operations per second."""
+
+    fixed: float
+    linear: float
+    attention: float
 
 
 class PoolTime:
@@ -62,6 +71,16 @@ class PoolTime:
         if self._fitted is None:
             self._fitted = self._fit()
         return float(self._terms(read) @ self._fitted)
+
+    @property
+    def speeds(self) -> "Speeds | None":
+        """What the reads so far say; None before ENOUGH reads, and while the model's shape is not known."""
+        if self._count < ENOUGH or self.cost == LINEAR:
+            return None
+        if self._fitted is None:
+            self._fitted = self._fit()
+        fixed, *each = self._fitted.tolist()
+        return Speeds(fixed / 1e3, *(1e3 / ms if ms else math.inf for ms in each))
 
     @property
     def queue_ms(self) -> float:

@@ -26,6 +26,7 @@ from router.dispatch.metrics import (
     record_first_token,
     record_forecast,
     record_migration,
+    record_speeds,
     since_arrival,
 )
 from router.dispatch.request import Prompt
@@ -250,6 +251,7 @@ class Dispatcher:
         queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
         self.forecaster.began(state.forecast, kept, output.cached_tokens, prefill, queue)
         record_forecast(self.meter, state, 1e3 * (sent - state.started) - queued_ms + queue + prefill)
+        record_speeds(self.meter, self.forecaster.speeds())
         state.call.answering = True
 
     def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:

@@ -1,8 +1,11 @@
 """The router's metrics of each prompt: mode and reason, kept tokens, time to first token, migrations."""
 
+import math
 import time
+from collections.abc import Mapping
 
 from actors.observability.meter import Meter
+from router.decision.pool_time import Speeds
 from router.dispatch.state import PromptState
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.pools.migration import Migration
@@ -44,6 +47,15 @@ def record_forecast(meter: Meter, prompt: PromptState, ms: float) -> None:
     if prompt.estimate is not None:
         ratio = prompt.estimate.of(prompt.mode) / max(ms, 1e-3)
         meter.record("skim_router_forecast_ratio", ratio, mode=prompt.mode)
+
+
+def record_speeds(meter: Meter, speeds: Mapping[str, Speeds]) -> None:
+    """Record how fast the pools read. speeds: by pool."""
+    for pool, found in speeds.items():
+        meter.record("skim_router_read_fixed_seconds", found.fixed, pool=pool)
+        for part, speed in (("linear", found.linear), ("attention", found.attention)):
+            if math.isfinite(speed):
+                meter.record("skim_router_read_speed", speed, pool=pool, part=part)
 
 
 def record_first_token(meter: Meter, prompt: PromptState, total_ms: float, cached_tokens: int) -> None:

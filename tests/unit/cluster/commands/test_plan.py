@@ -5,12 +5,15 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from cluster.plan.calibrate import METRICS, SPEED
 from cluster.plan.engine import Model
 from cluster.plan.gpus import Machine, gpu_named
 from cluster.plan.page import first_tokens, gpus_over_load
 from cluster.plan.pools import Load
 from cluster.plan.report import answer
 from cluster.plan.size import Sizer
+from cluster.top.scrapes import Scrape
+from tests.unit.cluster.plan.test_calibrate import labels
 from tests.unit.conftest import MODELS
 
 
@@ -76,9 +79,31 @@ def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):
         assert (result["target"], result["speculator"]) == pair
 
 
+def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
+    """Half as fast as without calibration: the first token of the plan comes later."""
+    config, file = tmp_path / "skim.yaml", tmp_path / "plan.json"
+    config.write_text(f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}, tensor_parallel: 2}}\n")
+    gpu = gpu_named("h200")
+    speeds = {"target": 2 * 0.3 * gpu.flops, "speculator": 0.3 * gpu.flops}
+    scrape = Scrape(0.0, {SPEED: {labels(pool, part="linear"): speed for pool, speed in speeds.items()}})
+    asked = []
+    monkeypatch.setattr("cluster.commands.top.scrape_cluster", lambda *words: asked.append(words) or scrape)
+    found = {}
+    for words in ((), ("--calibrate", "--address", "10.0.0.1:6379")):
+        ran = skim("plan", "size", config, "--gpu", "h200", "--qps", 0.1, "--slo-ttft", 9, *words, "--json", file)
+        assert (ran.code, ran.err) == (0, "")
+        found[words[:1]] = json.loads(file.read_text())
+    assert asked == [("10.0.0.1:6379", METRICS)]
+    assert "Measured: the target reaches 30.00% of the peak of H200 SXM 141 GB when it reads" in ran.out
+    before, calibrated = found[()], found[("--calibrate",)]
+    assert calibrated["skim"]["first_token_s"] > 1.5 * before["skim"]["first_token_s"]
+    assert calibrated["assumptions"][0].startswith("Prefill: as fast as in the running deployment")
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--calibrate"), "give FILE"),
         (("--target", MODELS / "target"), "give a deployment file, or both --target and --speculator"),
         (("--gpu", "abacus"), "--gpu abacus: the plan knows a100"),
         (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--prompt", 40000), "32768 positions"),
