@@ -137,15 +137,32 @@ def test_single_tokens_are_never_torn() -> None:
     assert kept.late
 
 
+def in_lines(prompt: Prompt) -> Prompt:
+    """The prompt with lines of a chunk each."""
+    lines = np.arange(0, prompt.size, CHUNK, dtype=np.int32)
+    return replace(prompt, options=prompt.options.model_copy(update={"granularity": "text"}), text_units=lines)
+
+
 def test_lines_are_never_torn() -> None:
     """The same order as a torn text, but each unit is a line: no sentence crosses its border."""
-    prompt = second([19, 20, 21, 22, 23, 24, 25])
-    lines = np.arange(0, prompt.size, CHUNK, dtype=np.int32)
-    kept = extend(
-        replace(prompt, options=prompt.options.model_copy(update={"granularity": "text"}), text_units=lines), KNOWN
-    )
+    kept = extend(in_lines(second([19, 20, 21, 22, 23, 24, 25])), KNOWN)
     assert not kept.compacted
     assert kept.late
+
+
+def test_lines_near_an_important_one_come_with_it() -> None:
+    """Of the fresh selection: line 42 matters less than those that stand, and line 46 is too far from line 40."""
+    prompt = second([40, 20, 21, 22, 42, 46, 23])
+    assert set(chunk(42) + chunk(46)) <= set(prompt.fresh)
+    late = extend(in_lines(prompt), KNOWN).positions[FIRST.fresh.size + QUESTION - ANSWER :]
+    assert late.tolist() == [*chunk(40), *chunk(42), *range(QUESTION, SIZE)]
+    assert extend(prompt, KNOWN).late == CHUNK, "chunks are no lines"
+
+
+def test_lines_near_one_that_stands_come_too() -> None:
+    kept = extend(in_lines(second([22, 20, 21, 23, 26, 45, 24])), KNOWN)
+    assert kept.late == CHUNK
+    assert set(chunk(26)) <= set(kept.positions.tolist())
 
 
 def test_max_keep_bounds_the_extended_prompt() -> None:
