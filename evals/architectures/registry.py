@@ -65,6 +65,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 4,
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
+    "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "GptOssForCausalLM": _ALL_EXPERTS,
     "GraniteMoeHybridForCausalLM": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"] * 2},
     "JambaForCausalLM": {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 8},
