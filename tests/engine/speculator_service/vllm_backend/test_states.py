@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
+from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE, follow, kept_of
 from tests.reference.models import random_prompt
 
@@ -88,6 +89,14 @@ async def test_scores_of_cached_prompts(rig):
             assert rig.compare(ids, asked, answer, *question) <= TOLERANCE
             found.append(answer.cached_tokens)
     assert found == [0, 192, 192, 192, 224, 224, 224, 224]
+
+
+async def test_scores_by_heads(rig):
+    """The second time the document comes from the prefix cache."""
+    profile = profile_of(((0, 1, 1.0), (1, 3, 2.0)))
+    for seed in (31, 32):
+        ids = [*random_prompt(250, seed=30), *random_prompt(20, seed=seed)]
+        assert await error(rig, ids, (250, 270), profile) <= TOLERANCE
 
 
 async def test_control_a_state_that_is_overwritten_is_seen(rig, rounds):
