@@ -56,6 +56,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
         "ffn_config": {"moe_top_k": 2},
     },
+    "ExaoneMoeForCausalLM": {"sliding_window": 512, "sliding_windows": [512, None] * 2},
     "DeepseekV3ForCausalLM": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "Gemma4ForCausalLM": {"global_head_dim": 64},
     "Gemma3nForCausalLM": {
