@@ -8,12 +8,12 @@ The rule of value against cost:
 
 - Late units are those of the most important units of the old text that do not stand yet. With lines and sentences, they
   are also those of the fresh selection that are NEAR one of the most important: a line alone is seldom understood, such
-  as a return statement without its function. If all of these stand, none is added. The most important are an eighth of the fresh selection's
-  units of the old text (LATE_SHARE), or LATE_TOKENS if that is more. Further units of the fresh selection are added
-  until as much of the old text stands as it keeps. A unit that is less important than the median unit of the old text
-  is left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always
-  added. After an answer whose drafts were rejected unusually often (`speculator_service.acceptance`), all units of the
-  fresh selection must stand.
+  as a return statement without its function. If all of these stand, none is added. The most important are an eighth of
+  the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if that is more. Further units of the fresh
+  selection are added until as much of the old text stands as it keeps. A unit that is less important than the median
+  unit of the old text is left out, unless it is in a region with a keep rate of its own. Protected tokens that do not
+  stand are always added. After an answer whose drafts were rejected unusually often (`speculator_service.acceptance`),
+  all units of the fresh selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed

@@ -70,6 +70,12 @@ def start_engine(
             f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"
             f" {config.speculative_config.method} here; set decode.method to none"
         )
+    if config.speculative_config and config.model_config.is_hybrid and current_platform.is_cpu():
+        # vLLM's kernels on CPU know no states before a rejected draft, so all later tokens would be wrong.
+        raise SkimError(
+            f"{refusal}: decode method {config.speculative_config.method} needs a GPU for a model with linear attention"
+            " or a state space, and there is none; set decode.method to none"
+        )
     _check_model(model, config.model_config)
     _check_compact_layers(model, config.model_config, approximate_positions)
     scheduler = config.scheduler_config

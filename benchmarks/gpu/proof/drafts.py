@@ -67,11 +67,12 @@ async def drafter(draft: Drafting) -> AsyncIterator[str]:
         await server.stop()
 
 
-def _start(path: str, settings: Settings, drafts: int, dtype: str = "float32") -> Any:
+def start(path: str, settings: Settings, drafts: int, dtype: str = "float32", **others: Any) -> Any:
+    """A target that verifies remote drafts. others: further options of the engine."""
     from target_service.vllm_backend.engine import VllmTarget
 
     decode = {"method": "remote", "max_draft_tokens": drafts}
-    options = engine_options(settings, dtype=dtype)
+    options = engine_options(settings, dtype=dtype, **others)
     return VllmTarget(path, decode=decode, draft_channel={"deadline_s": 10.0}, **options)
 
 
@@ -83,7 +84,7 @@ async def greedy(settings: Settings, checks: Checks) -> None:
         path = make_checkpoint(Path(folder), layers=2, head_size=64)
         oracle, prompt = GenerationOracle(path), kept_prompt(2000, 600, 1)
         for dtype in ("bfloat16", "float32"):
-            with checks.part(dtype), stopped(_start(path, settings, DRAFTS, dtype)) as engine:
+            with checks.part(dtype), stopped(start(path, settings, DRAFTS, dtype)) as engine:
                 backend = "FLASH_ATTN" if dtype == "bfloat16" else None
                 await tell_what_runs(engine, settings, checks, dtype, runner=V2, backend=backend)
                 if settings.device == "cuda":
@@ -170,7 +171,7 @@ async def sampled(settings: Settings, checks: Checks) -> None:
         other = np.random.default_rng(3).dirichlet(np.ones(ALLOWED), ALLOWED)
         table = (own + other) / 2
         expected = continuations(oracle, SAMPLED, ALLOWED, temperature=1.0, top_p=1.0)
-        with stopped(_start(path, settings, 3)) as engine:
+        with stopped(start(path, settings, 3)) as engine:
             await tell_what_runs(engine, settings, checks, "remote", runner=V2, backend=None)
             before = await engine.decode_stats()
             p = chi_square_p(await _sample(engine, table, table, requests), expected)

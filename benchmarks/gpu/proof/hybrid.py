@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.proof import speculator, target
+from benchmarks.gpu.proof import drafts, speculator, target
 from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
 from benchmarks.gpu.proof.models import HYBRID, kept_prompt, make_checkpoint, random_ids
@@ -39,12 +39,27 @@ async def hybrid(settings: Settings, checks: Checks) -> None:
             await tell_what_runs(engine, settings, checks, "target", runner=target.V2, backend=None)
             await target.right(engine, oracle, kept_prompt(*sizes, 1), checks, "target")
             await target.without_the_hook(engine, oracle, checks)
+        await _drafted(path, settings, oracle, kept_prompt(*sizes, 2), checks)
         with checks.part("speculator"), stopped(speculator.start(path, settings)) as engine:
             await tell_what_runs(engine, settings, checks, "speculator", runner=speculator.V2, backend=None)
             await _scores(engine, path, TOY_LENGTHS if settings.toy else LENGTHS, checks)
             prompts = {"full": KeptPrompt.dense(random_ids(ENDS_IN_A_STATE, 11)), "kept": kept_prompt(*sizes, 12)}
             for name, prompt in prompts.items():
                 await _rounds(engine, oracle, name, prompt, checks)
+
+
+async def _drafted(path: str, settings: Settings, oracle: GenerationOracle, prompt: KeptPrompt, checks: Checks) -> None:
+    """Verified drafts: a rejected one must leave no state behind."""
+    if settings.device == "cpu":
+        checks.skip("verified drafts", "Skim refuses them, because vLLM's kernels on CPU give wrong tokens")
+        return
+    dtype = "bfloat16"
+    engine = drafts.start(path, settings, drafts.DRAFTS, dtype, approximate_positions=True)
+    with checks.part("verified drafts"), stopped(engine):
+        drafted = drafts.Drafted(engine, oracle, prompt, dtype, checks)
+        await drafted.plain()
+        for name, acceptance in (("knowing drafter", 1.0), ("control: lying drafter", 0.0)):
+            await drafted.check(name, acceptance)
 
 
 async def _scores(engine: Any, path: str, lengths: Sequence[int], checks: Checks) -> None:
@@ -67,12 +82,12 @@ async def _rounds(engine: Any, oracle: GenerationOracle, name: str, prompt: Kept
         await engine.open_session(name, prompt)
     answer, right = np.empty(0, np.int32), 0
     for _ in range(ROUNDS):
-        drafts = (await engine.draft(name, answer, DRAFTS)).tokens
-        whole = [*answer.tolist(), *drafts.tolist()]
+        drafted = (await engine.draft(name, answer, DRAFTS)).tokens
+        whole = [*answer.tolist(), *drafted.tolist()]
         row = oracle.logprobs(prompt, whole)[answer.size :]
-        chosen = row.gather(1, torch.tensor(drafts.tolist())[:, None])[:, 0]
+        chosen = row.gather(1, torch.tensor(drafted.tolist())[:, None])[:, 0]
         right += int((row.amax(1) - chosen < target.TIE).sum())
-        answer = np.concatenate([answer, drafts[: DRAFTS // 2], random_ids(1, answer.size)])
+        answer = np.concatenate([answer, drafted[: DRAFTS // 2], random_ids(1, answer.size)])
     total = ROUNDS * DRAFTS
     says = f"of {total} drafts are the oracle's after rejected ones, all but three at least"
     checks.judge(f"{name}: drafts", right >= total - 3, right, says)

@@ -6,7 +6,7 @@ vLLM's CPU kernels of linear attention compute in bfloat16. So a few tokens may 
 import pytest
 
 from kv_transfer.messages import KeptPrompt
-from skim_common.errors import ModelError
+from skim_common.errors import ModelError, SkimError
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     collect,
@@ -35,6 +35,15 @@ def engine(start: Start) -> VllmTarget:
 def test_it_needs_consent(model: str, device: str) -> None:
     with pytest.raises(ModelError, match=r"set target\.engine_options\.approximate_positions to true"):
         VllmTarget(model, **engine_options(device, dtype="bfloat16"))
+
+
+def test_drafts_need_a_gpu(model: str, device: str) -> None:
+    """A rejected draft would stay in the states: vLLM's own answers with drafts are wrong on CPU."""
+    if device == "cuda":
+        pytest.skip("a GPU keeps a state for each draft")
+    options = engine_options(device, dtype="bfloat16", approximate_positions=True)
+    with pytest.raises(SkimError, match=r"needs a GPU for a model with linear attention.*set decode\.method to none"):
+        VllmTarget(model, decode={"method": "ngram", "max_draft_tokens": 3}, **options)
 
 
 async def test_attention_sees_positions_and_linear_attention_a_compact_text(engine: VllmTarget, model: str) -> None:
