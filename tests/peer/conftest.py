@@ -27,6 +27,7 @@ def forced(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     sizes = {"dtype": "float32", "enforce_eager": True, "max_model_len": 8192, "max_num_seqs": 8}
     settings["served_model_name"] = NAME
     settings["speculator"]["engine_options"] = sizes
-    settings["target"]["engine_options"] = {**sizes, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    settings["target"]["engine_options"] = {**sizes, **tools, "enable_tokenizer_info_endpoint": True}
     with serving(settings, tmp_path_factory.mktemp("forced")) as served:
         yield served
