@@ -68,7 +68,9 @@ class Inputs:
         ranks = {name: pool.tensor_parallel for name, pool in pools.items()}
         found = calibrated(scrape_cluster(address, METRICS), self.sizer.gpu, ranks)
         for pool, share in found.shares(self.sizer.gpu).items():
-            print_line(f"Measured: the {pool} reaches {share:.2%} of the peak of {self.sizer.gpu.name} when it reads")
+            print_line(
+                f"Measured: the {pool} reaches {100 * share:.2g}% of the peak of {self.sizer.gpu.name} when it reads"
+            )
         return replace(self.sizer, machine=found.target, speculator_machine=found.speculator, calibrated=True)
 
 

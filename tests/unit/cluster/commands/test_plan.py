@@ -94,7 +94,7 @@ def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
         assert (ran.code, ran.err) == (0, "")
         found[words[:1]] = json.loads(file.read_text())
     assert asked == [("10.0.0.1:6379", METRICS)]
-    assert "Measured: the target reaches 30.00% of the peak of H200 SXM 141 GB when it reads" in ran.out
+    assert "Measured: the target reaches 30% of the peak of H200 SXM 141 GB when it reads" in ran.out
     before, calibrated = found[()], found[("--calibrate",)]
     assert calibrated["skim"]["first_token_s"] > 1.5 * before["skim"]["first_token_s"]
     assert calibrated["assumptions"][0].startswith("Prefill: as fast as in the running deployment")
