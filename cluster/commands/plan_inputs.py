@@ -71,7 +71,7 @@ class Inputs:
             print_line(
                 f"Measured: the {pool} reaches {100 * share:.2g}% of the peak of {self.sizer.gpu.name} when it reads"
             )
-        return replace(self.sizer, machine=found.target, speculator_machine=found.speculator, calibrated=True)
+        return replace(self.sizer, machine=found.target, speculator_machine=found.speculator)
 
 
 def read_inputs(

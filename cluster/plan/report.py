@@ -106,7 +106,7 @@ def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | Non
 def _assumptions(sizer: Sizer) -> list[str]:
     known = "measured on this GPU" if sizer.gpu.measured else "measured on an H200 and assumed for this GPU"
     prefill = f"efficiencies {known}, with two models and without CUDA graphs"
-    if sizer.calibrated:
+    if sizer.speculator_machine:
         prefill = "as fast as in the running deployment, at its tensor parallelism"
     return [
         f"Prefill: {prefill}.",

@@ -47,8 +47,8 @@ class Plan:
 class Sizer:
     """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
 
-    speculator_machine: what the speculator reaches; None: what the target does. calibrated: both are measured ones
-    (`cluster.plan.calibrate`).
+    speculator_machine: what the speculator reaches, if both machines are measured (`cluster.plan.calibrate`).
+    None: what the target does.
     """
 
     target: Model
@@ -58,7 +58,6 @@ class Sizer:
     weight_bits: float = 16
     kv_bits: float = 16
     speculator_machine: Machine | None = None
-    calibrated: bool = False
 
     def plain(self, load: Load) -> Plan | None:
         """Plain vLLM on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs."""

@@ -142,6 +142,7 @@ class Dispatcher:
         state.options = state.options.for_prompt(ids.size, windows=windowed)
         windows = WindowReads.of(state.options, spans.question, frame, protected)
         state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, protected, hinted, windows)
+        record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
         if self._keys:
             state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
         state.started = time.perf_counter()
@@ -251,7 +252,6 @@ class Dispatcher:
         queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
         self.forecaster.began(state.forecast, kept, output.cached_tokens, prefill, queue)
         record_forecast(self.meter, state, 1e3 * (sent - state.started) - queued_ms + queue + prefill)
-        record_speeds(self.meter, self.forecaster.speeds())
         state.call.answering = True
 
     def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:

@@ -54,8 +54,10 @@ async def _drafted(path: str, settings: Settings, oracle: GenerationOracle, prom
         checks.skip("verified drafts", "Skim refuses them, because vLLM's kernels on CPU give wrong tokens")
         return
     dtype = "bfloat16"
-    engine = drafts.start(path, settings, drafts.DRAFTS, dtype, approximate_positions=True)
-    with checks.part("verified drafts"), stopped(engine):
+    with (
+        checks.part("verified drafts"),
+        stopped(drafts.start(path, settings, drafts.DRAFTS, dtype, approximate_positions=True)) as engine,
+    ):
         drafted = drafts.Drafted(engine, oracle, prompt, dtype, checks)
         await drafted.plain()
         for name, acceptance in (("knowing drafter", 1.0), ("control: lying drafter", 0.0)):

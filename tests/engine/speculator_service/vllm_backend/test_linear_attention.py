@@ -42,6 +42,16 @@ async def test_scores(rig):
     assert min(await correlations(rig)) > 0.97
 
 
+def test_it_does_not_draft_without_a_prefix_cache(start):
+    """Each round would read the whole prompt again."""
+    options = {"dtype": "bfloat16", "max_num_seqs": 2, "max_model_len": 256, "enable_prefix_caching": False}
+    assert not start("qwen3_next", {"head_dim": 32}, **options).engine.supports_drafts
+
+
+async def test_it_drafts(rig):
+    assert rig.engine.supports_drafts
+
+
 async def test_control_keys_of_another_layer_are_seen(rig):
     async with keys_of_other_layers(rig.engine):
         assert max(await correlations(rig)) < 0.9

@@ -343,7 +343,7 @@ async def test_the_speeds_of_the_pools_are_recorded():
     ran = await run(pools, prompt())
     meter, dispatcher = ran.dispatcher.meter, ran.dispatcher
     assert "skim_router_read_speed" not in meter.recorded
-    for index in range(3):
+    for index in range(4):
         asked = Request(PrefillOptions(enabled="always", min_prompt_tokens=256), DecodeOptions())
         async for _ in dispatcher.run(f"r{index}", prompt(), CallState(asked)):
             pass
