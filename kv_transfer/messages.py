@@ -137,6 +137,7 @@ class SelectRequest:
     timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
     units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
     of protected_spans and rate_spans are among them. Empty: the text is not known.
+    indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins. Empty: not known.
     frame: for `options.read` windows; None: the prompt is read as a whole.
     """
 
@@ -154,6 +155,7 @@ class SelectRequest:
     rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     timeout_ms: float | None = None
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     frame: Frame | None = None
 
     @property

@@ -22,9 +22,9 @@ class Record:
     """What was kept for one prompt.
 
     token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
-    request, and regions its protected spans, rate_spans, rates and units as bytes. blocks: the prompt's block hashes,
-    which contain the cache salt. session: the drafting session of the answer; empty without drafts over the whole
-    prompt. raised: as in Selection.
+    request, and regions its protected spans, rate_spans, rates, units and indents as bytes. blocks: the prompt's
+    block hashes, which contain the cache salt. session: the drafting session of the answer; empty without drafts
+    over the whole prompt. raised: as in Selection.
     """
 
     token_ids: Int32Array

@@ -29,7 +29,7 @@ from speculator_service.scoring.units import unit_means
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 256
+NESTED_TOKENS = 256
 """A prefix cache finds whole blocks of at most so many tokens."""
 
 
@@ -161,7 +161,7 @@ class SpeculatorService:
         raised = self._raised(request, found)
         options = request.options.covering(request.token_ids.size, raised)
         regions = regions_of(request.rate_spans, request.rates)
-        chosen, share = select(scores.importance, options, spans, regions, request.units)
+        chosen, share = select(scores.importance, options, spans, regions, request.units, request.indents)
         fresh = chosen.numpy().astype(np.int32)
         if not reuse:
             return Extended(fresh, 0), share, raised
@@ -169,7 +169,7 @@ class SpeculatorService:
         protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
         doubtful = raised > 0 and found is not None and self._acceptances.was_low(found.record.session)
         asked = last_question(request)
-        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, request.units)
+        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, request.units, request.indents)
         remember = partial(
             self.records.add,
             request.token_ids,
@@ -216,7 +216,7 @@ class SpeculatorService:
             return found  # what is cached of windows says nothing about the prompt's beginning
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         asked = last_question(request) or (found.common, found.common)
-        expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS
+        expected = min(found.common, asked[0]) // 4 - NESTED_TOKENS
         if scores.cached_tokens >= expected:
             return found
         self._counts.records_lost += 1
@@ -242,5 +242,5 @@ def _answers(record: Record, request: SelectRequest) -> bool:
 
 def _regions(request: SelectRequest) -> tuple[bytes, ...]:
     """The regions of a request with rules of their own, as `Record.regions`."""
-    parts = (request.protected_spans, request.rate_spans, request.rates, request.units)
+    parts = (request.protected_spans, request.rate_spans, request.rates, request.units, request.indents)
     return tuple(part.tobytes() for part in parts)

@@ -192,6 +192,7 @@ class AsyncPair:
             rate_spans=prompt.rate_spans,
             rates=prompt.rates,
             units=prompt.units,
+            indents=prompt.indents,
             frame=prompt.chat.frame if prompt.chat else None,
         )
         selection = await service.select(request)

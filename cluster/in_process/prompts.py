@@ -38,9 +38,10 @@ def no_spans() -> Int32Array:
 class RenderedPrompt:
     """A prompt as the models see it.
 
-    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates, units: as in
-    SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets: int64 [M, 2],
-    each token's half-open character range in `text`; None unless it is a rendered chat. chat: its contents.
+    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates, units,
+    indents: as in SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets:
+    int64 [M, 2], each token's half-open character range in `text`; None unless it is a rendered chat. chat: its
+    contents.
     """
 
     token_ids: Int32Array
@@ -53,6 +54,7 @@ class RenderedPrompt:
     unmapped: bool = False
     chat: ChatContents | None = None
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
@@ -96,8 +98,8 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
     if isinstance(prompt, RenderedPrompt):
         asked = options.protected_spans or options.keep_ranges
         more = prompt_spans(prompt.token_ids.size, options, None, None, None).protected if asked else no_spans()
-        units = np.union1d(prompt.units, more[more < prompt.token_ids.size]) if prompt.units.size else prompt.units
-        return replace(prompt, protected=np.concatenate([prompt.protected, more]), units=units.astype(np.int32))
+        prompt = replace(prompt, protected=np.concatenate([prompt.protected, more]))
+        return _divided(prompt, more[more < prompt.token_ids.size]) if prompt.units.size else prompt
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
@@ -108,13 +110,26 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
     return _raw(as_token_ids(prompt), options)
 
 
+def _divided(prompt: RenderedPrompt, edges: Int32Array) -> RenderedPrompt:
+    """The prompt with units that begin at `edges` too."""
+    units = np.union1d(prompt.units, edges).astype(np.int32)
+    at = np.searchsorted(prompt.units, units, side="right") - 1
+    return replace(prompt, units=units, indents=prompt.indents[at] if prompt.indents.size else prompt.indents)
+
+
 def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets: Any = None) -> RenderedPrompt:
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
     spans = prompt_spans(token_ids.size, options, None, text, offsets)
-    units = units_of(text, offsets, spans, options, token_ids.size)
+    units, indents = units_of(text, offsets, spans, options, token_ids.size)
     return RenderedPrompt(
-        token_ids, spans.protected, text=text, rate_spans=spans.rate_spans, rates=spans.rates, units=units
+        token_ids,
+        spans.protected,
+        text=text,
+        rate_spans=spans.rate_spans,
+        rates=spans.rates,
+        units=units,
+        indents=indents,
     )
 
 
@@ -138,7 +153,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
-    units = units_of(text, offsets, spans, options, token_ids.size)
+    units, indents = units_of(text, offsets, spans, options, token_ids.size)
     return RenderedPrompt(
         token_ids,
         spans.protected,
@@ -150,6 +165,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
         spans.unmapped,
         chat,
         units,
+        indents,
     )
 
 

@@ -89,6 +89,7 @@ def request_of(name: str, prompt: RenderedPrompt, options: SelectionOptions) -> 
         prompt.protected,
         question=prompt.question,
         units=prompt.units,
+        indents=prompt.indents,
         frame=prompt.chat.frame if prompt.chat else None,
     )
 
@@ -98,7 +99,8 @@ def kept_share(
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
     kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
-    kept[select(importance, options, prompt.protected.tolist(), units=prompt.units)[0]] = True
+    spans, units, indents = prompt.protected.tolist(), prompt.units, prompt.indents
+    kept[select(importance, options, spans, units=units, indents=indents)[0]] = True
     return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
 
 

@@ -37,7 +37,11 @@ FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
         "returned_value": code_tasks.returned_value,
     },
     "quoting": {"quote": prose.quote},
-    "tool results": {"json_records": tool_results.json_records, "log_lines": tool_results.log_lines},
+    "tool results": {
+        "json_records": tool_results.json_records,
+        "json_objects": tool_results.json_objects,
+        "log_lines": tool_results.log_lines,
+    },
     "agent loop": {"agent_loop": tool_results.agent_loop},
     "counting": {
         "counting": aggregation.counting,

@@ -19,6 +19,10 @@ ASKED_AGAIN = 12
 """Number of other values that an answer must not state; an answer with all values then scores 0."""
 
 
+OTHER_OBJECTS = 5
+"""As ASKED_AGAIN, for objects that take many lines."""
+
+
 def json_records(tokens: int, rng: random.Random) -> Quiz:
     """A tool returned many invoices as JSON; the question asks for the total of one. Metric: the answer states it and
     none of twelve other totals.
@@ -43,6 +47,36 @@ def json_records(tokens: int, rng: random.Random) -> Quiz:
     rng.shuffle(needles)
     frame = Frame(
         filler=tuple(records[ASKED_AGAIN + 1 :]), joint="\n", calls=(_call("list_invoices", {"limit": count}),)
+    )
+    return Quiz(needles, question, "Answer with the amount only.", expected, others, (records[0],), frame)
+
+
+def json_objects(tokens: int, rng: random.Random) -> Quiz:
+    """A tool returned many invoices as indented JSON, a field a line; the question names the order of one and asks for
+    its total. Metric: the answer states it and none of five other totals.
+    """
+    count = _lines(tokens, 250)
+    numbers, orders, totals = (rng.sample(range(10_000, 99_999), count) for _ in range(3))
+    records = [
+        json.dumps(
+            {
+                "invoice": f"INV-{number}",
+                "customer": {"name": f"{rng.choice(COMPANIES)} {rng.choice(KINDS)}", "city": rng.choice(CITIES)},
+                "order": f"PO-{order}",
+                "status": rng.choice(STATES),
+                "due": _date(rng),
+                "total": _amount(total),
+            },
+            indent=2,
+        )
+        for number, order, total in zip(numbers, orders, totals, strict=True)
+    ]
+    question = f"What is the total of the invoice for the order PO-{orders[0]}?"
+    others = tuple(_amount(total) for total in totals[1 : OTHER_OBJECTS + 1])
+    needles, expected = records[: OTHER_OBJECTS + 1], (_amount(totals[0]),)
+    rng.shuffle(needles)
+    frame = Frame(
+        filler=tuple(records[OTHER_OBJECTS + 1 :]), joint=",\n", calls=(_call("list_invoices", {"limit": count}),)
     )
     return Quiz(needles, question, "Answer with the amount only.", expected, others, (records[0],), frame)
 

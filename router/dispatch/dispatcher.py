@@ -177,7 +177,8 @@ class Dispatcher:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         prompt, spans = state.prompt, state.spans
         if decision.speculative:
-            state.units = units_of(prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens)
+            found = units_of(prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens)
+            state.units, state.indents = found
         if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
             made, used = DecisionMade(state.reason, state.guard), state.options.selection
             timings = dict(state.timings)

@@ -135,5 +135,6 @@ class SelectionClient:
             rates=state.spans.rates,
             timeout_ms=state.call.request.deadline.left_ms,
             units=state.units,
+            indents=state.indents,
             frame=state.prompt.chat.frame if state.prompt.chat else None,
         )

@@ -6,14 +6,13 @@ positions to positions.
 
 The rule of value against cost:
 
-- Late units are those of the most important units of the old text that do not stand yet. With lines and sentences, they
-  are also those of the fresh selection that are NEAR one of the most important: a line alone is seldom understood, such
-  as a return statement without its function. If all of these stand, none is added. The most important are an eighth of
-  the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if that is more. Further units of the fresh
-  selection are added until as much of the old text stands as it keeps. A unit that is less important than the median
-  unit of the old text is left out, unless it is in a region with a keep rate of its own. Protected tokens that do not
-  stand are always added. After an answer whose drafts were rejected unusually often (`speculator_service.acceptance`),
-  all units of the fresh selection must stand.
+- Late units are those of the most important units of the old text that do not stand yet. If all of these stand, none is
+  added. The most important are an eighth of the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if
+  that is more, and what is nested with the last one (`units.nested_ranks`). Further units of the fresh selection are
+  added until as much of the old text stands as it keeps. A unit that ranks below the median unit of the old text is
+  left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always added.
+  After an answer whose drafts were rejected unusually often (`speculator_service.acceptance`), all units of the fresh
+  selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
@@ -32,8 +31,6 @@ from kv_transfer.spans import always_kept
 from speculator_service.scoring.units import Units
 
 LATE_SHARE = 1 / 8
-NEAR = 128
-"""Tokens before and after an important line or sentence."""
 GROWTH = 3.0
 """Without `max_keep`, an extended prompt has at most this many times the tokens of a fresh selection."""
 
@@ -71,7 +68,7 @@ class Prompt:
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
     is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
     of regions with a keep rate of their own; None: there are none. wants_all: every unit of the fresh selection must
-    stand, not only the most important ones. text_units: `units` of the SelectRequest.
+    stand, not only the most important ones. text_units, indents: `units` and `indents` of the SelectRequest.
     """
 
     importance: Float32Array
@@ -82,6 +79,7 @@ class Prompt:
     rated: npt.NDArray[np.bool_] | None = None
     wants_all: bool = False
     text_units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def size(self) -> int:
@@ -95,7 +93,7 @@ class Prompt:
     @cached_property
     def units(self) -> Units:
         """What is kept or dropped as a whole."""
-        return Units.of(self.size, self.options, self.text_units)
+        return Units.of(self.size, self.options, self.text_units, self.indents)
 
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
@@ -161,30 +159,25 @@ def _late(
     chosen, missing, stands = (units.having(droppable & mask) for mask in (wanted, wanted & ~standing, standing))
     if not missing.any():
         return late
-    mean = units.means(prompt.importance)
+    ranks = units.ranks(prompt.importance, ~prompt.protected)
     falling = np.flatnonzero(chosen)
-    falling = falling[np.argsort(-mean[falling], kind="stable")]
+    falling = falling[np.argsort(-ranks[falling], kind="stable")]
     after = np.cumsum(sizes[falling])
     share = 1.0 if prompt.wants_all else LATE_SHARE
+    most = falling[(after - sizes[falling] < share * after[-1]) | (after <= LATE_TOKENS)]
     important = np.zeros(sizes.size, bool)
-    important[falling[(after - sizes[falling] < share * after[-1]) | (after <= LATE_TOKENS)]] = True
-    if prompt.text_units.size:
-        important = important | units.having(_around(units.each_token(important), NEAR))
+    important[most] = True
+    if units.indents.size:
+        important |= chosen & (ranks == ranks[most[-1]])  # nested with it
     added = missing & important
     wanting = after[-1] - sizes[stands | added].sum()
     further = falling[(missing & ~added)[falling]]
     added[further[np.cumsum(sizes[further]) - sizes[further] < wanting]] = True
-    worthy = mean >= np.median(mean[units.starts < common])
+    worthy = ranks >= np.median(ranks[units.starts < common])
     if prompt.rated is not None:
         worthy |= units.having(prompt.rated)
     # A unit that a region with its own keep rate divides is wanted in part.
     return late | (units.each_token(added & worthy) & wanted & old & ~standing)
-
-
-def _around(tokens: npt.NDArray[np.bool_], distance: int) -> npt.NDArray[np.bool_]:
-    """`tokens` and those at most `distance` away from one of them, bool [M]."""
-    counts = np.cumsum(np.pad(tokens, (distance + 1, distance)))
-    return counts[2 * distance + 1 :] > counts[: tokens.size]
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import AUTO, SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.units import NO_UNITS, Units
+from speculator_service.scoring.units import NO_UNITS, Units, nested_ranks
 
 Region = tuple[int, int, float]
 """A half-open token range, and how much of it to keep."""
@@ -24,18 +25,21 @@ def select(
     protected_spans: Iterable[tuple[int, int]] = (),
     regions: Sequence[Region] = (),
     units: Int32Array = NO_UNITS,
+    indents: Int32Array = NO_UNITS,
 ) -> tuple[torch.Tensor, float]:
     """Positions to keep (int64 [K], increasing, on CPU), and their share of the total importance (coverage).
 
     importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
     protected_spans: half-open (start, end) ranges inside the prompt that are always kept.
     regions: sorted and apart, inside the prompt. Their borders divide units.
-    units: as in SelectRequest. They are what `options.granularity` text chooses from; without them it chooses chunks.
+    units, indents: as in SelectRequest. `options.granularity` text chooses from these units; without them it chooses
+    chunks.
 
-    Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go to
-    the earlier one. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it is a
-    share of their tokens that may be dropped (rounded up): units are taken until they have as many; the last one is
-    taken whole.
+    Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go
+    to the earlier one. Of units of text, how many are chosen follows the means, and which ones
+    `units.nested_ranks`. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it
+    is a share of their tokens that may be dropped (rounded up): units are taken until they have as many; the last
+    one is taken whole.
     Kept are the chosen units, the protected spans, and the last `options.protect_last` tokens. Protected spans and last
     tokens are added to the chosen units; they do not reduce their number.
     Raises SkimError for importance that is not finite or is negative.
@@ -61,13 +65,18 @@ def select(
         weights, means = may_drop, droppable_mass / may_drop.clamp(min=1)
     else:
         weights, means = torch.ones_like(may_drop), sums(mass) / lengths
+    ranks = values = means if by_text else droppable_mass
+    if by_text and indents.size:
+        of_unit = indents[np.searchsorted(units, starts.numpy(), side="right") - 1]  # a region may divide a unit
+        ranks = torch.from_numpy(
+            nested_ranks(means.numpy(), of_unit, (starts + lengths).numpy(), (weights > 0).numpy())
+        )
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
-    chosen = _choose_by_rates(means, weights, region_of, rates)
+    chosen = _choose_by_rates(ranks if by_text else means, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)
     if options.keep_rate == AUTO or (by_text and options.fixed_rate is None):
         rest = rest[may_drop[rest] > 0]
-        rank = means if by_text else droppable_mass
-        chosen[rest] = _choose_covering(droppable_mass[rest], rank[rest], weights[rest], options)
+        chosen[rest] = _choose_covering(droppable_mass[rest], values[rest], ranks[rest], weights[rest], options)
     elif options.fixed_rate is None and rest.numel():
         chosen[rest] = _choose_fewest(sums(mass)[rest], options.coverage or 1.0)
     kept = protected | chosen[unit_of]
@@ -130,19 +139,19 @@ def _choose_by_rates(
 
 
 def _choose_covering(
-    sums: torch.Tensor, rank: torch.Tensor, weights: torch.Tensor, options: SelectionOptions
+    sums: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor, weights: torch.Tensor, options: SelectionOptions
 ) -> torch.Tensor:
-    """The units that have the wanted share of the importance, bool [U], in the order of `rank`; ties go to the earlier.
+    """The first units in the order of `ranks` that weigh as much as the first in the order of `values` that have the
+    wanted share of the importance, bool [U]. Ties go to the earlier; the last one counts whole.
 
-    sums, rank, weights: float64 [U], of units that may be dropped: the importance of what may be dropped of them, by
-    what they are ordered, and what they weigh. With `keep_rate: auto`, they weigh at least `min_keep` and at most
-    `max_keep` of all, rounded up; the last one counts whole. So a flat importance, where no unit is better than
-    another, keeps more than a peaked one.
+    sums, weights: float64 [U], the importance of what may be dropped of each unit, and what it weighs. With
+    `keep_rate: auto`, they weigh at least `min_keep` and at most `max_keep` of all, rounded up. So a flat importance,
+    where no unit is better than another, keeps more than a peaked one.
     """
     chosen = torch.zeros(sums.numel(), dtype=torch.bool)
     if not sums.numel():
         return chosen
-    order = rank.sort(descending=True, stable=True).indices
+    order = values.sort(descending=True, stable=True).indices
     reached = sums[order].cumsum(0)
     count = int(torch.searchsorted(reached, (options.wanted_coverage or 1.0) * reached[-1])) + 1
     if options.keep_rate == AUTO:
@@ -152,7 +161,9 @@ def _choose_covering(
             int((before < _ceil_share(share, total)).sum()) for share in (options.min_keep, options.largest_share)
         )
         count = min(max(count, least), most)
-    chosen[order[:count]] = True
+    wanted = weights[order[:count]].sum()
+    order = ranks.sort(descending=True, stable=True).indices
+    chosen[order[weights[order].cumsum(0) - weights[order] < wanted]] = True
     return chosen
 
 

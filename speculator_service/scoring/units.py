@@ -1,4 +1,8 @@
-"""Units: what is kept or dropped as a whole. Lines and sentences of the text, chunks, or single tokens."""
+"""Units: what is kept or dropped as a whole. Lines and sentences of the text, chunks, or single tokens.
+
+Lines are nested under a line that is indented less: the body of a function, the members of a record, the items below an
+item. Such lines are understood together, so they rank together (`nested_ranks`).
+"""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +17,11 @@ from kv_transfer.spans import unit_starts
 NO_UNITS: Int32Array = np.empty(0, np.int32)
 """The `units` of a prompt whose text is not known."""
 
+NESTED_TOKENS = 256
+"""After a line, so many tokens that are nested under it rank as high as the line."""
+GROUP_TOKENS = 192
+"""A line and what is nested under it rank as one up to this size."""
+
 Element = TypeVar("Element", bound=np.generic)
 
 
@@ -21,26 +30,37 @@ class Units:
     """The units of a prompt. starts: int64 [U], their first tokens, from 0. lengths: int64 [U], their tokens.
 
     sizes: int64 [U], what each counts in a budget of tokens: its length or, of chunks, the length of a whole one.
+    indents: as in SelectRequest, for units of text.
     """
 
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
+    indents: Int32Array
 
     @classmethod
-    def of(cls, prompt_tokens: int, options: SelectionOptions, units: Int32Array) -> "Units":
-        """units: as in SelectRequest; without them, units of text are chunks."""
+    def of(
+        cls, prompt_tokens: int, options: SelectionOptions, units: Int32Array, indents: Int32Array = NO_UNITS
+    ) -> "Units":
+        """units, indents: as in SelectRequest; without units, units of text are chunks."""
         if options.granularity == "token":
             starts, size = np.arange(prompt_tokens), 1
         else:
             starts, size = unit_starts(prompt_tokens, options, units).astype(np.int64), options.chunk_size
         lengths = np.diff(starts, append=prompt_tokens)
         by_text = options.granularity == "text" and units.size > 0
-        return cls(starts, lengths, lengths if by_text else np.full_like(lengths, size))
+        return cls(starts, lengths, *((lengths, indents) if by_text else (np.full_like(lengths, size), NO_UNITS)))
 
     def means(self, importance: Float32Array) -> npt.NDArray[np.float64]:
         """The mean importance of each unit: float64 [U]. importance: float32 [M]."""
         return unit_means(importance, self.starts)
+
+    def ranks(self, importance: Float32Array, droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+        """By what the units are ordered: `nested_ranks`; their means if no indents are known. droppable: bool [M]."""
+        means = self.means(importance)
+        if not self.indents.size:
+            return means
+        return nested_ranks(means, self.indents, self.starts + self.lengths, self.having(droppable))
 
     def having(self, tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The units that have one of the marked tokens, bool [U]. tokens: bool [M]."""
@@ -55,3 +75,60 @@ def unit_means(importance: Float32Array, starts: npt.NDArray[np.integer]) -> npt
     """The mean importance of each unit: float64 [U]. importance: float32 [M], M > 0. starts: int [U], from 0."""
     sums = np.add.reduceat(importance.astype(np.float64), starts)
     return sums / np.diff(starts, append=importance.size)
+
+
+def nested_ranks(
+    means: npt.NDArray[np.float64],
+    indents: npt.NDArray[np.integer],
+    ends: npt.NDArray[np.int64],
+    droppable: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    """By what units of text are ordered, float64 [U]: the highest mean importance of the unit itself, of the lines
+    nested under it, and of the lines that it is nested under, if they stand at most NESTED_TOKENS before it.
+
+    Nested under a line are those after it that are indented more, up to one that is not, or that cannot be dropped:
+    messages end there. A line and what is nested under it are a group; all units of a group of at most GROUP_TOKENS
+    have one rank, such as the lines of a JSON record. means: [U]. indents: as in SelectRequest. ends: the token after
+    each unit [U]. droppable: units with a token that may be dropped, bool [U].
+    """
+    nesting = _nesting(indents, droppable)
+    best, group_ends = means.copy(), ends.copy()
+    for inner, outer in nesting:
+        np.maximum.at(best, outer, means[inner])
+        np.maximum.at(group_ends, outer, ends[inner])
+    is_small = group_ends - np.r_[0, ends[:-1]] <= GROUP_TOKENS
+    passed_on, ranks = np.where(is_small, best, means), best.copy()
+    for inner, outer in nesting:
+        near = ends[inner] - ends[outer] <= NESTED_TOKENS
+        ranks[inner[near]] = np.maximum(ranks[inner[near]], passed_on[outer[near]])
+    return ranks
+
+
+def _nesting(
+    indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """The nested units and the lines that they are nested under, [P] each: first the nearest lines, then the next."""
+    enclosing = _enclosing(indents, droppable)
+    inner = np.flatnonzero(enclosing >= 0)
+    outer, found = enclosing[inner], []
+    while inner.size:
+        found.append((inner, outer))
+        further = enclosing[outer] >= 0
+        inner, outer = inner[further], enclosing[outer[further]]
+    return found
+
+
+def _enclosing(indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The nearest earlier unit of a line that is indented less, int64 [U]; -1 for none."""
+    found = np.full(indents.size, -1)
+    open_lines: list[tuple[int, int]] = []
+    for unit, (indent, may_drop) in enumerate(zip(indents.tolist(), droppable.tolist(), strict=True)):
+        if not may_drop:
+            open_lines.clear()
+            continue
+        while open_lines and open_lines[-1][0] >= indent:
+            open_lines.pop()
+        if open_lines:
+            found[unit] = open_lines[-1][1]
+        open_lines.append((indent, unit))
+    return found

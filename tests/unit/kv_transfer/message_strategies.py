@@ -102,6 +102,7 @@ def select_requests(draw):
         rate_spans=np.arange(2 * regions, dtype=np.int32).reshape(-1, 2),
         rates=draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
         units=np.array(sorted(draw(st.sets(st.integers(0, 10**6), max_size=9))), np.int32),
+        indents=np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
     )
 
 

@@ -107,6 +107,9 @@ async def test_units_that_do_not_fit_the_prompt_are_refused(make_request, wrong)
     engine = ScriptedEngine([0.5] * TEXT.size)
     with pytest.raises(InvalidRequestError, match="units must be ascending positions from 0 inside the 38 tokens"):
         await SpeculatorService(engine).select(replace(asking(make_request), units=np.array(wrong, np.int32)))
+    three_indents = replace(asking(make_request), units=np.array([0, 4], np.int32), indents=np.zeros(3, np.int32))
+    with pytest.raises(InvalidRequestError, match="one indent for each of 2 units, not 3"):
+        await SpeculatorService(engine).select(three_indents)
     assert engine.calls == 0
 
 

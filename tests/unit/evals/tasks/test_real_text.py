@@ -111,6 +111,14 @@ def test_the_result_of_a_tool_holds_the_total(made):
         assert (total[re.search(r"INV-\d+", question(sample))[0]],) == sample.quiz.expected
 
 
+def test_the_total_stands_in_the_object_of_the_order(made):
+    for sample in made("json_objects", count=COUNT):
+        records = json.loads(f"[{document(sample)}]")
+        total = {record["order"]: record["total"] for record in records}
+        assert (total[re.search(r"PO-\d+", question(sample))[0]],) == sample.quiz.expected
+        assert sample.quiz.evidence[0].count("\n") > 5
+
+
 def test_the_host_of_the_failed_job(made):
     for sample in made("log_lines", count=COUNT):
         failed = dict(re.findall(r"ERROR (node-\d+) (job-\w+)", document(sample)))

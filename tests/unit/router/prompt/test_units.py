@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
 from router.prompt.protected_spans import PromptSpans
-from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_unit_starts, units_of
+from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, units_of
 
 LONG = "The bell of the old square rang"
 CODE = '''import os
@@ -37,7 +37,7 @@ def letters(text):
 def units(text, offsets=None, edges=()):
     """The texts of the units."""
     offsets = words(text) if offsets is None else offsets
-    starts = text_unit_starts(text, offsets, edges)
+    starts = text_units(text, offsets, edges)[0]
     assert starts.dtype == np.int32
     return [text[offsets[a][0] : offsets[b - 1][1]] for a, b in pairwise([*starts.tolist(), len(offsets)])]
 
@@ -62,12 +62,53 @@ def test_a_line_is_a_unit(text):
     assert units(text) == lines(text)
 
 
-def test_a_statement_of_code_is_a_unit_and_a_short_one_joins_the_next():
-    found = units(CODE)
-    assert "".join(found) == CODE
-    assert '    """It adds one to the number."""\n' in found
-    assert '    return separator.join(text.split("."))\n' in found
-    assert "import os\n\ndef first(number):\n" in found
+def test_a_statement_of_code_is_a_unit():
+    """A short one joins the next, such as the `import`; the last of a function joins the one before it."""
+    assert units(CODE) == [
+        "import os\n\ndef first(number):\n",
+        '    """It adds one to the number."""\n',
+        "    result = number + 1\n    return result\n\n",
+        'def second(text, separator=", "):\n',
+        '    return separator.join(text.split("."))\n',
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LONG} once.\nYes.\n\n{LONG} twice.\n",
+        f"    {LONG} once:\n        yes()\n    {LONG} twice:\n",
+        f'{{"name": "{LONG}",\n "since": 1999\n}}\n{{"name": "{LONG}",\n',
+    ],
+    ids=["the end of a paragraph", "the end of a block", "a closing bracket"],
+)
+def test_a_short_line_does_not_join_something_new(text):
+    assert units(text)[-1] == lines(text)[-1]
+
+
+def test_the_indent_of_each_unit():
+    """That of the line in which it begins, after blank lines, in spaces and tabs."""
+    long = " ".join(["word"] * 100)
+    text = f"def first(number, other, third):\n    {LONG}. {LONG}.\n\n\t\tx = {long}\n{LONG}.\n"
+    starts, indents = text_units(text, words(text))
+    at = [words(text)[start][0] for start in starts.tolist()]
+    assert indents.tolist() == [0, 4, 4, 2, 2, 0]
+    assert [text[place:].lstrip()[:8] for place in at] == [
+        "def firs",
+        "The bell",
+        "The bell",
+        "x = word",
+        "word wor",
+        "The bell",
+    ]
+    assert indents.dtype == np.int32
+
+
+@pytest.mark.parametrize("text", ["\n\n  \n", "   ", "a", "  a\n  "])
+def test_a_text_of_little_else_than_white_space_has_units(text):
+    starts, indents = text_units(text, letters(text))
+    assert starts.tolist() == [0]
+    assert indents.size == 1
 
 
 def test_a_sentence_is_a_unit():
@@ -92,10 +133,10 @@ def test_json_records_on_one_line_are_units():
 
 def test_a_long_line_is_cut_in_equal_parts():
     tokens = 2 * MAX_TOKENS + 10
-    starts = text_unit_starts("x" * tokens, letters("x" * tokens))
+    starts = text_units("x" * tokens, letters("x" * tokens))[0]
     assert np.diff(starts, append=tokens).tolist() == [67, 67, 68]
     whole = "x" * MAX_TOKENS
-    assert text_unit_starts(whole, letters(whole)).tolist() == [0]
+    assert text_units(whole, letters(whole))[0].tolist() == [0]
 
 
 def test_borders_of_messages_hold_also_for_short_units():
@@ -103,7 +144,7 @@ def test_borders_of_messages_hold_also_for_short_units():
     offsets = words(text)
     edge = next(i for i, (start, end) in enumerate(offsets) if text[start:end] == "Yes")
     assert units(text) == [f"{LONG} twice.\n", f"{LONG}.\n", f"Yes.\n{LONG}.\n"]
-    inside = text_unit_starts(text, offsets, [edge, edge + 2, len(offsets)])
+    inside = text_units(text, offsets, [edge, edge + 2, len(offsets)])[0]
     assert {edge, edge + 2} <= set(inside.tolist())
     assert len(offsets) not in inside
 
@@ -122,7 +163,7 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     ends = np.minimum(np.cumsum(sizes), len(text)).tolist()
     offsets = [(0, 0), *zip([0, *ends], [*ends, len(text)], strict=False)]
     edges = sorted(int(place * len(offsets)) for place in places)
-    starts = text_unit_starts(text, offsets, edges)
+    starts = text_units(text, offsets, edges)[0]
     assert starts[0] == 0
     assert (np.diff(starts) > 0).all()
     assert starts[-1] < len(offsets)
@@ -138,19 +179,23 @@ def test_with_wrong_offsets_lines_are_torn():
     """Negative control: the places of the tokens matter."""
     text = "".join(f"{number}. {LONG} {'again ' * (number % 7)}for {number} hours\n" for number in range(60))
     offsets = words(text)
-    right = text_unit_starts(text, offsets)
+    right = text_units(text, offsets)[0]
     for wrong in ([(start + 11, end + 11) for start, end in offsets], [(0, 0), *offsets[:-1]]):
-        assert np.isin(text_unit_starts(text, wrong), right).mean() < 0.5
+        assert np.isin(text_units(text, wrong)[0], right).mean() < 0.5
 
 
 def test_where_units_are_not_known_there_are_none():
     text, options = f"{LONG}.\n{LONG} twice.\n", SelectionOptions(protect_last=2)
     offsets = words(text)
     spans = PromptSpans(np.array([[0, 1]], np.int32), rate_spans=np.array([[3, 9]], np.int32))
-    found = units_of(text, offsets, spans, options, len(offsets))
+    found, indents = units_of(text, offsets, spans, options, len(offsets))
+    assert found.size == indents.size
     assert {1, 3, 9, len(offsets) - 2} <= set(found.tolist())
-    assert units_of(None, offsets, spans, options, len(offsets)).size == 0
-    assert units_of(text, None, spans, options, len(offsets)).size == 0
-    assert units_of(text, offsets, spans, options, len(offsets) + 1).size == 0
     by_chunk = options.model_copy(update={"granularity": "chunk"})
-    assert units_of(text, offsets, spans, by_chunk, len(offsets)).size == 0
+    for arguments in (
+        (None, offsets, spans, options, len(offsets)),
+        (text, None, spans, options, len(offsets)),
+        (text, offsets, spans, options, len(offsets) + 1),
+        (text, offsets, spans, by_chunk, len(offsets)),
+    ):
+        assert [part.size for part in units_of(*arguments)] == [0, 0]

@@ -150,19 +150,20 @@ def test_lines_are_never_torn() -> None:
     assert kept.late
 
 
-def test_lines_near_an_important_one_come_with_it() -> None:
-    """Of the fresh selection: line 42 matters less than those that stand, and line 46 is too far from line 40."""
-    prompt = second([40, 20, 21, 22, 42, 46, 23])
-    assert set(chunk(42) + chunk(46)) <= set(prompt.fresh)
-    late = extend(in_lines(prompt), KNOWN).positions[FIRST.fresh.size + QUESTION - ANSWER :]
-    assert late.tolist() == [*chunk(40), *chunk(42), *range(QUESTION, SIZE)]
-    assert extend(prompt, KNOWN).late == CHUNK, "chunks are no lines"
-
-
-def test_lines_near_one_that_stands_come_too() -> None:
-    kept = extend(in_lines(second([22, 20, 21, 23, 26, 45, 24])), KNOWN)
-    assert kept.late == CHUNK
-    assert set(chunk(26)) <= set(kept.positions.tolist())
+def test_what_is_nested_under_an_important_line_comes_with_it() -> None:
+    """Late are line 40 and what the fresh selection has of the lines under it, although they matter little."""
+    prompt = in_lines(second([40, 20, 21, 22, 23, 24, 25], keep_rate=0.13))
+    flat = np.zeros(prompt.text_units.size, np.int32)
+    nested = flat.copy()
+    nested[41:46] = 4
+    late = {}
+    for name, indents in (("flat", flat), ("nested", nested)):
+        fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, SPANS, (), prompt.text_units, indents)
+        turn_of = replace(prompt, indents=indents, fresh=fresh.numpy().astype(np.int32))
+        kept = extend(turn_of, KNOWN)
+        late[name] = set(kept.positions[kept.reused :].tolist()) & set(DOCUMENT)
+    assert late["flat"] == set(chunk(40))
+    assert late["nested"] == set(range(40 * CHUNK, 46 * CHUNK))
 
 
 def test_max_keep_bounds_the_extended_prompt() -> None:

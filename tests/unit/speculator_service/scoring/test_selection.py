@@ -1,6 +1,7 @@
 import itertools
 import math
 from fractions import Fraction
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
+
+NESTED, GROUP = 20, 12
+"""`NESTED_TOKENS` and `GROUP_TOKENS` for prompts of 90 tokens."""
 
 
 def kept(importance, spans=(), **options):
@@ -306,23 +310,52 @@ def texts(draw):
         max_keep=draw(st.sampled_from([None, 0.3])),
     )
     cuts = {0, *edges, *inner, *draw(st.sets(places, max_size=12)), max(0, len(scores) - options.protect_last)}
-    return scores, options, spans, regions, np.array(sorted(cuts - {len(scores)}), np.int32)
+    units = np.array(sorted(cuts - {len(scores)}), np.int32)
+    indents = draw(st.just([]) | st.lists(st.integers(0, 3), min_size=units.size, max_size=units.size))
+    return scores, options, spans, regions, units, np.array(indents, np.int32)
 
 
-def naive_text_select(scores, options, spans, regions, units):
-    """The rule for units of text with sorted() and sets: units in the order of their means, until there are enough."""
+def naive_ranks(free, starts, means, indents):
+    """By unit, the highest mean of the unit, of those nested under it, and of those that it is nested under; of a small
+    group, the highest mean of all.
+
+    free: the droppable tokens of each unit; messages end at a unit without any. starts: of the units, and the prompt's
+    end.
+    """
+    ranks = dict(means)
+    for outer, indent in enumerate(indents):
+        nested = []
+        for inner in range(outer + 1, len(indents)):
+            if not (free[outer] and free[inner]) or indents[inner] <= indent:
+                break
+            nested.append(inner)
+        group = [outer, *nested]
+        best = max(means[unit] for unit in group)
+        passed_on = best if starts[group[-1] + 1] - starts[outer] <= GROUP else means[outer]
+        ranks[outer] = max(ranks[outer], best)
+        for inner in nested:
+            if starts[inner + 1] - starts[outer + 1] <= NESTED:
+                ranks[inner] = max(ranks[inner], passed_on)
+    return ranks
+
+
+def naive_text_select(scores, options, spans, regions, units, indents):
+    """The rule for units of text with sorted() and sets: as many as are enough in the order of their means, the first
+    in the order of their ranks.
+    """
     prompt = len(scores)
     if not any(scores):
         scores = [1.0] * prompt
     fixed = set(range(max(0, prompt - options.protect_last), prompt)).union(*(range(*span) for span in spans))
     free = [set(range(a, b)) - fixed for a, b in itertools.pairwise([*units.tolist(), prompt])]
+    means = {unit: math.fsum(scores[m] for m in free[unit]) / max(1, len(free[unit])) for unit in range(len(free))}
+    ranks = naive_ranks(free, [*units.tolist(), prompt], means, indents.tolist())
     keep = set(fixed)
     rules = [(set(range(start, end)), rate) for start, end, rate in regions]
     rules.append((set(range(prompt)).difference(*(place for place, _ in rules)), options.fixed_rate))
     for place, rate in rules:
-        mine = [unit for unit in free if unit & place]
-        mine.sort(key=lambda unit: (-math.fsum(scores[m] for m in unit) / len(unit), min(unit)))
-        tokens, mass = sum(map(len, mine)), math.fsum(scores[m] for unit in mine for m in unit)
+        mine = sorted((unit for unit in means if free[unit] & place), key=lambda unit: (-means[unit], unit))
+        tokens, mass = sum(len(free[unit]) for unit in mine), math.fsum(scores[m] for unit in mine for m in free[unit])
         least, most = 0.0, tokens
         if rate is not None:
             least = most = math.ceil(Fraction(repr(rate)) * tokens)
@@ -333,16 +366,21 @@ def naive_text_select(scores, options, spans, regions, units):
             covered = rate is None and number and reached >= options.wanted_coverage * mass
             if taken >= most or (taken >= least and (rate is not None or covered)):
                 break
-            keep |= unit
-            taken, reached = taken + len(unit), reached + math.fsum(scores[m] for m in unit)
+            taken, reached = taken + len(free[unit]), reached + math.fsum(scores[m] for m in free[unit])
+        kept_tokens = 0
+        for unit in sorted(mine, key=lambda unit: (-ranks[unit], unit)):
+            if kept_tokens < (taken if rate is None else least):
+                keep |= free[unit]
+                kept_tokens += len(free[unit])
     return sorted(keep)
 
 
 @given(texts())
 def test_units_of_text_equal_the_naive_rule(problem):
-    scores, options, spans, regions, units = problem
-    positions, _ = select(torch.tensor(scores), options, spans, regions, units)
-    assert positions.tolist() == naive_text_select(scores, options, spans, regions, units)
+    scores, options, spans, regions, units, indents = problem
+    with patch.multiple("speculator_service.scoring.units", NESTED_TOKENS=NESTED, GROUP_TOKENS=GROUP):
+        positions, _ = select(torch.tensor(scores), options, spans, regions, units, indents)
+    assert positions.tolist() == naive_text_select(scores, options, spans, regions, units, indents)
 
 
 def test_units_of_text_are_taken_until_their_tokens_are_enough():
@@ -367,3 +405,50 @@ def test_without_units_the_text_is_cut_in_chunks():
     by_text, by_chunk = (select(scores, SelectionOptions(granularity=name)) for name in ("text", "chunk"))
     assert torch.equal(by_text[0], by_chunk[0])
     assert by_text[1] == by_chunk[1]
+
+
+CODE_INDENTS = np.array([0, 4, 8, 4, 0, 4, 4, 0], np.int32)
+"""Two functions and a line below them; the third line is inside an `if`. Each line has ten tokens."""
+
+
+def kept_lines(scores, keep_rate, indents=CODE_INDENTS, group=0):
+    """The lines that are kept of eight with these scores."""
+    importance = torch.tensor(scores, dtype=torch.float32).repeat_interleave(10)
+    options = SelectionOptions(keep_rate=keep_rate, protect_last=1)
+    with patch("speculator_service.scoring.units.GROUP_TOKENS", group):
+        positions, _ = select(importance, options, units=np.arange(0, 80, 10, dtype=np.int32), indents=indents)
+    return sorted({position // 10 for position in positions.tolist()} - {7})
+
+
+def test_a_line_brings_what_is_nested_under_it():
+    """The signature is what the question names; the body answers it. Line 5 matters more than the body, but line 0 more
+    than line 5."""
+    scores = [9, 1, 1, 1, 2, 3, 1, 0]
+    assert kept_lines(scores, 0.5) == [0, 1, 2, 3]
+    assert kept_lines(scores, 0.5, np.zeros(8, np.int32)) == [0, 1, 4, 5], "as if no line were indented"
+
+
+def test_a_line_brings_those_that_it_is_nested_under():
+    scores = [0.5, 1, 9, 1, 2, 3, 1, 0]
+    assert kept_lines(scores, 0.37) == [0, 1, 2], "signature and condition, but not the lines beside them"
+    assert kept_lines(scores, 0.37, np.zeros(8, np.int32)) == [2, 4, 5]
+
+
+def test_a_small_group_is_kept_as_a_whole():
+    """A record of JSON: any of its members brings the others. Of a larger group, it brings what it is nested under."""
+    scores = [0, 0, 9, 0, 1, 3, 1, 0]
+    assert kept_lines(scores, 0.5, group=40) == [0, 1, 2, 3]
+    assert kept_lines(scores, 0.5, group=39) == [0, 1, 2, 4]
+
+
+def test_how_much_is_kept_does_not_follow_the_nesting():
+    """The share of the importance decides how many lines are kept; the indents decide which."""
+    scores = [9, 1, 1, 1, 2, 3, 1, 0]
+    importance = torch.tensor(scores, dtype=torch.float32).repeat_interleave(10)
+    for coverage in (0.3, 0.5, 0.8):
+        options = SelectionOptions(coverage=coverage, protect_last=1, max_keep=1.0)
+        flat, nested = (
+            select(importance, options, units=np.arange(0, 80, 10, dtype=np.int32), indents=indents)[0]
+            for indents in (np.empty(0, np.int32), CODE_INDENTS)
+        )
+        assert flat.numel() == nested.numel()
