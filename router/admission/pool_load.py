@@ -4,7 +4,8 @@ Work is measured in milliseconds of computing by the pool's measured cost (`rout
 request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the drain rate, the wait for
 each millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
 routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the drain rate becomes
-r / c.
+r / c. A drain rate above 1 is made by others, such as other routers or other processes of the machine. They may be gone
+a moment later, so what exceeds 1 is forgotten with `FORGET_S`, as are earlier pairs.
 
 Only a request that finds work ahead measures the drain rate. A drain rate that lets in a request only if the pool is
 empty would never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is
@@ -38,7 +39,10 @@ class AnswerTime:
 
 
 DECAY = 0.9
-"""Weight of a pair after the next one: about the latest ten count."""
+"""Weight of a pair after the next one, if that comes soon: about the latest ten count."""
+FORGET_S = 10.0
+"""A wait that the own work does not explain (other routers, long answers, a busy machine) says little after this time,
+and neither do pairs before a pair that comes so late."""
 MOST_DRAIN_RATE = 10.0
 """A wait of more than so many times the own work ahead has another cause: an engine that stopped or started again, not
 the drain rate. It would foretell such a wait for every later request behind as much work, and refuse them all.
@@ -47,10 +51,6 @@ ENOUGH = 3
 """Pairs before the drain rate counts. Until then no wait is expected."""
 PROBE_S = 5.0
 """After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
-PROBE_DECAY = 0.75
-"""DECAY of a pair after so long: what made the pairs before it may be over."""
-OTHERS_DECAY_S = 10.0
-"""A wait that the own work does not explain (other routers, long answers) says little after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,12 @@ class PoolLoad:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""
         now = self._clock()
         if ahead_ms > 0:
-            decay = DECAY if now - self._paired_at < PROBE_S else PROBE_DECAY
+            decay = min(DECAY, math.exp((self._paired_at - now) / FORGET_S))
+            before, squares = self._drain_rate(now), decay * self._squares
             self._pairs, self._paired_at = self._pairs + 1, now
-            self._products = decay * self._products + ahead_ms * min(waited_ms, MOST_DRAIN_RATE * ahead_ms)
-            self._squares = decay * self._squares + ahead_ms * ahead_ms
-        self._others_ms = max(0.0, waited_ms - self._drain_rate * ahead_ms)
+            self._products = squares * before + ahead_ms * min(waited_ms, MOST_DRAIN_RATE * ahead_ms)
+            self._squares = squares + ahead_ms * ahead_ms
+        self._others_ms = max(0.0, waited_ms - self._drain_rate(now) * ahead_ms)
         self._others_at = now
 
     def wait_ms(self, ahead_ms: float) -> float:
@@ -107,11 +108,13 @@ class PoolLoad:
         if self._pairs < ENOUGH:
             return 0.0
         now = self._clock()
-        others = self._others_ms * math.exp(-(now - self._others_at) / OTHERS_DECAY_S)
+        others = self._others_ms * math.exp((self._others_at - now) / FORGET_S)
         probes = self.requests == 1 and now - self._paired_at >= PROBE_S
-        return others if probes else self._drain_rate * ahead_ms + others
+        return others if probes else self._drain_rate(now) * ahead_ms + others
 
-    @property
-    def _drain_rate(self) -> float:
-        """The slope of the line through the origin with the least squared error."""
-        return self._products / self._squares if self._squares else 0.0
+    def _drain_rate(self, now: float) -> float:
+        """The slope of the line through the origin with the least squared error; what exceeds 1 fades from the latest
+        pair on.
+        """
+        slope = self._products / self._squares if self._squares else 0.0
+        return min(slope, 1.0) + max(0.0, slope - 1.0) * math.exp((self._paired_at - now) / FORGET_S)

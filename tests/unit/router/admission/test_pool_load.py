@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from router.admission import pool_load
 from router.admission.pool_load import ENOUGH, PoolHeadroom, PoolLoad
 
 
@@ -112,3 +113,29 @@ def test_an_engine_that_was_away_for_long_does_not_make_the_pace_absurd():
     for ahead in range(1, 6):  # and the wait of that time is told to those that come at once
         load.learn(200.0 * ahead, 30_000.0)
     assert load.wait_ms(200.0) > 20_000
+
+
+@pytest.mark.parametrize(("forget_s", "forgotten"), [(pool_load.FORGET_S, True), (1e9, False)])
+def test_after_a_burst_the_prediction_returns_within_seconds(monkeypatch, forget_s, forgotten):
+    """A machine that is busy with other work makes ten prompts wait nine times as long as their own work takes. The
+    second case is the negative control.
+    """
+    monkeypatch.setattr(pool_load, "FORGET_S", forget_s)
+    now = [0.0]
+    load = PoolLoad(lambda: now[0])
+    for ahead in range(1, 11):
+        load.learn(2_000.0 * ahead, 18_000.0 * ahead)
+    assert load.wait_ms(20_000.0) == pytest.approx(180_000, rel=0.01), "while it lasts, it is foretold"
+    now[0] += 30
+    assert (load.wait_ms(2_000.0) < 3_000) == forgotten, "before anything else was measured"
+    load.learn(2_000.0, 2_000.0)
+    assert (load.wait_ms(20_000.0) < 30_000) == forgotten, "one pair is enough, although those of the burst were longer"
+
+
+def test_the_rate_of_many_replicas_is_not_forgotten():
+    now = [0.0]
+    load = PoolLoad(lambda: now[0])
+    for _ in range(ENOUGH):
+        load.learn(1_000.0, 250.0)
+    now[0] += 3_600
+    assert load.wait_ms(4_000.0) == pytest.approx(1_000)
