@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from cluster.in_process.prompts import RenderedPrompt
 from evals.run.ask import Answer, Case, InProcess, cases_of
-from evals.selection.outline import SHARE, with_outline
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, GUARDED, SPECULATOR, Reading, Selector, keep_guarded
 from evals.tasks.code import default_value, raised_error, returned_value
@@ -29,7 +28,6 @@ TRIES = 100
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
 BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
-OUTLINED = "auto + guard, outline"
 
 
 async def _without_late(reading: Reading) -> KeptPrompt:
@@ -46,12 +44,6 @@ SELECTORS: Mapping[str, Selector] = {
         "the default: each turn extends what was kept for the turn before it, as much as `keep_rate: auto` and the"
         " guard say",
         lambda reading: keep_guarded(reading, reuse="on"),
-        rated=False,
-    ),
-    OUTLINED: Selector(
-        f"as *{GUARDED}*, and each turn also keeps headings, signatures and first sentences of paragraphs, up to"
-        f" {SHARE:.0%} of the prompt",
-        lambda reading: keep_guarded(replace(reading, prompt=with_outline(reading.prompt)), reuse="on"),
         rated=False,
     ),
     EXTENDED: _extended("each turn extends what was kept for the turn before it, at the keep rate"),

@@ -17,8 +17,8 @@ REASONS = {
     "reused": "stands in the kept prompt of an earlier request",
     "appended": "a late unit: earlier text that this question needs, appended before the question",
     "new": "text after the earlier prompt: its answer, a short text, or units with high scores",
-    "top": "among the units with the highest scores, within the keep rate",
-    "coverage": "among the fewest units that reach the wanted coverage",
+    "top": "among the units that rank highest, within the keep rate",
+    "coverage": "among the units that rank highest, as many as the wanted coverage takes",
 }
 """Why a token is kept, by name. A token has the first reason of this list that holds."""
 

@@ -11,7 +11,6 @@ from evals.results import keep_rates as results
 from evals.run.run import EvalSettings, run
 from evals.run.turns import EXTENDED, NO_LATE, SELECTORS, make_conversations, without_late_chunks
 from evals.selection.evidence import evidence_spans
-from evals.selection.outline import with_outline
 from evals.selection.selectors import GUARDED
 from kv_transfer.messages import KeptPrompt, Selection
 from skim_common.errors import SkimError
@@ -76,19 +75,6 @@ def test_chosen_selectors_are_measured_alone():
     }
     with pytest.raises(SkimError, match="unknown selector 'heads': choose from auto"):
         run(replace(SETTINGS, selectors=("heads",)))
-
-
-def test_an_outline_has_headings_signatures_and_first_sentences(tokenizer):
-    text = "# Rivers\n\nThe Elbe is long. It is also wide, and it is deep enough for ships of all kinds.\n" * 8
-    code = "def read(path):\n    return open(path).read() + open(path).read() + open(path).read()\n" * 8
-    prompt = render([{"role": "user", "content": f"{text}\n{code}\nHow long is it?"}], tokenizer)
-    more = with_outline(prompt, 0.5).protected[len(prompt.protected) :]
-    found = [prompt.text[prompt.offsets[start, 0] : prompt.offsets[end - 1, 1]] for start, end in more]
-    assert any("# Rivers" in part for part in found)
-    assert any("def read" in part for part in found)
-    assert not any("ships" in part for part in found)
-    small = with_outline(prompt, 0.05).protected[len(prompt.protected) :]
-    assert 0 < (small[:, 1] - small[:, 0]).sum() <= 0.05 * prompt.token_ids.size
 
 
 def test_turns_need_engines_in_this_process():
