@@ -317,7 +317,7 @@ def texts(draw):
 
 def naive_ranks(free, starts, means, indents):
     """By unit, the highest mean of the unit, of those nested under it, and of those that it is nested under; of a small
-    group, the highest mean of all.
+    group, at least half the highest mean of all.
 
     free: the droppable tokens of each unit; messages end at a unit without any. starts: of the units, and the prompt's
     end.
@@ -331,7 +331,8 @@ def naive_ranks(free, starts, means, indents):
             nested.append(inner)
         group = [outer, *nested]
         best = max(means[unit] for unit in group)
-        passed_on = best if starts[group[-1] + 1] - starts[outer] <= GROUP else means[outer]
+        is_small = starts[group[-1] + 1] - starts[outer] <= GROUP
+        passed_on = max(means[outer], best / 2 if is_small else 0.0)
         ranks[outer] = max(ranks[outer], best)
         for inner in nested:
             if starts[inner + 1] - starts[outer + 1] <= NESTED:
@@ -434,11 +435,13 @@ def test_a_line_brings_those_that_it_is_nested_under():
     assert kept_lines(scores, 0.37, np.zeros(8, np.int32)) == [2, 4, 5]
 
 
-def test_a_small_group_is_kept_as_a_whole():
-    """A record of JSON: any of its members brings the others. Of a larger group, it brings what it is nested under."""
-    scores = [0, 0, 9, 0, 1, 3, 1, 0]
+def test_the_best_of_a_small_group_brings_the_rest_at_half_its_rank():
+    """A record of JSON. Of a larger group, a line brings what it is nested under."""
+    scores = [0, 0, 9, 0, 1, 4, 1, 0]
     assert kept_lines(scores, 0.5, group=40) == [0, 1, 2, 3]
     assert kept_lines(scores, 0.5, group=39) == [0, 1, 2, 4]
+    scores[5] = 5
+    assert kept_lines(scores, 0.5, group=40) == [0, 1, 2, 4]
 
 
 def test_how_much_is_kept_does_not_follow_the_nesting():
