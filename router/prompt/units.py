@@ -4,7 +4,9 @@ Items of a list, rows of a table and statements of code are lines; JSON records 
 functions from a text and its tokens' places to token positions and indents.
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +29,9 @@ CLOSING = "\"')]\u201d\u2019"
 WIDE_STOPS = "\u3002\uff01\uff1f"
 """Chinese and Japanese ends of a sentence; no white space follows them."""
 
+NUMBER = re.compile(r"^[ \t]*(\d{1,7})[\t:|\u2192\u2502]", re.MULTILINE)
+"""The number of a line, as tools of agents show files: "12: ", "  12\t", "12|" or "  12" with an arrow."""
+
 Codes = npt.NDArray[np.uint16]
 """The code points of a text [C]; 0xFFFF for those above."""
 
@@ -48,19 +53,21 @@ def units_of(
 def text_units(text: str, offsets: Offsets, edges: Iterable[int] = ()) -> tuple[Int32Array, Int32Array]:
     """The first token of each unit, int32 [U], ascending from 0, and the indent of the line in which it begins.
 
-    A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text.
-    offsets: each token's half-open character range in `text`, [M, 2], M > 0. edges: token positions that are borders of
-    units too, such as those of messages and protected spans; none lies outside the prompt.
+    A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text,
+    or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0. edges:
+    token positions that are borders of units too, such as those of messages and protected spans; none lies outside the
+    prompt.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
+    lines = _Lines.of(codes, _line_numbers(text))
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
     hard = np.unique(np.r_[0, np.fromiter(edges, np.int64), begins.size])
     places = _line_and_sentence_starts(codes)
     tokens = np.searchsorted(begins, places)
     strengths = np.zeros(begins.size + 1, np.int64)
-    np.maximum.at(strengths, tokens, _strengths(codes, places))
+    np.maximum.at(strengths, tokens, _strengths(codes, lines, places))
     starts = _cut(_joined(hard, np.setdiff1d(tokens, hard), strengths))
-    return starts.astype(np.int32), _lines(codes, begins[starts])[0].astype(np.int32)
+    return starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32)
 
 
 def _among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
@@ -85,32 +92,62 @@ def _line_and_sentence_starts(codes: Codes) -> npt.NDArray[np.int64]:
     return found[begins[found] | (np.diff(found, prepend=0) > NUMBER_CHARACTERS)]
 
 
-def _lines(
-    codes: Codes, places: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Of the first text from each place on, int64 [P] each: its line's indent, the line breaks before it, where it is.
+def _line_numbers(text: str) -> npt.NDArray[np.int64]:
+    """The character ranges of the numbers of lines, from the line's start: int64 [N, 2].
 
-    places: character positions [P]. After the last text they count as there.
+    Alone it may be any number, such as the hour in a log. It counts if the line before or after has the next one.
     """
-    filled = np.flatnonzero(~_among(codes, " \t\r\n"))
-    breaks = np.flatnonzero(_among(codes, "\n"))
-    if not filled.size:
-        nowhere = np.zeros(places.size, np.int64)
-        return nowhere, nowhere, nowhere
-    at = np.searchsorted(filled, places).clip(max=filled.size - 1)
-    first, before = filled[at], np.where(at > 0, filled[at - 1], -1)
-    line = np.r_[-1, breaks][np.searchsorted(breaks, first)] + 1
-    indents = filled[np.searchsorted(filled, line)] - line
-    return indents, np.searchsorted(breaks, first) - np.searchsorted(breaks, before), first
+    found = [(match.start(), match.end(), int(match[1])) for match in NUMBER.finditer(text)]
+    ranges = np.array(found, np.int64).reshape(-1, 3)
+    follows = np.diff(ranges[:, 2]) == 1
+    return ranges[np.r_[False, follows] | np.r_[follows, False]][:, :2] if len(found) else ranges[:, :2]
 
 
-def _strengths(codes: Codes, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lines:
+    """The lines of a text, as character positions, ascending. filled: its characters that are no white space and no
+    number of a line. breaks: line breaks [L]. starts: where the white space before each line's text begins [L + 1].
+    """
+
+    filled: npt.NDArray[np.int64]
+    breaks: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, codes: Codes, numbers: npt.NDArray[np.int64]) -> "_Lines":
+        """numbers: `_line_numbers`."""
+        is_text = ~_among(codes, " \t\r\n")
+        for start, end in numbers.tolist():
+            is_text[start:end] = False
+        breaks = np.flatnonzero(codes == ord("\n"))
+        starts = np.r_[0, breaks + 1]
+        starts[np.searchsorted(starts, numbers[:, 0])] = numbers[:, 1]
+        return cls(np.flatnonzero(is_text), breaks, starts)
+
+    def at(
+        self, places: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of the first text from each place on, int64 [P] each: its line's indent, the line breaks before it, where it
+        is. places: character positions [P]; after the last text they count as there.
+        """
+        if not self.filled.size:
+            nowhere = np.zeros(places.size, np.int64)
+            return nowhere, nowhere, nowhere
+        found = np.searchsorted(self.filled, places).clip(max=self.filled.size - 1)
+        first, before = self.filled[found], np.where(found > 0, self.filled[found - 1], -1)
+        number = np.searchsorted(self.breaks, first)
+        start = self.starts[number]
+        indents = self.filled[np.searchsorted(self.filled, start)] - start
+        return indents, number - np.searchsorted(self.breaks, before), first
+
+
+def _strengths(codes: Codes, lines: _Lines, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """How much begins at each place [P]: a paragraph more than a line, a line more than a sentence in it, and a line
     more than one that is indented further. A closing bracket begins nothing.
     """
-    indents, breaks, first = _lines(codes, places)
-    lines = breaks.clip(max=2) * codes.size - indents
-    return np.where((breaks == 0) | ((breaks == 1) & _among(codes, ")]}")[first]), 0, lines)
+    indents, breaks, first = lines.at(places)
+    begins_line = (breaks == 1) & ~_among(codes, ")]}")[first]
+    return np.where(begins_line | (breaks > 1), breaks.clip(max=2) * codes.size - indents, 0)
 
 
 def _joined(

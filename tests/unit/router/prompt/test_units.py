@@ -104,6 +104,38 @@ def test_the_indent_of_each_unit():
     assert indents.dtype == np.int32
 
 
+def numbered(text, form, first=1):
+    return "".join(form.format(number) + line for number, line in enumerate(text.splitlines(keepends=True), first))
+
+
+@pytest.mark.parametrize("form", ["{}:", "{:6}\t", "{}|", "{:>6}\u2192"])
+def test_numbered_lines_have_the_indents_of_the_text(form):
+    """As agents read files. Blank lines have a number and no text."""
+    text = "".join(
+        f"def part_{n}(first, second):\n    total = first + second + {n}\n\n    return total + {n}\n" for n in "abcd"
+    )
+    plain = text_units(text, words(text))[1]
+    shown = numbered(text, form, 7)
+    starts, indents = text_units(shown, words(shown))
+    assert set(plain.tolist()) == set(indents.tolist()) == {0, 4}
+    of_line = {}
+    for start, indent in zip(starts.tolist(), indents.tolist(), strict=True):
+        after = shown[words(shown)[start][0] :]
+        of_line[re.search(r"def part_\w|total = .*|return .*", after)[0]] = indent
+    assert {name: indent for name, indent in of_line.items() if name.startswith("def")} == {
+        f"def part_{n}": 0 for n in "abcd"
+    }
+    assert all(indent == 4 for name, indent in of_line.items() if not name.startswith("def"))
+
+
+def test_a_number_alone_is_text():
+    """Times of a log and matches of a search are not numbered line by line."""
+    text = "12:    the bell rang in the old square\n30:    nobody had heard it for a year\n"
+    assert text_units(text, words(text))[1].tolist() == [0, 0]
+    text = "12:    the bell rang in the old square\n13:    nobody had heard it for a year\n"
+    assert text_units(text, words(text))[1].tolist() == [4, 4]
+
+
 @pytest.mark.parametrize("text", ["\n\n  \n", "   ", "a", "  a\n  "])
 def test_a_text_of_little_else_than_white_space_has_units(text):
     starts, indents = text_units(text, letters(text))
@@ -154,7 +186,7 @@ def test_the_last_unit_of_a_message_joins_the_one_before_it():
 
 
 @given(
-    st.text("ab.!? \n\t(}),\"'1。", max_size=400).filter(bool),
+    st.text("ab.!? \n\t(}),\"'12:|。", max_size=400).filter(bool),
     st.lists(st.integers(1, 7), min_size=1, max_size=400),
     st.lists(st.floats(0, 1), max_size=5),
 )
