@@ -141,6 +141,18 @@ def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     assert f"after 65,536 tokens comes there {ratio:.2f} times as fast as dense (keep {BENCH_KEEP})" in text
 
 
+def test_the_later_turns_in_the_readme_are_those_of_the_results() -> None:
+    def right(about: str, selector: str) -> tuple[int, int]:
+        rows = [row for row in committed(f"eval-turns-{about}-auto")["samples"] if row["task"] in ("turn 3", "turn 4")]
+        return sum(score for row in rows for name, _, score, _ in row["scores"] if name == selector), len(rows)
+
+    (code, of), (dense, _) = (right("code", name) for name in ("auto + guard", "dense"))
+    (records, among), (records_dense, _) = (right("records", name) for name in ("auto + guard", "dense"))
+    lost = 100 * (records_dense - records) / among
+    wanted = f"code {code:.0f} of {of} right, dense {dense:.0f}; records {int(lost)} points lower"
+    assert wanted in " ".join(README.read_text().split())
+
+
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
     assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"
