@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array
@@ -67,10 +66,9 @@ def select(
         weights, means = torch.ones_like(may_drop), sums(mass) / lengths
     ranks = values = means if by_text else droppable_mass
     if by_text and indents.size:
-        of_unit = indents[np.searchsorted(units, starts.numpy(), side="right") - 1]  # a region may divide a unit
-        ranks = torch.from_numpy(
-            nested_ranks(means.numpy(), of_unit, (starts + lengths).numpy(), (weights > 0).numpy())
-        )
+        unit = torch.searchsorted(torch.from_numpy(units).long(), starts, right=True) - 1  # a region may divide a unit
+        ends = (starts + lengths).numpy()
+        ranks = torch.from_numpy(nested_ranks(means.numpy(), indents[unit.numpy()], ends, (weights > 0).numpy()))
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
     chosen = _choose_by_rates(ranks if by_text else means, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)
