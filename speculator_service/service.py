@@ -29,7 +29,7 @@ from speculator_service.scoring.units import unit_means
 
 logger = logging.getLogger(__name__)
 
-NESTED_TOKENS = 256
+BLOCK_TOKENS = 256
 """A prefix cache finds whole blocks of at most so many tokens."""
 
 
@@ -216,7 +216,7 @@ class SpeculatorService:
             return found  # what is cached of windows says nothing about the prompt's beginning
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         asked = last_question(request) or (found.common, found.common)
-        expected = min(found.common, asked[0]) // 4 - NESTED_TOKENS
+        expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return found
         self._counts.records_lost += 1

@@ -17,8 +17,6 @@ STEPS = ("resize-images", "build-index", "send-mail", "compact-log", "sync-files
 CUSTOMERS = 5
 ASKED_AGAIN = 12
 """Number of other values that an answer must not state; an answer with all values then scores 0."""
-
-
 OTHER_OBJECTS = 5
 """As ASKED_AGAIN, for objects that take many lines."""
 
@@ -41,14 +39,7 @@ def json_records(tokens: int, rng: random.Random) -> Quiz:
         )
         for number, total in zip(numbers, totals, strict=True)
     ]
-    question = f"What is the total of the invoice INV-{numbers[0]}?"
-    others = tuple(_amount(total) for total in totals[1 : ASKED_AGAIN + 1])
-    needles, expected = records[: ASKED_AGAIN + 1], (_amount(totals[0]),)
-    rng.shuffle(needles)
-    frame = Frame(
-        filler=tuple(records[ASKED_AGAIN + 1 :]), joint="\n", calls=(_call("list_invoices", {"limit": count}),)
-    )
-    return Quiz(needles, question, "Answer with the amount only.", expected, others, (records[0],), frame)
+    return _total_of(f"invoice INV-{numbers[0]}", records, totals, ASKED_AGAIN, "\n", rng)
 
 
 def json_objects(tokens: int, rng: random.Random) -> Quiz:
@@ -71,14 +62,19 @@ def json_objects(tokens: int, rng: random.Random) -> Quiz:
         )
         for number, order, total in zip(numbers, orders, totals, strict=True)
     ]
-    question = f"What is the total of the invoice for the order PO-{orders[0]}?"
-    others = tuple(_amount(total) for total in totals[1 : OTHER_OBJECTS + 1])
-    needles, expected = records[: OTHER_OBJECTS + 1], (_amount(totals[0]),)
+    return _total_of(f"invoice for the order PO-{orders[0]}", records, totals, OTHER_OBJECTS, ",\n", rng)
+
+
+def _total_of(asked: str, records: list[str], totals: list[int], others: int, joint: str, rng: random.Random) -> Quiz:
+    """The question for the first of `totals`, which stands in the first record. others: totals that do not count."""
+    needles = records[: others + 1]
     rng.shuffle(needles)
     frame = Frame(
-        filler=tuple(records[OTHER_OBJECTS + 1 :]), joint=",\n", calls=(_call("list_invoices", {"limit": count}),)
+        filler=tuple(records[others + 1 :]), joint=joint, calls=(_call("list_invoices", {"limit": len(records)}),)
     )
-    return Quiz(needles, question, "Answer with the amount only.", expected, others, (records[0],), frame)
+    question, excluded = f"What is the total of the {asked}?", tuple(_amount(total) for total in totals[1 : others + 1])
+    expected = (_amount(totals[0]),)
+    return Quiz(needles, question, "Answer with the amount only.", expected, excluded, (records[0],), frame)
 
 
 def log_lines(tokens: int, rng: random.Random) -> Quiz:

@@ -177,8 +177,9 @@ class Dispatcher:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         prompt, spans = state.prompt, state.spans
         if decision.speculative:
-            found = units_of(prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens)
-            state.units, state.indents = found
+            state.units, state.indents = units_of(
+                prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens
+            )
         if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
             made, used = DecisionMade(state.reason, state.guard), state.options.selection
             timings = dict(state.timings)

@@ -64,17 +64,18 @@ def select(
         weights, means = may_drop, droppable_mass / may_drop.clamp(min=1)
     else:
         weights, means = torch.ones_like(may_drop), sums(mass) / lengths
-    ranks = values = means if by_text else droppable_mass
+    ranks = means
     if by_text and indents.size:
         unit = torch.searchsorted(torch.from_numpy(units).long(), starts, right=True) - 1  # a region may divide a unit
         ends = (starts + lengths).numpy()
         ranks = torch.from_numpy(nested_ranks(means.numpy(), indents[unit.numpy()], ends, (weights > 0).numpy()))
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
-    chosen = _choose_by_rates(ranks if by_text else means, weights, region_of, rates)
+    chosen = _choose_by_rates(ranks, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)
     if options.keep_rate == AUTO or (by_text and options.fixed_rate is None):
         rest = rest[may_drop[rest] > 0]
-        chosen[rest] = _choose_covering(droppable_mass[rest], values[rest], ranks[rest], weights[rest], options)
+        values, order = (means, ranks) if by_text else (droppable_mass, droppable_mass)
+        chosen[rest] = _choose_covering(droppable_mass[rest], values[rest], order[rest], weights[rest], options)
     elif options.fixed_rate is None and rest.numel():
         chosen[rest] = _choose_fewest(sums(mass)[rest], options.coverage or 1.0)
     kept = protected | chosen[unit_of]

@@ -9,8 +9,10 @@ import torch
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
+from speculator_service import service as service_module
 from speculator_service.engine import Scores
 from speculator_service.mock_engine import MockSpeculator
+from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_position=50, engine="script")
@@ -122,6 +124,20 @@ async def test_lines_are_kept_whole_and_wrong_borders_tear_them(make_request):
         kept = (await SpeculatorService(engine).select(replace(asking(make_request), units=units))).kept.positions
         assert set(range(13, 18)) <= set(kept.tolist()) or torn
         assert (13 in kept) == (not torn)
+
+
+@pytest.mark.parametrize("indents", [[], [0, 0, 0, 4, 0, 0, 0]])
+async def test_the_indents_choose_what_a_selection_and_a_later_turn_keep(make_request, monkeypatch, indents):
+    scores, told = np.full(TEXT.size, 0.1, np.float32), []
+    scores[13:18] = 0.9  # the unit before the one at 18, which is nested under it
+    monkeypatch.setattr(service_module, "extend", lambda prompt, known: told.append(prompt) or extend(prompt, known))
+    service = SpeculatorService(ScriptedEngine(scores.tolist()))
+    asked = replace(asking(make_request), units=UNITS, indents=np.array(indents, np.int32))
+    options = asked.options.model_copy(update={"keep_rate": 0.25, "reuse": "on"})
+    kept = (await service.select(replace(asked, options=options))).kept.positions
+    assert (set(range(18, 23)) <= set(kept.tolist())) == bool(indents)
+    await service.select(replace(asked, options=options.model_copy(update={"keep_rate": 0.3})))
+    assert told[0].indents.tolist() == indents
 
 
 async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_request):

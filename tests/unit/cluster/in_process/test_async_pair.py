@@ -179,6 +179,22 @@ async def test_the_accepted_drafts_of_an_answer_count_when_its_session_ends(monk
     await pair.close()
 
 
+async def test_a_line_brings_what_is_nested_under_it():
+    """As in serving: the indents reach the selection."""
+    pair = AsyncPair(speculator=SPECULATOR)
+    units = np.arange(0, 400, 20, dtype=np.int32)
+    flat, options = replace(PROMPT, units=units), SelectionOptions(keep_rate=0.1, scoring="attention", reuse="off")
+    best = int(np.argmax(np.add.reduceat((await pair.select(flat, options, return_importance=True)).importance, units)))
+    indents = np.zeros(20, np.int32)
+    indents[best + 1] = 4
+    kept = [
+        set((await pair.select(one, options)).kept.positions.tolist()) for one in (flat, replace(flat, indents=indents))
+    ]
+    nested = set(range(20 * best + 20, 20 * best + 40))
+    assert [nested <= positions for positions in kept] == [False, True]
+    await pair.close()
+
+
 async def test_the_target_reads_late_units_in_the_order_of_its_cache():
     """As in serving, if the model has positions for it."""
     pair = AsyncPair(target=TARGET)

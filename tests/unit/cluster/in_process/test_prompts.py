@@ -60,6 +60,7 @@ def test_texts_have_units_and_token_ids_have_none(tokenizer, document):
     assert set(chat.protected.ravel().tolist()) - {chat.token_ids.size} <= set(chat.units.tolist())
     more = render(chat, tokenizer, PrefillOptions(protected_spans=[[301, 303]]))
     assert set(more.units.tolist()) == {1, 301, 303, *chat.units.tolist()}
+    assert [one.indents.size - one.units.size for one in (prompt, chat, more)] == [0, 0, 0]
 
 
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):

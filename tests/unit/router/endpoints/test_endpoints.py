@@ -120,6 +120,7 @@ async def test_the_text_is_cut_at_sentences_on_every_endpoint(client, pools, doc
     pieces = TOKENIZER.convert_ids_to_tokens(sent.token_ids[sent.units - 1].tolist())
     ends = sum(piece.endswith((".", "!", "?", "\u010a")) for piece in pieces)
     assert ends > 0.9 * sent.units.size > 20
+    assert sent.indents.size == sent.units.size
     free = ~always_kept(mask_of(sent.protected_spans.tolist(), sent.token_ids.size), 1)
     in_unit = np.add.reduceat(np.isin(np.arange(free.size), kept), sent.units)
     sizes = np.diff(sent.units, append=free.size)
