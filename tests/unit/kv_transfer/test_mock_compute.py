@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.replay import virtual_time
 from kv_transfer.mock_compute import MockCompute, MockPrefixCache
 
 
@@ -94,12 +95,11 @@ async def test_only_computed_tokens_take_time(slept, capacity, second):
     assert (compute.cached_tokens, compute.computed_tokens) == ((16, 24) if capacity else (0, 40))
 
 
-@pytest.mark.parametrize("one_at_a_time", [True, False])
-async def test_prefills_wait_for_each_other_if_told_so(one_at_a_time):
+@pytest.mark.parametrize(("one_at_a_time", "waits"), [(True, [0, 20, 40]), (False, [0, 0, 0])])
+def test_prefills_wait_for_each_other_if_told_so(one_at_a_time, waits):
     compute = MockCompute(20.0, 0.0, 0, 4, one_at_a_time)
-    done = await asyncio.gather(*(compute.prefill(*plain(ids((n, n + 8))), None) for n in range(3)))
-    waited = [d.queue_ms for d in done]
-    if one_at_a_time:
-        assert waited[0] < waited[1] < waited[2]
-    else:
-        assert waited == [0, 0, 0]
+
+    async def prefills():
+        return await asyncio.gather(*(compute.prefill(*plain(ids((n, n + 8))), None) for n in range(3)))
+
+    assert [done.queue_ms for done in virtual_time.run(prefills())] == pytest.approx(waits)
