@@ -13,6 +13,7 @@ heads and those of the rows count by their shares. So the importance of a whole 
 no head finds stays on the first token.
 """
 
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -91,6 +92,7 @@ def load(path: Path) -> HeadProfile:
 def save(profile: HeadProfile, path: Path) -> None:
     """Write a profile that `load` reads. Raises SkimError for a file that cannot be written."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise SkimError(f"cannot write {path}: {error.strerror}") from None
@@ -100,6 +102,18 @@ def packaged(fingerprint: str) -> HeadProfile | None:
     """The profile that Skim brings along for the model with this fingerprint."""
     files = (Path(str(file)) for file in PACKAGED.iterdir() if file.name.endswith(".json"))
     return next((profile for profile in map(load, files) if profile.fingerprint == fingerprint), None)
+
+
+def saved_file(fingerprint: str) -> Path:
+    """Where `skim heads` saves the profile of the model with this fingerprint: in the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "skim" / "heads" / f"{fingerprint}.json"
+
+
+def known(fingerprint: str) -> HeadProfile | None:
+    """The profile of `saved_file` on this machine, else the packaged one. Raises SkimError for a file that is none."""
+    file = saved_file(fingerprint)
+    return load(file) if file.exists() else packaged(fingerprint)
 
 
 def row_weights(question: float, last: float, rows: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ class VllmSpeculator(BranchingEngine):
     ) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
 
-        head_profile: the file of the model's head profile (`scoring.heads`); None: the one that Skim has, if any.
+        head_profile: the file of the model's head profile (`scoring.heads`); None: the one that is known, if any.
         Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
         profile or if the engine does not start.
         """

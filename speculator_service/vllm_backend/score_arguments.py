@@ -9,14 +9,14 @@ from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import ModelInfo, text_config
-from speculator_service.scoring.heads import HeadProfile, load, packaged
+from speculator_service.scoring.heads import HeadProfile, known, load
 from speculator_service.scoring.score_queries import ScoreQueries
 
 logger = logging.getLogger(__name__)
 
 
 def profile_of(model: ModelInfo, path: str | None) -> HeadProfile | None:
-    """The model's head profile: that of the file `path`, else the one that Skim has, if any.
+    """The model's head profile: that of the file `path`, else the one that is known on this machine, if any.
 
     Raises SkimError for a file that is no profile of this model.
     """
@@ -26,9 +26,9 @@ def profile_of(model: ModelInfo, path: str | None) -> HeadProfile | None:
         if path is None:
             return None
         raise
-    if path is None:
-        return packaged(fingerprint)
-    profile, text = load(Path(path)), text_config(model.path)
+    profile, text = load(Path(path)) if path else known(fingerprint), text_config(model.path)
+    if profile is None:
+        return None
     profile.check(fingerprint, text.num_hidden_layers, text.num_attention_heads)
     return profile
 
@@ -48,7 +48,7 @@ class ScoreArguments:
             self._told = True
             logger.warning(
                 "speculator %s has no head profile, so scoring: heads scores by attention; make one with"
-                " `skim heads %s -o FILE` and name it in speculator.engine_options.head_profile",
+                " `skim heads %s` on this machine",
                 self._model,
                 self._model,
             )

@@ -19,7 +19,10 @@ SYSTEMS = ("stock", "dense", "forced")
 
 MODELS = (
     "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen2-1.5B-Instruct",
     "Qwen/Qwen2.5-1.5B-Instruct",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "HuggingFaceTB/SmolLM2-135M-Instruct",
     "facebook/opt-125m",
     "openai-community/gpt2",
@@ -38,19 +41,48 @@ FILES = (
     "openai/completion/test_prompt_validation.py",
     "anthropic/test_messages.py",
     "serve/tokenize/test_tokenization.py",
+    "serve/instrumentator/test_orca_metrics.py",
+    "serve/instrumentator/test_basic.py",
+    "serve/instrumentator/test_metrics.py",
+    "generate/generative_scoring/test_generative_scoring_e2e.py",
+    "openai/chat_completion/test_completion_with_function_calling.py",
+    "openai/chat_completion/test_include_reasoning.py",
+    "openai/responses/test_basic.py",
+    "openai/responses/test_errors.py",
+    "openai/responses/test_function_call.py",
+    "openai/responses/test_simple.py",
+    "openai/responses/test_stateful.py",
+    "openai/responses/test_structured_output.py",
+    "openai/chat_completion/test_thinking_token_budget.py",
+    "openai/chat_completion/test_chat_echo.py",
+    "openai/chat_completion/test_enable_force_include_usage.py",
+    "openai/chat_completion/test_root_path.py",
+    "cohere/test_chat_v2.py",
 )
-"""Relative to PREFIX in vLLM's source. All of them share one server, SHARED."""
+"""Relative to PREFIX in vLLM's source, in an order in which modules that share a server follow each other."""
 
-
-SHARED = {
-    "model": MODELS[0],
-    "flags": [
-        *("--served-model-name", *MODELS, "claude-3-7-sonnet-latest"),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *("--enable-chunked-prefill", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint"),
-    ],
-}
-"""The flags of all modules. A module that asks for others has a server of its own."""
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+SHARED = (
+    {
+        "model": MODELS[0],
+        "flags": [
+            *("--served-model-name", *MODELS, "claude-3-7-sonnet-latest"),
+            *TOOLS,
+            *("--enable-chunked-prefill", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint"),
+        ],
+        "environment": {},
+    },
+    {
+        "model": MODELS[0],
+        "flags": [
+            *("--served-model-name", *MODELS),
+            *TOOLS,
+            *("--reasoning-parser", "qwen3", "--structured-outputs-config.backend", "xgrammar"),
+        ],
+        "environment": {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "VLLM_SERVER_DEV_MODE": "1"},
+    },
+)
+"""Servers that modules share, with the flags of all of them. A module that asks for others has a server of its own."""
 
 
 def deployment(system: str) -> str:

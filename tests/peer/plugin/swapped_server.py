@@ -5,7 +5,7 @@ variables:
 
 - PEER_COMMAND: JSON, the words that start a server; the flags follow. `{model}` stands for the model's name, and
   `{config}` for a file with the text of PEER_CONFIG, in which `{model}` is replaced too.
-- PEER_SHARED: JSON, the `model` and the `flags` of the server that modules share.
+- PEER_SHARED: JSON, a list: the `model`, the `flags` and the `environment` of each server that modules share.
 - PEER_WORK: a folder for reports and logs. PEER_PYTHONPATH: that of the servers.
 """
 
@@ -24,7 +24,7 @@ from tests import utils
 
 WORK = Path(os.environ["PEER_WORK"])
 WORDS: list[str] = json.loads(os.environ["PEER_COMMAND"])
-SHARED: dict[str, Any] = json.loads(os.environ["PEER_SHARED"])
+SHARED: list[dict[str, Any]] = json.loads(os.environ["PEER_SHARED"])
 UNIMPORTANT = {
     *("--attention-backend", "--dtype", "--enforce-eager", "--gpu-memory-utilization", "--load-format"),
     *("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs", "--no-enable-prefix-caching"),
@@ -50,6 +50,16 @@ def is_part(flags: dict[str, list[str]], whole: dict[str, list[str]]) -> bool:
     return all(name in whole and set(values) <= set(whole[name]) for name, values in flags.items())
 
 
+def shared_with(model: str, flags: dict[str, list[str]], options: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The model, flags and options of the first server of SHARED that has all that is asked for."""
+    for shared in SHARED:
+        whole, environment = read_flags(shared["flags"]), shared["environment"]
+        known = options.keys() <= {"env_dict"} and (options.get("env_dict") or {}).items() <= environment.items()
+        if known and model in whole["--served-model-name"] and is_part(flags, whole):
+            return shared["model"], whole, {"env_dict": environment}
+    return None
+
+
 class Server(utils.RemoteOpenAIServer):  # type: ignore[misc]
     """A server that the next module takes over if it can. One runs at a time."""
 
@@ -57,9 +67,8 @@ class Server(utils.RemoteOpenAIServer):  # type: ignore[misc]
     started = 0
 
     def __init__(self, model: str, vllm_serve_args: list[str], **options: Any) -> None:
-        flags, whole = read_flags(vllm_serve_args), read_flags(SHARED["flags"])
-        if model in whole["--served-model-name"] and is_part(flags, whole) and not options:
-            model, flags = SHARED["model"], whole
+        flags = read_flags(vllm_serve_args)
+        model, flags, options = shared_with(model, flags, options) or (model, flags, options)
         key = json.dumps([model, flags, options])
         if Server.running and Server.running[0] == key:
             self.__dict__ = Server.running[1].__dict__

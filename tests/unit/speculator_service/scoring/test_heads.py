@@ -7,7 +7,17 @@ import torch
 
 from skim_common.errors import SkimError
 from speculator_service.scoring import heads
-from speculator_service.scoring.heads import Head, HeadProfile, head_weights, load, packaged, row_weights, save
+from speculator_service.scoring.heads import (
+    Head,
+    HeadProfile,
+    head_weights,
+    known,
+    load,
+    packaged,
+    row_weights,
+    save,
+    saved_file,
+)
 
 FINGERPRINT = "f" * 64
 PROFILE = HeadProfile(
@@ -58,8 +68,9 @@ def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path, changes, message):
 def test_a_file_that_cannot_be_read_or_written(tmp_path):
     with pytest.raises(SkimError, match=r"profile\.json cannot be read"):
         load(tmp_path / "profile.json")
+    (tmp_path / "file").touch()
     with pytest.raises(SkimError, match="cannot write"):
-        save(PROFILE, tmp_path / "no" / "profile.json")
+        save(PROFILE, tmp_path / "file" / "profile.json")
 
 
 def test_a_profile_fits_its_model_only():
@@ -78,6 +89,19 @@ def test_the_packaged_profiles_are_valid_and_each_is_of_another_model():
         assert packaged(profile.fingerprint) == profile
         assert profile.made["by"] == "skim heads"
     assert packaged(FINGERPRINT) is None
+
+
+def test_a_saved_profile_is_found_by_its_model_and_goes_before_the_packaged_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert known(FINGERPRINT) is None
+    save(PROFILE, saved_file(FINGERPRINT))
+    assert known(FINGERPRINT) == PROFILE
+    assert known("0" * 64) is None
+    brought = next(load(file) for file in heads.PACKAGED.iterdir() if file.suffix == ".json")
+    assert known(brought.fingerprint) == brought
+    own = brought.model_copy(update={"question": 0.25, "last": 0.75})
+    save(own, saved_file(own.fingerprint))
+    assert known(own.fingerprint) == own
 
 
 def test_rows_and_heads_count_by_their_shares():
