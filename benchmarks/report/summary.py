@@ -21,8 +21,8 @@ _NOT_SHOWN = """## What is not shown
   models are simulations.
 - **Large models.** Random weights show speed only. The largest real pair has 0.5 and 1.5 billion parameters. How the
   quality of a selection changes with the size of the models is not known.
-- **Long prompts with real models.** Answers on real text were measured with prompts of at most 8,192 tokens, evidence
-  with 16,384, and conversations with about 2,700 tokens.
+- **Long prompts with real models.** Answers and evidence on real text were measured with prompts of at most 16,384
+  tokens, and conversations about documents of at most 4,096.
 - **Natural questions.** Most tasks are generated: records, code, tool results and facts in English prose.
 - **Drafts that pay on a real pair.** On CPU the adaptive number of drafts comes out at about the speed without drafts.
 - **`follow_acceptance`.** Whether it makes later answers better has not been measured.

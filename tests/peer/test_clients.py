@@ -24,7 +24,7 @@ from tests.reference.pip import PYTHON
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 CLIENTS = Path(__file__).with_name("clients")
-OURS = ("openai", "anthropic")
+OURS = ("openai", "anthropic", "vllm_bench")
 """They are in the environment of the tests."""
 PYPI = {
     "litellm": ["litellm==1.110.2"],
@@ -41,6 +41,7 @@ NPM = {"openai": ["openai@7.57.0"], "ai": ["ai@7.0.173", "@ai-sdk/openai-compati
 FEWER = {
     "guidellm": ("chat", "stream", "error"),
     "lm_eval": ("chat", "scores", "error"),
+    "vllm_bench": ("chat", "stream", "error"),
 }
 """The checks of clients that load or measure an endpoint. They know no tools."""
 

@@ -75,7 +75,12 @@ class Server(utils.RemoteOpenAIServer):  # type: ignore[misc]
             return
         Server.end()
         words = [word for name, values in flags.items() for word in (name, *values)]
-        super().__init__(model, [*words, *SIZE], **options)
+        try:
+            super().__init__(model, [*words, *SIZE], **options)
+        except BaseException:  # pytest-timeout's is no Exception, and vLLM's class ends its server after those alone
+            if hasattr(self, "proc"):
+                self._shutdown()
+            raise
         Server.running = (key, self)
 
     def __exit__(self, *_: object) -> None:
