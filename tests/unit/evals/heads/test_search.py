@@ -11,7 +11,7 @@ from evals.heads.prompts import TASKS, make_prompts
 from evals.heads.search import SearchSettings, search
 from kv_transfer.spans import mask_of
 from speculator_service.engine import Scores
-from speculator_service.scoring.heads import Head, HeadProfile, load
+from speculator_service.scoring.heads import Head, HeadProfile, known, load
 from tests.unit.evals.conftest import REAL
 
 NAMES = [(layer, head) for layer in range(4) for head in range(8)]
@@ -89,7 +89,10 @@ async def test_control_other_heads_keep_less_evidence(prompts):
     assert kept[1] < kept[0]
 
 
-def test_the_command_writes_a_profile(skim, tmp_path, monkeypatch, prompts):
+@pytest.mark.parametrize("output", [None, "own.json"])
+def test_the_command_saves_the_profile_where_engines_look_or_where_it_is_told(
+    skim, tmp_path, monkeypatch, prompts, output
+):
     from evals.heads import search as module
     from tests.unit.conftest import MODELS
 
@@ -105,9 +108,12 @@ def test_the_command_writes_a_profile(skim, tmp_path, monkeypatch, prompts):
         return HeadProfile(model="owner/some", fingerprint="f", question=1.0, last=0.0, heads=heads, made=made)
 
     monkeypatch.setattr(module, "run", run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     flags = ("--prompt-tokens", "600", "--prompts", "2", "--seed", 7, "--speculator-options", '{"dtype": "float32"}')
-    ran = skim("heads", MODELS / "speculator", *flags)
+    ran = skim("heads", MODELS / "speculator", *flags, *(["-o", output] if output else []))
     assert ran.code == 0, ran.err
-    assert load(tmp_path / "owner--some.heads.json").heads == (Head(layer=1, head=2, weight=0.5),)
+    profile = load(tmp_path / output) if output else known("f")
+    assert profile.heads == (Head(layer=1, head=2, weight=0.5),)
+    assert (known("f") is None) == (output is not None)
     assert "(1, 2) 0.5" in ran.out
