@@ -1,7 +1,8 @@
 """A cache of a model hub in which each model that vLLM's tests ask for is SmolLM2-135M-Instruct.
 
-The copy differs from the model in three things. Its chat template knows tools. Two unused tokens have
-the names that the parser of tool calls looks for. Its default answers are greedy and short.
+The copy differs from the model in three things. Its chat template knows tools, and the end of a thought as Qwen3's
+does. Four unused tokens have the names that the parsers of tool calls and thoughts look for. Its default answers are
+greedy and short.
 """
 
 import json
@@ -12,7 +13,12 @@ from pathlib import Path
 COMMIT = "0" * 40
 ANSWERS = {"temperature": 0.0, "max_new_tokens": 256}
 """Without a temperature an answer is the same each time; on a CPU, long ones take minutes."""
-TOKENS = {"<jupyter_code>": "<tool_call>", "<jupyter_output>": "</tool_call>"}
+TOKENS = {
+    "<jupyter_code>": "<tool_call>",
+    "<jupyter_output>": "</tool_call>",
+    "<issue_start>": "<think>",
+    "<issue_closed>": "</think>",
+}
 """Special tokens of SmolLM2 that no chat contains, and their new names."""
 
 

@@ -20,6 +20,7 @@ SYSTEMS = ("stock", "dense", "forced")
 MODELS = (
     "Qwen/Qwen3-0.6B",
     "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen3-8B",
     "Qwen/Qwen2-1.5B-Instruct",
     "Qwen/Qwen2.5-1.5B-Instruct",
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
@@ -57,7 +58,6 @@ FILES = (
     "openai/chat_completion/test_chat_echo.py",
     "openai/chat_completion/test_enable_force_include_usage.py",
     "openai/chat_completion/test_root_path.py",
-    "cohere/test_chat_v2.py",
 )
 """Relative to PREFIX in vLLM's source, in an order in which modules that share a server follow each other."""
 
@@ -68,7 +68,7 @@ SHARED = (
         "flags": [
             *("--served-model-name", *MODELS, "claude-3-7-sonnet-latest"),
             *TOOLS,
-            *("--enable-chunked-prefill", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint"),
+            *("--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint"),
         ],
         "environment": {},
     },
@@ -79,7 +79,11 @@ SHARED = (
             *TOOLS,
             *("--reasoning-parser", "qwen3", "--structured-outputs-config.backend", "xgrammar"),
         ],
-        "environment": {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "VLLM_SERVER_DEV_MODE": "1"},
+        "environment": {
+            "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_SYSTEM_START_DATE": "2023-09-12",
+        },
     },
 )
 """Servers that modules share, with the flags of all of them. A module that asks for others has a server of its own."""
