@@ -9,6 +9,14 @@ from checks import MODEL, NOBODY, TOKENIZER, URL, run
 
 REPORT = Path("vllm_bench.json")
 PROMPTS = 3
+COMMAND = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve` without the command `vllm`, which asks for the metadata of a package of this name."""
 
 
 def measured(backend: str, path: str, name: str = MODEL) -> dict[str, Any]:
@@ -27,8 +35,7 @@ def measured(backend: str, path: str, name: str = MODEL) -> dict[str, Any]:
         "max-concurrency": 1,
         "result-filename": REPORT,
     }
-    words = [Path(sys.executable).with_name("vllm"), "bench", "serve", "--save-result", "--save-detailed"]
-    words += ["--ignore-eos", "--disable-tqdm"]
+    words = [sys.executable, "-c", COMMAND, "--save-result", "--save-detailed", "--ignore-eos", "--disable-tqdm"]
     words += [word for option, value in options.items() for word in (f"--{option}", str(value))]
     done = subprocess.run(words, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
     assert REPORT.exists(), done.stdout + done.stderr
