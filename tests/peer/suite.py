@@ -124,6 +124,7 @@ def run_suite(system: str, files: Sequence[str], home: Path) -> dict[str, list[s
     }
     plugins = ["-p", "swapped_server", "-p", "no:cacheprovider", "-p", "no:xdist"]
     words = [sys.executable, "-m", "pytest", "-q", *plugins, "--rootdir", tests, "-c", tests / "pyproject.toml"]
+    # Half of test_metrics.py asks for a model that reads images.
     words += ["--timeout=300", "--durations=15", "-k", "not multimodal", *(f"{PREFIX}{file}" for file in files)]
     with (work / "pytest.log").open("w") as log:
         subprocess.run(words, cwd=tests, env=environment, stdout=log, stderr=log)
