@@ -57,7 +57,8 @@ def measure(
     table = Table(first, *columns[1:], header_style="bold", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    console.print(benchmark.describe(result), markup=False)
+    tasks = [f"- `{task}`: {what}" for task, what in result.get("tasks", {}).items()]
+    console.print("\n".join([benchmark.describe(result), *tasks]), markup=False)
     console.print(table)
     if json_file is not None:
         write_json(json_file, result)

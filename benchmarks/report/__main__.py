@@ -94,10 +94,19 @@ def details(results: Path = RESULTS) -> str:
     for subject, sections in SUBJECTS.items():
         shown = [(section, files) for section in sections if (files := _files(section, results))]
         if shown:
-            parts.append(f"## {subject}\n")
+            parts += [f"## {subject}\n", *_tasks([file for _, files in shown for file in files])]
         for section, files in shown:
             parts += [f"### {section.title}\n", *(_block(section, file) for file in files)]
     return "\n".join(parts)
+
+
+def _tasks(files: Sequence[Path]) -> list[str]:
+    """What the tasks of these results are, each once. Results without tasks give nothing."""
+    tasks: dict[str, str] = {}
+    for file in files:
+        for task, what in json.loads(file.read_text()).get("tasks", {}).items():
+            tasks.setdefault(task, what)
+    return ["### Tasks\n", *(f"- `{task}`: {what}" for task, what in tasks.items()), ""] if tasks else []
 
 
 def draw(folder: Path, results: Path = RESULTS) -> None:

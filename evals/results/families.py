@@ -15,7 +15,7 @@ _FAMILIES_IN_A_ROW = 2
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions, the advice, quality at equal time, and what each selector and task is."""
+    """The conditions, the advice, quality at equal time, and what each selector is."""
     settings, comparison = result["settings"], Comparison(result)
     fitted = [f"the prefill {100 * comparison.clock.prefill.error:.0f} %"]
     fitted += [f"{name} {100 * comparison.clock.select[name].error:.0f} %" for name in result["selectors"]]
@@ -32,8 +32,6 @@ def describe(result: dict[str, Any]) -> str:
         "",
         *_at_equal_time(comparison, list(result["selectors"])),
         *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
-        "",
-        *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
     ]
     return "\n".join(lines)
 

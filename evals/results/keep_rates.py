@@ -19,7 +19,7 @@ Key = tuple[str, int, str, float]
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions, the comparison at the default keep rate, and what each selector and task is."""
+    """The conditions, the comparison at the default keep rate, and what each selector is."""
     settings = result["settings"]
     pair = f"target `{settings['target']}`" + (
         " behind an endpoint" if settings["endpoint"] else f", speculator `{settings['speculator']}`"
@@ -32,8 +32,6 @@ def describe(result: dict[str, Any]) -> str:
         "",
         *_comparison(result),
         *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
-        "",
-        *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
     ]
     return "\n".join(lines)
 

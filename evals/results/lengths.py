@@ -85,7 +85,7 @@ def against_dense(result: dict[str, Any], case: Case) -> str:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions, and what each selector and task is."""
+    """The conditions, and what each selector is."""
     result = with_default(result)
     settings = result["settings"]
     lines = [
@@ -96,8 +96,6 @@ def describe(result: dict[str, Any]) -> str:
         " (bootstrap). Times were not measured." + (f" {result['note']}" if "note" in result else ""),
         "",
         *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
-        "",
-        *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
     ]
     return "\n".join(lines)
 

@@ -142,17 +142,14 @@ _UNITS = {
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions, and what each task is."""
+    """The conditions."""
     settings = result["settings"]
-    lines = [
+    return (
         f"Speculator `{settings['speculator']}`, {settings['prompts']} prompts per task of"
         f" {settings['prompt_tokens']} tokens. Shown is the share of the prompts of which all evidence was kept, with"
         " its 95 % interval (Wilson). The protected tokens of serving are kept too; "
-        + _UNITS[settings.get("granularity", "chunk")],
-        "",
-        *(f"- `{task}`: {what}" for task, what in result["tasks"].items()),
-    ]
-    return "\n".join(lines)
+        + _UNITS[settings.get("granularity", "chunk")]
+    )
 
 
 MANY = 5

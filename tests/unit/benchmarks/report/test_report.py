@@ -190,6 +190,13 @@ def test_a_number_comes_from_its_file(results: Path) -> None:
     assert "## Decoding" not in page
 
 
+def test_each_task_is_described_once() -> None:
+    described = re.findall(r"^- `([^`]+)`: ", report(), re.MULTILINE)
+    assert len(described) == len(set(described))
+    measured = {task for _, file in figures() for task in json.loads(file.read_text()).get("tasks", {})}
+    assert measured and measured <= set(described)
+
+
 def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
     row = {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
     row |= {"peak_bytes": 2**24, "difference": 1e-7}

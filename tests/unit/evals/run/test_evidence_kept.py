@@ -42,7 +42,7 @@ def test_the_table_has_a_row_for_each_task_and_way(result):
         [task, way] for task in ("single_needle", "multi_key") for way in ("look-ahead, chunks", "lexical")
     ]
     assert rows[1][3].startswith("1.000 (")
-    assert "multi_key" in describe(result)
+    assert "6 prompts per task" in describe(result)
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path, monkeypatch, result):
