@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.report.planned import ROOT, bench_model, cpu_engine
 from benchmarks.scaling.load_step import SPECULATOR, TARGET
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import LOOK_AHEAD, Engine, Model
 from cluster.plan.gpus import Machine
-from cluster.plan.pools import LOOK_AHEAD
 from cluster.plan.simulate.day import System, simulate
 from cluster.plan.simulate.pool import PoolPlan
 from cluster.plan.simulate.traffic import Traffic

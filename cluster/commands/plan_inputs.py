@@ -49,8 +49,11 @@ class Inputs:
     config: "DeploymentConfig | None"
 
     def check_positions(self, tokens: int, options: str) -> None:
-        """Raises SkimError if a model cannot read so many tokens. options: those that ask for them."""
-        for model in (self.sizer.target, self.sizer.speculator):
+        """Raises SkimError if a model cannot read so many tokens. options: those that ask for them.
+
+        In windows, a speculator reads any number.
+        """
+        for model in (self.sizer.target, *([] if self.sizer.windows else [self.sizer.speculator])):
             if tokens > model.size.positions:
                 raise SkimError(
                     f"model {model.name} has {model.size.positions} positions: {options} are {tokens};"
@@ -88,18 +91,21 @@ def read_inputs(
     from cluster.plan.engine import Model
     from cluster.plan.gpus import Machine, gpu_named
     from cluster.plan.size import Sizer
+    from kv_transfer.options import WINDOWS_FROM
     from skim_common.models.source import located
 
     chosen = gpu_named(gpu)
     own = [located(str(model), Path.cwd()) if model else None for model in (target, speculator)]
-    rate, config = KEEP_RATE, load_config(file) if file else None
+    rate, windows, config = KEEP_RATE, True, load_config(file) if file else None
     if config is not None:
         own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
         rate = config.selection.keep_rate if isinstance(config.selection.keep_rate, float) else KEEP_RATE
+        windows = config.selection.for_prompt(WINDOWS_FROM, windows=True).read == "windows"
     if own[0] is None or own[1] is None:
         raise SkimError("give a deployment file, or both --target and --speculator")
     models = (Model.load(own[0]), Model.load(own[1]))
-    return Inputs(Sizer(*models, chosen, Machine.of(chosen), weight_bits, kv_bits), keep_rate or rate, config)
+    sizer = Sizer(*models, chosen, Machine.of(chosen), weight_bits, kv_bits, windows=windows)
+    return Inputs(sizer, keep_rate or rate, config)
 
 
 def write_files(

@@ -7,6 +7,7 @@ from typing import Any
 from cluster.pairs.size import ModelSize, model_size
 from cluster.plan.formulas import all_reduce, roofline
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB, Gpu, Machine
+from kv_transfer.options import WINDOWS_FROM, SelectionOptions
 from skim_common.errors import ModelError
 from skim_common.models.costs import (
     LINEAR,
@@ -28,6 +29,11 @@ CAPTURED_ROWS = 1024
 """Rows of the speculator's buffer of captured queries, besides one per request (`scored_requests.STEP_ROWS`)."""
 ACTIVATION = 2
 """Bytes of a number in activations."""
+LOOK_AHEAD = 8
+"""Tokens that the speculator decodes ahead of a prompt that it reads as a whole, as `SelectionOptions`."""
+WINDOW = SelectionOptions().window_tokens
+FRAME = 64
+"""Assumed tokens of the question and the template in each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored."""
+    """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored.
+
+    windows: as a speculator it reads prompts of WINDOWS_FROM tokens or more in windows (`read: auto`).
+    """
 
     model: Model
     machine: Machine
@@ -115,20 +124,35 @@ class Engine:
     weight_bits: float = 16
     kv_bits: float = 16
     chunk: int = CHUNK
+    windows: bool = False
 
     def kv_bytes(self, tokens: float) -> float:
         """KV bytes of a prompt on each rank. If there are more ranks than KV heads, some hold copies."""
         return self.model.cache.numbers(tokens) * self.kv_bits / 8 / min(self.ranks, self.model.kv_ranks)
 
-    def read_s(self, read: Read) -> float:
-        """Seconds in which a prompt is read, without other work: to the first token."""
-        steps = -(-read.tokens // self.chunk)
-        linear = self.model.read.linear_flops(read) + 2 * self.model.head
-        weights = steps * self.model.touched(min(read.tokens, self.chunk))
-        return self._seconds(
-            linear, weights, self.model.read.attention_flops(read), self.kv_bytes(read.cached + read.tokens),
-            read.tokens, steps,
-        )  # fmt: skip
+    def read_s(self, read: Read, prompts: int = 1) -> float:
+        """Seconds in which so many equal prompts are read together, without other work: to their first tokens."""
+        tokens = prompts * read.tokens
+        steps = -(-tokens // self.chunk)
+        linear = prompts * (self.model.read.linear_flops(read) + 2 * self.model.head)
+        weights = steps * self.model.touched(min(tokens, self.chunk))
+        attention = prompts * self.model.read.attention_flops(read)
+        kv = prompts * self.kv_bytes(read.cached + read.tokens)
+        return self._seconds(linear, weights, attention, kv, tokens, steps)
+
+    def in_windows(self, tokens: float) -> bool:
+        """Whether it reads a prompt of `tokens` tokens in windows."""
+        return self.windows and tokens >= WINDOWS_FROM
+
+    def select_s(self, read: Read) -> float:
+        """Seconds in which a speculator reads and scores a prompt: all windows together, through all layers and on one
+        replica; or the prompt as a whole, and the look-ahead tokens after it.
+        """
+        tokens = read.cached + read.tokens
+        if not self.in_windows(tokens):
+            return self.read_s(read) + LOOK_AHEAD * self.step_s(1, tokens)
+        count = -(-tokens // WINDOW)
+        return self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)
 
     def step_s(self, rows: float, context: float, tokens: int = 1) -> float:
         """Seconds of a decode step of `rows` requests of `context` tokens, with `tokens` tokens each."""

@@ -18,8 +18,6 @@ MOST_BUSY = 0.8
 """The largest share of its time that a pool may work; `cluster.serve.autoscaling` has the same limit."""
 MAX_ROWS = 256
 """vLLM's `max_num_seqs` on most GPUs: requests that one engine runs at a time."""
-LOOK_AHEAD = 8
-"""Tokens that the speculator decodes ahead, as `SelectionOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,11 @@ def _rows(tpot: Callable[[float], float], tokens_per_second: float, most: int) -
 
 
 def draft_step_s(engine: Engine, load: Load, rows: float) -> float:
-    """Seconds of one draft for each of `rows` sessions of a speculator, which has read the whole prompt."""
-    return engine.step_s(max(rows, 1.0), load.prompt + load.answer / 2)
+    """Seconds of one draft for each of `rows` sessions of a speculator. A session is over the whole prompt, or over
+    what was kept of one that was read in windows.
+    """
+    share = load.keep_rate if engine.in_windows(load.prompt) else 1.0
+    return engine.step_s(max(rows, 1.0), share * load.prompt + load.answer / 2)
 
 
 def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
@@ -124,7 +125,7 @@ def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
 def speculator_pool(engine: Engine, gpu: Gpu, replicas: int, load: Load, target: Pool, drafts: int = 0) -> Pool | None:
     """A pool that reads every prompt, and drafts for the answers of `target`; None if it cannot carry the load."""
     rate = load.qps / replicas
-    service = engine.read_s(Read(load.prompt)) + LOOK_AHEAD * engine.step_s(1, load.prompt)
+    service = engine.select_s(Read(load.prompt))
     rows = target.rows * target.replicas / replicas if drafts else 0.0
     per_round = target.tpot * expected_tokens(load.acceptance, drafts)
     drafting = min(1.0, rows) * drafts * draft_step_s(engine, load, rows) / per_round

@@ -9,7 +9,6 @@ from cluster.plan.engine import Engine, Model
 from cluster.plan.formulas import best_drafts
 from cluster.plan.gpus import Gpu, Machine
 from cluster.plan.pools import (
-    LOOK_AHEAD,
     MOST_BUSY,
     Load,
     Pool,
@@ -48,7 +47,7 @@ class Sizer:
     """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
 
     speculator_machine: what the speculator reaches, if both machines are measured (`cluster.plan.calibrate`).
-    None: what the target does.
+    None: what the target does. windows: the speculator reads long prompts in windows, as one with a head profile does.
     """
 
     target: Model
@@ -58,6 +57,7 @@ class Sizer:
     weight_bits: float = 16
     kv_bits: float = 16
     speculator_machine: Machine | None = None
+    windows: bool = True
 
     def plain(self, load: Load) -> Plan | None:
         """Plain vLLM on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs."""
@@ -105,7 +105,7 @@ class Sizer:
         """Seconds to the first token of a single prompt without other load: with plain vLLM, and with Skim."""
         dense, target = (self.engine(self.target, ranks) for ranks in (plain_ranks, target_ranks))
         speculator = self.engine(self.speculator, speculator_ranks)
-        select = speculator.read_s(Read(prompt)) + LOOK_AHEAD * speculator.step_s(1, prompt)
+        select = speculator.select_s(Read(prompt))
         kept = target.read_s(Read(math.ceil(load.keep_rate * prompt)))
         return dense.read_s(Read(prompt)), self.machine.skim_s + select + kept
 
@@ -131,8 +131,10 @@ class Sizer:
                 yield self.engine(model, ranks)
 
     def engine(self, model: Model, ranks: int) -> Engine:
-        own = self.speculator_machine if model is self.speculator else None
-        return Engine(model, own or self.machine, ranks, self.weight_bits, self.kv_bits)
+        if model is not self.speculator:
+            return Engine(model, self.machine, ranks, self.weight_bits, self.kv_bits)
+        machine = self.speculator_machine or self.machine
+        return Engine(model, machine, ranks, self.weight_bits, self.kv_bits, windows=self.windows)
 
     def kept(self, load: Load) -> int:
         """The tokens that the target reads of a prompt."""
@@ -157,7 +159,7 @@ class Sizer:
     ) -> Iterator[Plan]:
         """Plans with at most `fewest` GPUs, each smaller than the one before."""
         kept = self.kept(load)
-        reading = speculator.read_s(Read(load.prompt)) + LOOK_AHEAD * speculator.step_s(1, load.prompt)
+        reading = speculator.select_s(Read(load.prompt))
         prefill = target.read_s(Read(kept))
         if self.machine.skim_s + reading + prefill > load.slo_ttft:
             return

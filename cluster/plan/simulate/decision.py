@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-from cluster.plan.pools import LOOK_AHEAD
 from cluster.plan.simulate.pool import TimedEngine
 from router.decision.cost_model import Mode, Reads, estimate, sooner
 from router.decision.later_turns import LaterTurns
@@ -52,12 +51,7 @@ class Decider:
     ) -> None:
         self._share, self._least, self._clock, self._always = keep_rate, min_prompt_tokens, clock, always
         self.target = KnownTime(clock, target.read_s)
-        self.speculator = KnownTime(
-            clock,
-            lambda read: (
-                skim_s + speculator.read_s(read) + LOOK_AHEAD * speculator.step_s(1, read.cached + read.tokens)
-            ),
-        )
+        self.speculator = KnownTime(clock, lambda read: skim_s + speculator.select_s(read))
         self.turns = LaterTurns()
 
     def reads(self, prompt: int, dense: int, read: int, kept: int) -> Reads:

@@ -6,8 +6,9 @@ import pytest
 import transformers
 
 from cluster.pairs.size import ModelSize, parameter_counts
-from cluster.plan.engine import CAPTURED_ROWS, Engine, Model
+from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, Engine, Model
 from cluster.plan.gpus import GIB, GPUS, USABLE, WORKING_GIB, Machine, gpu_named
+from kv_transfer.options import WINDOWS_FROM, SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.costs import Read
 from speculator_service.vllm_backend.capture.scored_requests import STEP_ROWS
@@ -22,6 +23,32 @@ def test_a_long_prompt_takes_its_operations():
     linear = 2 * (llama.size.per_token * 32768 + llama.head)
     pairs = 32768 * 32769 / 2
     assert engine.read_s(Read(32768)) == pytest.approx((linear + 4 * 32 * 128 * 32 * pairs) / 1e12)
+
+
+def test_a_read_in_windows_is_linear_in_the_prompt():
+    llama = model("llama-1b")
+    whole, windows = Engine(llama, IDEAL), Engine(llama, IDEAL, windows=True)
+    each = 1024 + FRAME
+    linear = 2 * (llama.size.per_token * each + llama.head)
+    pairs = each * (each + 1) / 2
+    assert windows.select_s(Read(32768)) == pytest.approx(32 * (linear + 4 * 32 * 64 * 16 * pairs) / 1e12)
+    assert windows.select_s(Read(65536)) == pytest.approx(2 * windows.select_s(Read(32768)))
+    assert whole.select_s(Read(65536)) > 2.5 * whole.select_s(Read(32768))
+
+
+def test_a_short_prompt_and_one_without_a_head_profile_are_read_as_a_whole():
+    llama = model("llama-1b")
+    whole, windows = Engine(llama, IDEAL), Engine(llama, IDEAL, windows=True)
+    look_ahead = LOOK_AHEAD * whole.step_s(1, WINDOWS_FROM - 1)
+    assert whole.select_s(Read(WINDOWS_FROM - 1)) == whole.read_s(Read(WINDOWS_FROM - 1)) + look_ahead
+    assert windows.select_s(Read(WINDOWS_FROM - 1)) == whole.select_s(Read(WINDOWS_FROM - 1))
+    assert windows.select_s(Read(32768)) < whole.select_s(Read(32768)) / 1.5
+    assert SelectionOptions().look_ahead == LOOK_AHEAD
+
+
+def test_the_next_question_reads_its_own_tokens_in_each_window():
+    engine = Engine(model("llama-1b"), IDEAL, windows=True)
+    assert engine.select_s(Read(20, 32768)) < 0.15 * engine.select_s(Read(32788))
 
 
 def test_a_decode_step_reads_weights_and_kv_once():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.plan.gpus import GPUS, Machine
-from cluster.plan.pools import MOST_BUSY, Load, target_pool
+from cluster.plan.pools import MOST_BUSY, Load, draft_step_s, target_pool
 from cluster.plan.report import answer, cost_per_million, verdict
 from cluster.plan.size import RANKS, Sizer
 from skim_common.models.costs import Read
@@ -69,6 +69,15 @@ def test_the_first_token_waits_for_both_pools_and_skims_own_work():
     assert all(part > 0 for part in parts)
     assert plan.first == pytest.approx(sum(parts) + own.machine.skim_s)
     assert plan.target.service == own.engine(own.target, 1).read_s(Read(6400))
+
+
+def test_drafts_after_windows_are_over_what_was_kept():
+    own = sizer()
+    engine = own.engine(own.speculator, 1)
+    assert draft_step_s(engine, LONG, 2) == engine.step_s(2, 0.2 * 32000 + 150)
+    assert draft_step_s(engine, SHORT, 2) == engine.step_s(2, 1150)
+    whole = replace(own, windows=False).engine(own.speculator, 1)
+    assert draft_step_s(whole, LONG, 2) == whole.step_s(2, 32150)
 
 
 def test_prefills_and_drafts_make_the_tokens_of_an_answer_slower():

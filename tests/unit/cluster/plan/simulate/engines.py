@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cluster.plan.engine import LOOK_AHEAD
 from skim_common.models.costs import Read
 
 
@@ -15,6 +16,9 @@ class Timed:
 
     def read_s(self, read: Read) -> float:
         return self.token_s * read.tokens
+
+    def select_s(self, read: Read) -> float:
+        return self.read_s(read) + LOOK_AHEAD * self.decode_s
 
     def step_s(self, rows: float, context: float) -> float:
         return self.decode_s

@@ -143,7 +143,7 @@ LOAD = Load(qps=1, prompt=32000, answer=300, slo_ttft=2, slo_tpot=0.05)
 @pytest.fixture(scope="module")
 def part():
     """The first two hours of a day, whose load falls."""
-    day = daily(20.0, 32000, 300, seed=1)
+    day = daily(40.0, 32000, 300, seed=1)
     end = int(np.searchsorted(day.at, 2 * 3600))
     columns = (day.at, day.prompt, day.answer, day.known, day.before, day.pause)
     return Traffic(2 * 3600.0, *(column[:end] for column in columns))
@@ -189,7 +189,7 @@ def test_the_files_own_scaling_is_taken(part):
     result = compared(part, scaling={"target": lasting, "speculator": lasting})
     for name in ("skim", "skim_plain_scaling"):
         assert sum(result["systems"][name]["gpu_hours"].values()) == pytest.approx(2 * result["most_gpus"], rel=0.01)
-    assert sum(compared(part)["systems"]["skim"]["gpu_hours"].values()) < 1.9 * result["most_gpus"]
+    assert sum(compared(part)["systems"]["skim"]["gpu_hours"].values()) < 1.98 * result["most_gpus"]
 
 
 def test_slos_that_nothing_keeps_are_an_error(part):
