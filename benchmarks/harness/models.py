@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 
 from kv_transfer.messages import Int32Array
 from skim_common.errors import SkimError
+from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
+from speculator_service.scoring.heads import Head, HeadProfile
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "target"
 MAX_POSITIONS = 2**18
@@ -97,6 +99,15 @@ def random_prompt(tokens: int, *seed: int) -> Int32Array:
     return np.random.default_rng([tokens, *seed]).integers(ids.start, ids.stop, tokens).astype(np.int32)
 
 
+def every_head(model: Path, shape: Shape) -> HeadProfile:
+    """A head profile of a model that `make_model` made: with random weights, one head is as good as another, so all
+    heads of the last layer score.
+    """
+    heads = tuple(Head(layer=shape.layers - 1, head=head) for head in range(shape.heads))
+    fingerprint = model_fingerprint(inspect_model(str(model), engine="vllm"))
+    return HeadProfile(model=str(shape), fingerprint=fingerprint, question=0.5, last=0.5, heads=heads)
+
+
 def _write(shape: Shape, seed: int, folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -138,10 +149,13 @@ def prefill_flops(shape: Shape, tokens: int) -> float:
     return 2.0 * weights * tokens + attention
 
 
-def flop_ratio(pair: BenchPair, tokens: int, keep_rate: float) -> float:
+def flop_ratio(pair: BenchPair, tokens: int, keep_rate: float, window: int | None = None) -> float:
     """Operations of the dense prefill, divided by those of the speculator's prefill plus the target's kept tokens.
 
-    It is an upper bound of the speed-up if time is proportional to operations.
+    window: the speculator reads windows of so many tokens; None: the prompt as a whole. The ratio is an upper bound of
+    the speed-up if time is proportional to operations.
     """
     kept = prefill_flops(pair.target_shape, round(tokens * keep_rate))
-    return prefill_flops(pair.target_shape, tokens) / (prefill_flops(pair.speculator_shape, tokens) + kept)
+    parts = tokens / (window or tokens)
+    read = parts * prefill_flops(pair.speculator_shape, round(tokens / parts))
+    return prefill_flops(pair.target_shape, tokens) / (read + kept)

@@ -160,12 +160,13 @@ def skim_config(
     speculator_kv_tokens: int | None = None,
     dtype: str = "float32",
     cores: Mapping[str, Iterable[int]] | None = None,
+    head_profile: Path | None = None,
     **decode: Any,
 ) -> DeploymentConfig:
     """The deployment of both models; all other fields have the defaults of `skim serve`.
 
     kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
-    cores: by pool, as in `engine_environment`. decode: fields of the section `decode`.
+    cores: by pool, as in `engine_environment`. head_profile: the speculator's. decode: fields of the section `decode`.
     """
     pools = {
         pool: {
@@ -179,6 +180,8 @@ def skim_config(
     of_speculator = engine_options(
         max_model_len, speculator_kv_tokens or kv_tokens, block_size=BLOCK_SIZES["speculator"], dtype=dtype
     )
+    if head_profile:
+        of_speculator["head_profile"] = str(head_profile)
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,

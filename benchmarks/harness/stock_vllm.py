@@ -1,5 +1,6 @@
 """Stock vLLM for comparison: an engine without HTTP, and a client with the request function of `vllm bench serve`."""
 
+import asyncio
 import itertools
 import os
 import time
@@ -16,7 +17,7 @@ from vllm import SamplingParams
 from vllm.benchmarks.lib.endpoint_request_func import (
     AIOHTTP_TIMEOUT,
     RequestFuncInput,
-    async_request_openai_completions,
+    async_request_openai_chat_completions,
 )
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
@@ -54,16 +55,21 @@ class StockEngine:
         finally:
             engine.shutdown()
 
-    async def forward_ms(self, token_ids: list[int]) -> float:
-        """Milliseconds from submitting the prompt to its first token. Nothing comes from the prefix cache."""
+    async def forward_ms(self, *prompts: list[int]) -> float:
+        """Milliseconds from submitting the prompts together to the first tokens of all. Nothing comes from the prefix
+        cache.
+        """
+        began = time.perf_counter()
+        await asyncio.gather(*map(self._first_token, prompts))
+        return 1e3 * (time.perf_counter() - began)
+
+    async def _first_token(self, token_ids: list[int]) -> None:
         prompt = tokens_input(list(token_ids), cache_salt=uuid.uuid4().hex)
         sampling = SamplingParams(
             temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        began = time.perf_counter()
         async for _ in self._engine.generate(prompt, sampling, str(next(self._names))):
             pass
-        return 1e3 * (time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Reply:
 
 
 class StreamingClient:
-    """Sends requests for streamed completions to OpenAI servers, one at a time."""
+    """Sends requests for streamed chat completions to OpenAI servers, one at a time."""
 
     async def __aenter__(self) -> "StreamingClient":
         # vLLM's request function returns neither headers nor the body of an error, so aiohttp's trace collects them.
@@ -99,20 +105,21 @@ class StreamingClient:
         self._refusal = await ended.response.text() if ended.response.status != 200 else ""
 
     async def ask(
-        self, url: str, model: str, token_ids: list[int], answer_tokens: int, body: Mapping[str, Any]
+        self, url: str, model: str, messages: list[Any], answer_tokens: int, body: Mapping[str, Any]
     ) -> Reply:
-        """One completion of exactly `answer_tokens` tokens; end tokens are ignored. Raises SkimError if it fails."""
+        """An answer of exactly `answer_tokens` tokens; end tokens are ignored. Raises SkimError if it fails."""
         request = RequestFuncInput(
-            prompt=token_ids,
-            api_url=f"{url}/v1/completions",
-            prompt_len=len(token_ids),
+            prompt="",
+            chat_messages=messages,
+            api_url=f"{url}/v1/chat/completions",
+            prompt_len=0,
             output_len=answer_tokens,
             model=model,
             ignore_eos=True,
             extra_body={"temperature": 0, "cache_salt": uuid.uuid4().hex, **body},
         )
-        output = await async_request_openai_completions(request, self._session)
+        output = await async_request_openai_chat_completions(request, self._session)
         if not output.success:
             lines = (self._refusal or output.error).strip().splitlines() or ["no reason given"]
-            raise SkimError(f"{url} did not answer a prompt of {len(token_ids)} tokens: {lines[-1]:.300}")
+            raise SkimError(f"{url} did not answer: {lines[-1]:.300}")
         return Reply(1e3 * output.ttft, self._headers)

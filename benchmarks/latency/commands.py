@@ -13,17 +13,18 @@ from benchmarks.commands.pair_options import (
     Dtype,
     Engine,
     KeepRate,
-    ScoreQueries,
     Speculator,
     SpeculatorOrRandom,
     Target,
     TargetOrRandom,
     both_or_neither,
 )
+from cluster.commands.keep_rate import keep_rate_value
+from kv_transfer.options import AUTO
 from skim_common.errors import SkimError
 from skim_common.models.source import located
 
-LONGEST = 200_000
+SHORTEST, LONGEST = 100, 200_000
 
 
 def ttft(
@@ -46,9 +47,9 @@ def ttft(
     from benchmarks.latency import ttft_results
 
     settings = benchmark.TtftSettings(
-        lengths=tuple(map(int, numbers(lengths, "--lengths", 64, LONGEST))),
+        lengths=tuple(map(int, numbers(lengths, "--lengths", SHORTEST, LONGEST))),
         keep_rates=tuple(numbers(keep_rates, "--keep-rates", 0.001, 1.0)),
-        short_lengths=tuple(map(int, numbers(short_lengths, "--short-lengths", 64, LONGEST))),
+        short_lengths=tuple(map(int, numbers(short_lengths, "--short-lengths", SHORTEST, LONGEST))),
         rounds=rounds,
         seed=seed,
     )
@@ -65,8 +66,9 @@ def turns(
         int, typer.Option("--turns", min=1, max=20, help="Number of turns of a conversation.")
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3,
-    keep_rate: KeepRate = 0.1,
-    score_queries: ScoreQueries = "look_ahead",
+    keep_rate: Annotated[
+        str, typer.Option(metavar="RATE|auto", help="Share of the prompt that the speculator keeps.")
+    ] = "0.1",
     answer_tokens: AnswerTokens = 8,
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; dense is always measured.")
@@ -98,8 +100,7 @@ def turns(
         document_tokens=document_tokens,
         turns=conversation_turns,
         rounds=rounds,
-        keep_rate=keep_rate,
-        score_queries=score_queries,
+        keep_rate=_rate(keep_rate),
         answer_tokens=answer_tokens,
         modes=chosen,
         style=style,
@@ -110,6 +111,15 @@ def turns(
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
     )
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+
+
+def _rate(given: str) -> float | Literal["auto"]:
+    rate = keep_rate_value(given)
+    if rate == AUTO:
+        return AUTO
+    if not isinstance(rate, float) or not 0 < rate <= 1:
+        raise SkimError(f"--keep-rate is auto, or a number above 0 and at most 1, not {given}")
+    return rate
 
 
 def overhead(

@@ -2,14 +2,18 @@
 
 All systems use the same cores and the same engine options and stay up during the whole run. They take turns after each
 request, so other load on the machine slows all columns alike; only one request runs at a time. Ratios are formed within
-a round. All columns get the same prompts of random token ids, with a cache salt, so nothing comes from a prefix cache.
+a round. All columns get the same chats, a document and a question in the words of the demo pair, with a cache salt, so
+nothing comes from a prefix cache. The limit gets as many random token ids.
 
 - dense: a stock vLLM server. The request function of `vllm bench serve` measures from sending the request to the first
   streamed token. It is called here as a library, because the command line cannot take turns with another server.
 - Skim: the deployment that `skim serve` starts, measured by the same function.
-- limit: the speculator's forward over the prompt plus the target's forward over as many tokens as Skim kept. Each is
-  measured alone on a plain vLLM engine, without HTTP, Ray, look-ahead or scoring. If Skim ran dense, the limit is the
-  target's forward alone; the difference to the dense column is then what the stock server adds.
+- limit: the speculator's forward over the prompt, in windows where Skim reads windows, plus the target's forward over
+  as many tokens as Skim kept. Each is measured alone on a plain vLLM engine, without HTTP, Ray, look-ahead, scoring, or
+  the question in each window. If Skim ran dense, the limit is the target's forward alone; the difference to the dense
+  column is then what the stock server adds.
+
+The speculator has a head profile, as those have that Skim brings along, so that it reads long prompts in windows.
 
 Every KV cache is filled once before the first round, and a pause follows each request to the stock server
 (`benchmarks.harness.servers` says why).
@@ -17,16 +21,21 @@ Every KV cache is filled once before the first round, and a pause follows each r
 
 import asyncio
 import statistics
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.models import BenchPair, bench_pair, flop_ratio, random_prompt
+from benchmarks.harness.models import BenchPair, bench_pair, every_head, flop_ratio, random_prompt
 from benchmarks.harness.servers import MODEL, SETTLE_S, engine_environment, engine_options, skim_config, stock_server
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import spread
+from cluster.demo_document import make_document
+from kv_transfer.options import WINDOWS_FROM, SelectionOptions
+from speculator_service.scoring import heads
 
 LENGTHS = (1024, 2048, 4096, 8192)
 KEEP_RATES = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -36,6 +45,8 @@ ANSWER_TOKENS = 2
 
 FILLS = 2
 """Number of the longest prompts that each KV cache holds."""
+
+WINDOW_TOKENS = SelectionOptions().window_tokens
 
 Case = tuple[int, float | None]
 """Prompt tokens and keep rate. The keep rate None leaves all options at Skim's defaults."""
@@ -96,8 +107,10 @@ def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
 
     began, pair = machine(), bench_pair(seed=settings.seed)
     longest = max(settings.lengths + settings.short_lengths) + 64
-    config = skim_config(pair.target, pair.speculator, longest, FILLS * longest)
     with ExitStack() as stack:
+        profile = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "heads.json"
+        heads.save(every_head(pair.speculator, pair.speculator_shape), profile)
+        config = skim_config(pair.target, pair.speculator, longest, FILLS * longest, head_profile=profile)
         progress("starting a stock vLLM server", 0)
         dense = stack.enter_context(stock_server(pair.target, longest, FILLS * longest))
         progress("starting Skim", 0)
@@ -110,8 +123,16 @@ def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
         "models": {"target": str(pair.target_shape), "speculator": str(pair.speculator_shape)},
         "engine_options": engine_options(longest, FILLS * longest),
         "environment": engine_environment(),
-        "defaults": {"keep_rate": config.selection.keep_rate, "min_prompt_tokens": config.router.min_prompt_tokens},
-        "flop_ratios": {str(length): flop_ratio(pair, length, min(settings.keep_rates)) for length in settings.lengths},
+        "defaults": {
+            "keep_rate": config.selection.keep_rate,
+            "min_prompt_tokens": config.router.min_prompt_tokens,
+            "windows_from": WINDOWS_FROM,
+            "window_tokens": WINDOW_TOKENS,
+        },
+        "flop_ratios": {
+            str(length): flop_ratio(pair, length, min(settings.keep_rates), _window(length))
+            for length in settings.lengths
+        },
         "rows": rows_of(timings),
     }
 
@@ -136,14 +157,13 @@ async def _measure(
 async def _fill_caches(settings: TtftSettings, asker: "_Asker", progress: Progress) -> None:
     """Fill every KV cache once, by sending each engine as many prompts as its cache holds."""
     longest = max(settings.lengths + settings.short_lengths)
-    ids = random_prompt(longest, settings.seed).tolist()
     kept: dict[Case, int] = {}
     # Keep rate 1 fills the cache of Skim's target, keep rate 0.1 that of its speculator.
     turns = [Turn("dense", longest, None)]
     turns += [Turn(column, longest, rate) for rate in (1.0, 0.1) for column in ("skim", "limit")]
     for turn in turns * FILLS:
         progress(f"filling KV caches: {turn.column}, {longest} tokens", 0)
-        await asker.ask(turn, 0, ids, kept)
+        await asker.ask(turn, 0, settings.seed, kept)
 
 
 async def _take_turns(settings: TtftSettings, asker: "_Asker", progress: Progress) -> list[Timing]:
@@ -155,8 +175,7 @@ async def _take_turns(settings: TtftSettings, asker: "_Asker", progress: Progres
     for number, (index, turn) in enumerate(planned):
         which = f"round {index} of {settings.rounds}" if index else "warming up"
         progress(f"{which}: {turn.column}, {turn.prompt_tokens} tokens", sum(weights[:number]) / sum(weights))
-        ids = random_prompt(turn.prompt_tokens, settings.seed, index).tolist()
-        timing = await asker.ask(turn, index, ids, kept)
+        timing = await asker.ask(turn, index, settings.seed + index, kept)
         if turn.column == "dense":
             await asyncio.sleep(SETTLE_S)
         if index:
@@ -168,22 +187,33 @@ class _Asker:
     def __init__(self, client: Any, urls: dict[str, str], engines: dict[str, Any]) -> None:
         self._client, self._urls, self._engines = client, urls, engines
 
-    async def ask(self, turn: Turn, index: int, ids: list[int], kept: dict[Case, int]) -> Timing:
+    async def ask(self, turn: Turn, index: int, seed: int, kept: dict[Case, int]) -> Timing:
         """Run one turn. kept: tokens that Skim kept in each case; Skim's turns write it and the limit's read it."""
-        case = (turn.prompt_tokens, turn.keep_rate)
+        case, made = (turn.prompt_tokens, turn.keep_rate), make_document(turn.prompt_tokens, seed)
         if turn.column == "limit":
-            parts = {"target": await self._engines["target"].forward_ms(ids[: kept[case]])}
-            if kept[case] < len(ids):
-                parts["speculator"] = await self._engines["speculator"].forward_ms(ids)
+            parts = await self._limit(random_prompt(made.prompt_tokens, seed).tolist(), kept[case])
             return Timing(turn, index, sum(parts.values()), kept[case], parts)
         options: dict[str, Any] = {}
         if turn.column == "skim":
             asked = {} if turn.keep_rate is None else {"keep_rate": turn.keep_rate}
             options = {"speculative_prefill": {"enabled": "always", **asked}}
-        reply = await self._client.ask(self._urls[turn.column], MODEL, ids, ANSWER_TOKENS, options)
+        reply = await self._client.ask(self._urls[turn.column], MODEL, made.messages, ANSWER_TOKENS, options)
         if turn.column == "skim":
             kept[case] = int(reply.headers["x-skim-kept-tokens"])
-        return Timing(turn, index, reply.ttft_ms, kept.get(case, len(ids)), reply.server_timing)
+        return Timing(turn, index, reply.ttft_ms, kept.get(case, made.prompt_tokens), reply.server_timing)
+
+    async def _limit(self, ids: list[int], kept: int) -> dict[str, float]:
+        parts = {"target": await self._engines["target"].forward_ms(ids[:kept])}
+        if kept < len(ids):
+            step = _window(len(ids)) or len(ids)
+            read = [ids[at : at + step] for at in range(0, len(ids), step)]
+            parts["speculator"] = await self._engines["speculator"].forward_ms(*read)
+        return parts
+
+
+def _window(tokens: int) -> int | None:
+    """The size of the windows in which a prompt of `tokens` is read. None: it is read as a whole."""
+    return WINDOW_TOKENS if tokens >= WINDOWS_FROM else None
 
 
 def rows_of(timings: list[Timing]) -> list[dict[str, Any]]:

@@ -57,7 +57,6 @@ class TurnsSettings:
     turns: int = 8
     rounds: int = 3
     keep_rate: float | Literal["auto"] = 0.1
-    score_queries: str = "look_ahead"
     answer_tokens: int = 8
     modes: tuple[str, ...] = tuple(MODES)
     style: Style = "plain"
@@ -158,7 +157,7 @@ def prefill_options(settings: TurnsSettings, mode: str, turn: int) -> Any:
     """The body field `speculative_prefill` of a mode's turn."""
     if mode == "dense first" and turn == 0:
         return False
-    asked: dict[str, Any] = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
+    asked: dict[str, Any] = {"keep_rate": settings.keep_rate}
     if mode in ("speculative", "fresh"):
         asked["enabled"] = "always"
     if mode == "fresh":

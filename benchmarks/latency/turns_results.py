@@ -137,8 +137,7 @@ def describe(result: dict[str, Any]) -> str:
     )
     lines = [
         f"Target and speculator{models}, {settings['dtype']}. Conversations of {settings['turns']} turns about a"
-        f" document of {settings['document_tokens']:,} tokens; keep rate {settings['keep_rate']}, scored by"
-        f" `{settings['score_queries']}`."
+        f" document of {settings['document_tokens']:,} tokens; keep rate {settings['keep_rate']}."
         f" {settings['rounds']} rounds, one request at a time.{apart} Medians over the rounds, ratios to dense within a"
         " round, with their range. *Found*: share of the previous turn's kept prompt that the target takes from its"
         " prefix cache, from the second turn on. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",

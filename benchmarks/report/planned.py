@@ -21,7 +21,7 @@ from transformers import AutoConfig, LlamaConfig
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.harness.models import SPECULATOR, TARGET, Shape
 from cluster.pairs.size import ModelSize, parameter_counts
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import WINDOW, Engine, Model
 from cluster.plan.gpus import GPUS, LINEAR, STEP_S, Machine
 from skim_common.models.costs import Read
 
@@ -74,8 +74,8 @@ def demo_model(name: str, layers: int | None = None) -> Model:
     return _model(**{**config, "num_hidden_layers": layers or config["num_hidden_layers"]})
 
 
-def cpu_engine(model: Model, machine: Machine) -> Engine:
-    return Engine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK)
+def cpu_engine(model: Model, machine: Machine, *, windows: bool = False) -> Engine:
+    return Engine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK, windows=windows)
 
 
 # --- CPU ---
@@ -115,24 +115,32 @@ def _read(row: dict[str, Any]) -> Read:
     return Read.of(row["kept_tokens"], row["kept_tokens"] - row["target_computed"])
 
 
-def skim_s(target: Engine, speculator: Engine, kept: Read, read: Read, look_ahead: int = 8) -> float:
+def skim_s(target: Engine, speculator: Engine, kept: Read, read: Read) -> float:
     """First token of a speculative prompt: the plan's formula, with what the caches hold."""
-    steps = look_ahead * speculator.step_s(1, read.cached + read.tokens)
-    return target.machine.skim_s + speculator.read_s(read) + steps + target.read_s(kept)
+    return target.machine.skim_s + speculator.select_s(read) + target.read_s(kept)
 
 
 def ttft_rows() -> Iterator[Row]:
-    """ttft.json: dense, the engines alone, and Skim."""
-    target, speculator = (cpu_engine(bench_model(shape), cpu()) for shape in (TARGET, SPECULATOR))
+    """ttft.json: dense, the engines alone, and Skim. Its machine's operations per second come from the longest dense
+    prompt.
+    """
     rows = results("ttft")["rows"]
+    longest = max(rows, key=lambda row: row["prompt_tokens"])
+    operations = _operations(bench_model(TARGET), Read(longest["prompt_tokens"])) / longest["dense_ms"] * 1e3
+    machine = replace(cpu(), linear=operations, attention=operations)
+    target = cpu_engine(bench_model(TARGET), machine)
+    speculator = cpu_engine(bench_model(SPECULATOR), machine, windows=True)
     for length, row in {row["prompt_tokens"]: row for row in rows}.items():
+        if length == longest["prompt_tokens"]:
+            continue
         yield Row(f"ttft: dense, {length} tokens", row["dense_ms"] / 1e3, target.read_s(Read(length)))
     for row in rows:
         length, kept = row["prompt_tokens"], Read.of(row["kept_tokens"])
-        if kept.tokens == length:
+        if not row["parts"]["skim"].get("speculate"):
             continue
         name = f"{length} tokens, keep {row['keep_rate']}"
-        alone = speculator.read_s(Read(length)) + target.read_s(kept)
+        windows = -(-length // WINDOW) if speculator.in_windows(length) else 1
+        alone = speculator.read_s(Read(length // windows), windows) + target.read_s(kept)
         yield Row(f"ttft: engines alone, {name}", row["limit_ms"] / 1e3, alone)
         yield Row(f"ttft: Skim, {name}", row["skim_ms"] / 1e3, skim_s(target, speculator, kept, Read(length)))
 

@@ -1,4 +1,4 @@
-"""The result of an untimed `skim eval` over several prompt lengths, for the results page: quality by prompt length."""
+"""The result of `skim eval` over several prompt lengths, for the results page: quality, and time, by prompt length."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,10 +19,11 @@ ALL_LENGTHS = 0
 def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
     """The comparison with dense at each length, ascending, and `ALL_LENGTHS` last.
 
-    The families that count are those that dense can do over all lengths.
+    The families that count are those that dense can do over all lengths. Times are those of a length: no line through
+    the times of all lengths fits, because attention is quadratic.
     """
     result = with_default(result)
-    whole = Comparison(result)
+    whole = Comparison(result | {"timings": []})
     lengths = sorted({sample["length"] for sample in result["samples"]})
     found = {length: Comparison(_at(result, length), whole.able) for length in lengths}
     return found | {ALL_LENGTHS: whole}
@@ -66,7 +67,10 @@ def pooled_default(results: Iterable[dict[str, Any]]) -> Figure:
 
 
 def _at(result: dict[str, Any], length: int) -> dict[str, Any]:
-    return result | {"samples": [sample for sample in result["samples"] if sample["length"] == length]}
+    samples = [sample for sample in result["samples"] if sample["length"] == length]
+    prompts = {sample["prompt"] for sample in samples}
+    timings = [timing for timing in result["timings"] if timing["prompt"] in prompts]
+    return result | {"samples": samples, "timings": timings}
 
 
 def _name(case: Case) -> str:
@@ -84,16 +88,32 @@ def against_dense(result: dict[str, Any], case: Case) -> str:
     )
 
 
+def first_tokens(result: dict[str, Any], case: Case) -> str:
+    """The time to the first token of a case by length, as a share of dense's."""
+    found = by_length(result)
+    del found[ALL_LENGTHS]
+    shares = (f"{comparison.figure(ALL, case).time:.2f} at {length:,}" for length, comparison in found.items())
+    return f"first token / dense {', '.join(shares)} tokens"
+
+
+_TIMED = (
+    "*First token / dense*: of a length's prompts, by lines through {} cases that were timed alone and with cold"
+    " caches, the speculator's read included."
+)
+
+
 def describe(result: dict[str, Any]) -> str:
     """The conditions, and what each selector is."""
     result = with_default(result)
-    settings = result["settings"]
+    settings, timed = result["settings"], len(result["timings"])
     lines = [
         f"{len(result['samples'])} prompts (seed {settings['seed']}), target `{settings['target']}`, speculator"
         f" `{settings['speculator']}`, {settings['look_ahead']} look-ahead tokens, greedy decoding. Scores are from 0"
         " to 100: the mean over the families of tasks that dense can do"
         f" ({', '.join(Comparison(result).able)}). In brackets: the 95 % interval of the paired difference from dense"
-        " (bootstrap). Times were not measured." + (f" {result['note']}" if "note" in result else ""),
+        " (bootstrap). "
+        + (_TIMED.format(timed) if timed else "Times were not measured.")
+        + (f" {result['note']}" if "note" in result else ""),
         "",
         *(f"- *{name}*: {what}." for name, what in result["selectors"].items()),
     ]
@@ -109,19 +129,26 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             _, low, high = figure.difference
             score = f"{100 * figure.score:.0f} ({100 * low:+.0f} to {100 * high:+.0f})"
             shown = f"{length:,}" if length else "all"
-            rows.append([shown, str(figure.n), _name(case), f"{figure.kept:.2f}", f"{100 * figure.dense:.0f}", score])
-    return ["tokens", "n", "selector", "kept", DENSE, "score"], rows
+            time = [f"{figure.time:.2f}" if length else ""] if result["timings"] else []
+            dense = f"{100 * figure.dense:.0f}"
+            rows.append([shown, str(figure.n), _name(case), f"{figure.kept:.2f}", dense, score, *time])
+    return ["tokens", "n", "selector", "kept", DENSE, "score", *_time_column(result)], rows
+
+
+def _time_column(result: dict[str, Any]) -> list[str]:
+    return ["first token / dense"] if result["timings"] else []
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Left: the difference from dense by prompt length, with its interval. Right: the kept share.
+    """By prompt length: the difference from dense, with its interval; the kept share; and the time to the first token,
+    if it was measured.
 
     Only of the selectors that choose the keep rate, which are the ways to serve.
     """
     found = by_length(result)
     whole = found.pop(ALL_LENGTHS)
-    lengths = list(found)
-    with plots.figure(path, result, panels=2) as (left, right):
+    lengths, time = list(found), _time_column(result)
+    with plots.figure(path, result, panels=2 + len(time)) as (left, *shares):
         for case in (case for case in whole.cases if not case[1]):
             asked = [length for length in lengths if case in found[length].cases]
             figures = [found[length].figure(ALL, case) for length in asked]
@@ -129,11 +156,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
             lows, highs = ([100 * figure.difference[end] for figure in figures] for end in (1, 2))
             errors = [np.subtract(means, lows), np.subtract(highs, means)]
             left.errorbar(asked, means, yerr=errors, capsize=3, label=_name(case))
-            right.plot(asked, [figure.kept for figure in figures], label=_name(case))
+            for axis, of in zip(shares, ("kept", "time"), strict=False):
+                axis.plot(asked, [getattr(figure, of) for figure in figures], label=_name(case))
         left.axhline(0, color="black", linestyle="--", linewidth=1)
         left.set_title("points of the score: difference from dense")
-        right.set_ylim(0, 1)
-        right.set_title("share of the prompt that the target reads")
-        for axis in (left, right):
+        for axis, title in zip(shares, ("share of the prompt that the target reads", *time), strict=True):
+            axis.set_ylim(0, 1)
+            axis.set_title(title)
+        for axis in (left, *shares):
             plots.prompt_axis(axis, lengths)
             axis.legend()

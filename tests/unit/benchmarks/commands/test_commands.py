@@ -29,7 +29,7 @@ def test_help_names_every_benchmark_and_what_each_writes(skim):
     [
         (("--lengths", "1k"), "--lengths takes numbers with commas between them, not '1k'"),
         (("--keep-rates", "0.1,1.5"), "--keep-rates takes numbers from 0.001 to 1, not '0.1,1.5'"),
-        (("--short-lengths", "8"), "--short-lengths takes numbers from 64 to 200000, not '8'"),
+        (("--short-lengths", "8"), "--short-lengths takes numbers from 100 to 200000, not '8'"),
     ],
 )
 def test_wrong_numbers_are_refused_before_anything_starts(skim, words, wrong):
@@ -37,6 +37,13 @@ def test_wrong_numbers_are_refused_before_anything_starts(skim, words, wrong):
     assert ran.code == 2
     assert wrong in ran.error
     assert "Traceback" not in ran.error
+
+
+@pytest.mark.parametrize("rate", ["much", "1.5", "0", "0.1,0.2"])
+def test_a_wrong_share_is_refused_before_anything_starts(skim, rate):
+    ran = skim("bench", "turns", "--keep-rate", rate)
+    assert ran.code == 2
+    assert f"--keep-rate is auto, or a number above 0 and at most 1, not {rate}" in ran.error
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monkeypatch, tmp_path):

@@ -9,11 +9,13 @@ from benchmarks.harness.models import (
     TARGET,
     BenchPair,
     Shape,
+    every_head,
     flop_ratio,
     make_model,
     prefill_flops,
     random_prompt,
 )
+from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import check_pair, inspect_model
 
 SMALL = Shape(layers=2, heads=2, kv_heads=1, intermediate=96)
@@ -40,6 +42,8 @@ def test_attention_rules_long_prompts() -> None:
     pair = BenchPair("", "", TARGET, SPECULATOR)  # type: ignore[arg-type]
     assert flop_ratio(pair, 8192, 0.1) > flop_ratio(pair, 1024, 0.1) > 1
     assert flop_ratio(pair, 8192, 1.0) < 1
+    assert flop_ratio(pair, 8192, 0.1, window=8192) == flop_ratio(pair, 8192, 0.1)
+    assert flop_ratio(pair, 8192, 0.1, window=1024) > flop_ratio(pair, 8192, 0.1), "windows have less attention"
 
 
 def test_models_are_made_once_and_follow_from_their_seed(tmp_path, monkeypatch) -> None:
@@ -52,6 +56,14 @@ def test_models_are_made_once_and_follow_from_their_seed(tmp_path, monkeypatch) 
     infos = [inspect_model(str(folder), engine="vllm") for folder in (first, other)]
     check_pair(*infos)
     assert infos[0].max_position == models.MAX_POSITIONS
+
+
+def test_a_profile_of_random_weights_fits_its_model(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(models.tempfile, "tempdir", str(tmp_path))
+    made = make_model(SMALL, 1)
+    profile = every_head(made, SMALL)
+    profile.check(model_fingerprint(inspect_model(str(made), engine="vllm")), SMALL.layers, SMALL.heads)
+    assert {(head.layer, head.head) for head in profile.heads} == {(1, 0), (1, 1)}
 
 
 def test_random_prompts_are_ones_that_the_pair_can_read() -> None:

@@ -52,11 +52,21 @@ def test_no_row_is_both_calibration_and_prediction(rows):
     ]
 
 
+def test_a_wrong_way_to_read_is_seen(rows, monkeypatch):
+    """Negative control: with the speculator's read as a whole, the engines alone are predicted too slow."""
+    real = planned.cpu_engine
+    monkeypatch.setattr(planned, "cpu_engine", lambda model, machine, *, windows=False: real(model, machine))
+    name = "ttft: engines alone, 8192 tokens, keep 0.1"
+    (right,), (wrong,) = ([row for row in found if row.name == name] for found in (rows["ttft"], planned.ttft_rows()))
+    assert abs(right.error) < 0.1
+    assert wrong.error > 0.1
+
+
 def test_a_wrong_machine_is_seen(rows, monkeypatch):
     """Negative control: half of the CPU's speed, and a GPU whose attention costs nothing."""
     slow = replace(cpu(), linear=cpu().linear / 2, attention=cpu().attention / 2)
     monkeypatch.setattr(planned, "cpu", lambda: slow)
-    assert median(planned.ttft_rows()) > 3 * median(rows["ttft"])
+    assert median(planned.turns_rows()) > 3 * median(rows["turns"])
     blind = replace(gpu(), attention=1e30)
     monkeypatch.setattr(planned, "gpu", lambda: blind)
     assert median(planned.gpu_rows()) > 5 * median(rows["gpu-ttft"])

@@ -12,7 +12,7 @@ from benchmarks.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, dra
 from benchmarks.report.claims import AGAINST, BENCH_KEEP, SHOWN
 from benchmarks.report.summary import anchor, summary
 from evals.results import lengths
-from evals.results.comparison import ALL, Comparison
+from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
 from kv_transfer.options import LONG_COVERAGE, LONG_FROM, WINDOWS_FROM
 from router.options.request import PrefillOptions
@@ -85,11 +85,16 @@ def test_what_other_streams_keep_in_the_readme_is_that_of_the_results() -> None:
 
 
 def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
-    figure = Comparison(committed("families-default-qwen")).figure(ALL, (GUARDED, 0.0))
-    (line,) = (line for line in README.read_text().splitlines() if line.startswith("| without an option"))
-    assert f"{figure.n} prompts of 1,100 and 1,500 tokens" in " ".join(README.read_text().split())
-    assert line.endswith(f"| {100 * figure.score:.0f} | {figure.kept:.2f} | {figure.time:.2f} |")
-    assert f"score (dense: {100 * figure.dense:.0f})" in README.read_text()
+    result = committed("lengths-qwen-default")
+    found = lengths.by_length(result)
+    whole = found.pop(lengths.ALL_LENGTHS).figure(ALL, (GUARDED, 0.0))
+    assert f"0.5B for 1.5B, {whole.n} prompts, {result['machine']['usable_cores']} CPU cores)" in README.read_text()
+    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+ \|", line)]
+    figures = {length: comparison.figure(ALL, (GUARDED, 0.0)) for length, comparison in found.items()}
+    assert rows == [
+        f"{length:,} | {100 * of.score:.0f} | {100 * of.dense:.0f} | {of.kept:.2f} | {of.time:.2f}"
+        for length, of in figures.items()
+    ]
 
 
 LENGTHS = ("lengths-qwen", "lengths-qwen-middle", "lengths-qwen-long")
@@ -194,7 +199,8 @@ def test_each_task_is_described_once() -> None:
     described = re.findall(r"^- `([^`]+)`: ", report(), re.MULTILINE)
     assert len(described) == len(set(described))
     measured = {task for _, file in figures() for task in json.loads(file.read_text()).get("tasks", {})}
-    assert measured and measured <= set(described)
+    assert measured
+    assert measured <= set(described)
 
 
 def test_scoring_on_a_gpu_is_shown(results: Path) -> None:

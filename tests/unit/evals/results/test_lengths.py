@@ -59,6 +59,31 @@ def test_the_table_has_all_lengths_last():
     assert lengths.against_dense(RESULT, ("auto + guard", 0.0)).startswith("score 62, dense 75 (difference ")
 
 
-def test_the_plot_is_drawn(tmp_path):
-    lengths.plot(RESULT, tmp_path / "lengths.png")
+def timing(selector, prompt, read, select, prefill):
+    times = {"select_s": select, "prefill_s": prefill}
+    return {"selector": selector, "keep_rate": 0.0, **times, "read": read, "prompt": prompt}
+
+
+def timed_result():
+    """Two lengths: the default takes half of dense's time at 1,000 tokens, and a quarter at 4,000."""
+    default = {"auto + guard": "the default"}
+    samples = [sample("needles", length, 1.0, 1.0) | {"prompt": length} for length in (1000, 4000)]
+    for made in samples:
+        made["scores"] = [["dense", 1.0, 1.0, made["prompt"]], ["auto + guard", 0.0, 1.0, made["prompt"] // 5]]
+    timings = [timing("dense", 1000, 1000, 0.0, 1.0), timing("auto + guard", 1000, 200, 0.3, 0.2)]
+    timings += [timing("dense", 4000, 4000, 0.0, 16.0), timing("auto + guard", 4000, 800, 1.0, 3.0)]
+    return RESULT | {"samples": samples, "selectors": default, "timings": timings}
+
+
+def test_times_are_those_of_a_length():
+    columns, rows = lengths.table(timed_result())
+    assert columns[-1] == "first token / dense"
+    assert [(row[0], row[-1]) for row in rows] == [("1,000", "0.50"), ("4,000", "0.25"), ("all", "")]
+    assert "lines through 4 cases" in lengths.describe(timed_result())
+    assert "Times were not measured" in lengths.describe(RESULT)
+
+
+@pytest.mark.parametrize("result", [RESULT, timed_result()], ids=["untimed", "timed"])
+def test_the_plot_is_drawn(result, tmp_path):
+    lengths.plot(result, tmp_path / "lengths.png")
     assert (tmp_path / "lengths.png").stat().st_size > 10_000
