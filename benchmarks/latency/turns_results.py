@@ -140,7 +140,8 @@ def describe(result: dict[str, Any]) -> str:
         f" document of {settings['document_tokens']:,} tokens; keep rate {settings['keep_rate']}."
         f" {settings['rounds']} rounds, one request at a time.{apart} Medians over the rounds, ratios to dense within a"
         " round, with their range. *Found*: share of the previous turn's kept prompt that the target takes from its"
-        " prefix cache, from the second turn on. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",
+        ' prefix cache, from the second turn on. *Speculator computes*: "windows" where its cache has the text of all windows'
+        " and it reads the question in each. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",
         "",
         *(f"- *{mode}*: {what}." for mode, what in result["modes"].items()),
         "",
@@ -173,10 +174,9 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             row["mode"],
             f"{row['ttft_ms']['median']:,.0f}",
             in_words(row["over_dense"]),
-            *(
-                f"{row[name]:,.0f}"
-                for name in ("prompt_tokens", "kept_tokens", "target_computed", "speculator_computed")
-            ),
+            *(f"{row[name]:,.0f}" for name in ("prompt_tokens", "kept_tokens", "target_computed")),
+            # Windows that come from the cache have more cached tokens than the prompt: each begins with the template.
+            f"{row['speculator_computed']:,.0f}" if row["speculator_computed"] >= 0 else "windows",
             "; ".join(row["reasons"]),
             *([f"{row['right']} of {row['judged']}"] if judged else []),
         ]

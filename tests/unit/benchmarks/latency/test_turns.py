@@ -141,3 +141,12 @@ async def test_the_history_of_random_models_has_the_right_answers():
     assert bodies[1]["messages"][1]["content"] == f"{chat.questions[0].expected}."
     assert all(body["ignore_eos"] for body in bodies)
     assert [a.right for a in found] == [None, None]
+
+
+def test_windows_from_the_cache_have_no_number_of_computed_tokens():
+    found = {"rows": rows_of(measured()), "totals": totals_of(measured())}
+    found["rows"][1]["speculator_computed"] = -62
+    columns, rows = table(found)
+    at = columns.index("speculator computes")
+    assert [row[at] for row in rows].count("windows") == 1
+    assert not any(row[at].startswith("-") for row in rows)
