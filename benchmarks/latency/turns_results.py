@@ -140,8 +140,8 @@ def describe(result: dict[str, Any]) -> str:
         f" document of {settings['document_tokens']:,} tokens; keep rate {settings['keep_rate']}."
         f" {settings['rounds']} rounds, one request at a time.{apart} Medians over the rounds, ratios to dense within a"
         " round, with their range. *Found*: share of the previous turn's kept prompt that the target takes from its"
-        ' prefix cache, from the second turn on. *Speculator computes*: "windows" where its cache has the text of all windows'
-        " and it reads the question in each. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",
+        ' prefix cache, from the second turn on. *Speculator computes*: "windows" where its cache has the text of all'
+        " windows and it reads the question in each. *Reason*: how Skim ran a turn, and why (`x-skim-reason`).",
         "",
         *(f"- *{mode}*: {what}." for mode, what in result["modes"].items()),
         "",
