@@ -20,7 +20,6 @@ from benchmarks.commands.pair_options import (
     both_or_neither,
 )
 from cluster.commands.keep_rate import keep_rate_value
-from kv_transfer.options import AUTO
 from skim_common.errors import SkimError
 from skim_common.models.source import located
 
@@ -88,6 +87,7 @@ def turns(
     """Time to first token of every turn of a conversation: Skim and a stock vLLM server with its prefix cache."""
     from benchmarks.harness.models import bench_pair
     from benchmarks.latency import turns as benchmark
+    from router.options.request import PREFILL, PrefillOptions
 
     both_or_neither(target, speculator)
     pair = bench_pair() if target is None else None
@@ -100,7 +100,7 @@ def turns(
         document_tokens=document_tokens,
         turns=conversation_turns,
         rounds=rounds,
-        keep_rate=_rate(keep_rate),
+        keep_rate=PREFILL.resolve(PrefillOptions(), None, {"keep_rate": keep_rate_value(keep_rate)}).keep_rate,
         answer_tokens=answer_tokens,
         modes=chosen,
         style=style,
@@ -111,15 +111,6 @@ def turns(
         shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
     )
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
-
-
-def _rate(given: str) -> float | Literal["auto"]:
-    rate = keep_rate_value(given)
-    if rate == AUTO:
-        return AUTO
-    if not isinstance(rate, float) or not 0 < rate <= 1:
-        raise SkimError(f"--keep-rate is auto, or a number above 0 and at most 1, not {given}")
-    return rate
 
 
 def overhead(

@@ -14,11 +14,12 @@ def describe(result: dict[str, Any]) -> str:
     flops = ", ".join(f"{ratio:.1f} at {int(length):,}" for length, ratio in result["flop_ratios"].items())
     return (
         f"Random weights, float32: target {models['target']}, speculator {models['speculator']}. {settings['rounds']} "
-        "rounds, one request at a time: a chat with a document and a question. Every engine uses all cores and keeps "
-        "the memory that it frees. Ratios are medians over the rounds, with their range. The speculator reads prompts "
-        f"of {shortest:,} tokens or more in windows of at most {window:,}; its head profile has all heads of its last "
-        "layer. *Limit*: the speculator's forward over the prompt, in windows where Skim reads windows, plus the "
-        'target\'s forward over the kept tokens, each measured alone. Keep rate "default": the request sets no option; '
+        "rounds, one request at a time: a chat with a document and a question, a few tokens shorter than given. Every "
+        "engine uses all cores and keeps the memory that it frees. Ratios are medians over the rounds, with their "
+        f"range. The speculator reads prompts of {shortest:,} tokens or more in windows of at most {window:,}; its "
+        "head profile has all heads of its last layer. *Limit*: the speculator's forward over the prompt, in windows "
+        "where Skim reads windows, plus the target's forward over the kept tokens, each measured alone. Keep rate "
+        '"default": the request sets no option; '
         f"prompts under {dense_below:,} tokens run dense. If Skim runs dense, as at keep rate 1, its limit is the "
         "target's forward alone. Dense / limit then shows what the stock server adds: on CPU, vLLM runs its engine's "
         "worker in a second process. Counted in floating-point operations, dense / limit at keep rate "

@@ -63,7 +63,7 @@ def _turns_right(result: Result) -> str:
     return f"{skim['right']} of {skim['judged']} right, dense {dense['right']}; times to first token {_turns(result)}"
 
 
-def _turns_later(result: Result) -> str:
+def _after_the_first_turn(result: Result) -> str:
     return f"{in_words(_total(result, 'auto')['later_over_dense'])} times as long"
 
 
@@ -345,7 +345,7 @@ AGAINST = (
     Claim(
         "time to first token of a conversation's later turns with a real pair / stock server with its prefix cache",
         "turns-qwen",
-        _turns_later,
+        _after_the_first_turn,
         f"3 turns after the first one about 4,096 tokens; {QWEN}",
         "Turns of a conversation",
     ),

@@ -125,15 +125,14 @@ def ttft_rows() -> Iterator[Row]:
     prompt.
     """
     rows = results("ttft")["rows"]
-    longest = max(rows, key=lambda row: row["prompt_tokens"])
-    operations = _operations(bench_model(TARGET), Read(longest["prompt_tokens"])) / longest["dense_ms"] * 1e3
+    dense = {row["prompt_tokens"]: row["dense_ms"] / 1e3 for row in rows}
+    longest = max(dense)
+    operations = _operations(bench_model(TARGET), Read(longest)) / dense.pop(longest)
     machine = replace(cpu(), linear=operations, attention=operations)
     target = cpu_engine(bench_model(TARGET), machine)
     speculator = cpu_engine(bench_model(SPECULATOR), machine, windows=True)
-    for length, row in {row["prompt_tokens"]: row for row in rows}.items():
-        if length == longest["prompt_tokens"]:
-            continue
-        yield Row(f"ttft: dense, {length} tokens", row["dense_ms"] / 1e3, target.read_s(Read(length)))
+    for length, seconds in dense.items():
+        yield Row(f"ttft: dense, {length} tokens", seconds, target.read_s(Read(length)))
     for row in rows:
         length, kept = row["prompt_tokens"], Read.of(row["kept_tokens"])
         if not row["parts"]["skim"].get("speculate"):

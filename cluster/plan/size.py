@@ -131,10 +131,9 @@ class Sizer:
                 yield self.engine(model, ranks)
 
     def engine(self, model: Model, ranks: int) -> Engine:
-        if model is not self.speculator:
-            return Engine(model, self.machine, ranks, self.weight_bits, self.kv_bits)
-        machine = self.speculator_machine or self.machine
-        return Engine(model, machine, ranks, self.weight_bits, self.kv_bits, windows=self.windows)
+        reads = model is self.speculator
+        machine = (self.speculator_machine if reads else None) or self.machine
+        return Engine(model, machine, ranks, self.weight_bits, self.kv_bits, windows=reads and self.windows)
 
     def kept(self, load: Load) -> int:
         """The tokens that the target reads of a prompt."""

@@ -39,11 +39,11 @@ def test_wrong_numbers_are_refused_before_anything_starts(skim, words, wrong):
     assert "Traceback" not in ran.error
 
 
-@pytest.mark.parametrize("rate", ["much", "1.5", "0", "0.1,0.2"])
-def test_a_wrong_share_is_refused_before_anything_starts(skim, rate):
+@pytest.mark.parametrize(("rate", "shown"), [("much", '"much"'), ("1.5", "1.5"), ("0", "0"), ("0.1,0.2", '"0.1,0.2"')])
+def test_a_wrong_share_is_refused_before_anything_starts(skim, rate, shown):
     ran = skim("bench", "turns", "--keep-rate", rate)
     assert ran.code == 2
-    assert f"--keep-rate is auto, or a number above 0 and at most 1, not {rate}" in ran.error
+    assert f"keep_rate must be auto or a number > 0 and <= 1, not {shown}" in ran.error
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.latency.ttft import Timing, TtftSettings, Turn, rows_of, turns
+from benchmarks.latency.ttft import Timing, TtftSettings, Turn, _Asker, rows_of, turns
 from benchmarks.latency.ttft_results import describe, plot, table
 from benchmarks.report import plots
 from benchmarks.report.__main__ import details
@@ -81,6 +81,20 @@ def test_turns_alternate_and_turn_round() -> None:
     assert [turn for turn in first if turn.prompt_tokens == 256] == [
         Turn(column, 256, None) for column in ("dense", "skim", "limit")
     ]
+
+
+async def test_the_limit_reads_windows_where_skim_does() -> None:
+    read: list[list[int]] = []
+
+    class Engine:
+        async def forward_ms(self, *prompts: list[int]) -> float:
+            read.append([len(prompt) for prompt in prompts])
+            return 1.0
+
+    asker = _Asker(None, {}, {"target": Engine(), "speculator": Engine()})
+    for tokens, kept in ((4200, 800), (2048, 400), (4200, 4200)):
+        await asker._limit(list(range(tokens)), kept)
+    assert read == [[800], [1024, 1024, 1024, 1024, 104], [400], [2048], [4200]]
 
 
 def test_table_and_page(tmp_path) -> None:

@@ -67,6 +67,9 @@ def test_a_wrong_machine_is_seen(rows, monkeypatch):
     slow = replace(cpu(), linear=cpu().linear / 2, attention=cpu().attention / 2)
     monkeypatch.setattr(planned, "cpu", lambda: slow)
     assert median(planned.turns_rows()) > 3 * median(rows["turns"])
+    real = planned._operations
+    monkeypatch.setattr(planned, "_operations", lambda model, read: real(model, read) / 2)
+    assert median(planned.ttft_rows()) > 3 * median(rows["ttft"])
     blind = replace(gpu(), attention=1e30)
     monkeypatch.setattr(planned, "gpu", lambda: blind)
     assert median(planned.gpu_rows()) > 5 * median(rows["gpu-ttft"])

@@ -158,6 +158,16 @@ def test_the_later_turns_in_the_readme_are_those_of_the_results() -> None:
     assert f"Later turns {about_code}; {about_records}" in " ".join(README.read_text().split())
 
 
+def test_what_later_turns_take_is_that_of_the_results() -> None:
+    rows = [row for row in committed("turns-qwen")["rows"] if row["mode"] == "auto" and row["turn"] > 1]
+    total = sum(row["parts_ms"]["total"] for row in rows)
+    target, speculator = (sum(row["parts_ms"][part] for row in rows) / total for part in ("prefill", "speculate"))
+    page = " ".join((ROOT / "docs" / "architecture" / "conversations.md").read_text().split())
+    assert (
+        f"these were {100 * target:.0f} % and {100 * speculator:.0f} % of such turns' time to the first token" in page
+    )
+
+
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
     assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"

@@ -114,7 +114,8 @@ def test_in_windows_a_speculator_reads_more_than_its_positions(skim, pair, tmp_p
 def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
     """Half as fast as without calibration: the first token of the plan comes later."""
     config, file = tmp_path / "skim.yaml", tmp_path / "plan.json"
-    config.write_text(f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}, tensor_parallel: 2}}\n")
+    models = f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}, tensor_parallel: 2}}\n"
+    config.write_text(f"{models}selection: {{read: whole}}\n")
     gpu = gpu_named("h200")
     speeds = {"target": 2 * 0.3 * gpu.flops, "speculator": 0.3 * gpu.flops}
     scrape = Scrape(0.0, {SPEED: {labels(pool, part="linear"): speed for pool, speed in speeds.items()}})
@@ -128,7 +129,7 @@ def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
     assert asked == [("10.0.0.1:6379", METRICS)]
     assert "Measured: the target reaches 30% of the peak of H200 SXM 141 GB when it reads" in ran.out
     before, calibrated = found[()], found[("--calibrate",)]
-    assert calibrated["skim"]["first_token_s"] > 1.3 * before["skim"]["first_token_s"]
+    assert calibrated["skim"]["first_token_s"] > 1.5 * before["skim"]["first_token_s"]
     assert calibrated["assumptions"][0].startswith("Prefill: as fast as in the running deployment")
 
 

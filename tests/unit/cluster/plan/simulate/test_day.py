@@ -143,7 +143,7 @@ LOAD = Load(qps=1, prompt=32000, answer=300, slo_ttft=2, slo_tpot=0.05)
 @pytest.fixture(scope="module")
 def part():
     """The first two hours of a day, whose load falls."""
-    day = daily(40.0, 32000, 300, seed=1)
+    day = daily(20.0, 32000, 300, seed=1)
     end = int(np.searchsorted(day.at, 2 * 3600))
     columns = (day.at, day.prompt, day.answer, day.known, day.before, day.pause)
     return Traffic(2 * 3600.0, *(column[:end] for column in columns))
@@ -186,10 +186,11 @@ def test_a_slow_target_is_seen(part, monkeypatch):
 def test_the_files_own_scaling_is_taken(part):
     """A pool that does not shrink for four hours has all its replicas all the time."""
     lasting = AutoscalingConfig(policy="work", max_replicas=8, downscale_delay_s=4 * 3600)
-    result = compared(part, scaling={"target": lasting, "speculator": lasting})
+    large = replace(sizer(), windows=False)  # whole reads need more replicas, so that there are some to take away
+    result = compared(part, large, scaling={"target": lasting, "speculator": lasting})
     for name in ("skim", "skim_plain_scaling"):
         assert sum(result["systems"][name]["gpu_hours"].values()) == pytest.approx(2 * result["most_gpus"], rel=0.01)
-    assert sum(compared(part)["systems"]["skim"]["gpu_hours"].values()) < 1.98 * result["most_gpus"]
+    assert sum(compared(part, large)["systems"]["skim"]["gpu_hours"].values()) < 1.9 * result["most_gpus"]
 
 
 def test_slos_that_nothing_keeps_are_an_error(part):
