@@ -24,7 +24,8 @@ from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
-from speculator_service.start_probe import find_failure
+from speculator_service.start.find_heads import ensure_heads
+from speculator_service.start.probe import find_failure
 from speculator_service.translation.engine import translated, translation_for
 
 
@@ -49,6 +50,8 @@ class SpeculatorActor(PoolActor):
         self._draft_spans = DraftSpans(self._tracer)
         async with self._start("speculator", own):
             engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
+            if own.start_probe != "off" and own.engine == "vllm":
+                await ensure_heads(engine, own.model)  # type: ignore[arg-type]  # vLLM's engine
             translation = translation_for(own.model, reads_for) if reads_for else None
             self._engine = translated(engine, translation)
             text = reads_for if translation and reads_for else own.model

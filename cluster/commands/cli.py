@@ -32,7 +32,7 @@ LAZY: dict[str | None, dict[str, str]] = {
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",
-        "heads": "evals.commands.heads:heads",
+        "heads": "cluster.commands.heads:heads",
         "models": "evals.commands.models:app",
     },
 }
@@ -187,7 +187,6 @@ def serve(
         },
     )
     from cluster.serve.deployment import deployed
-    from cluster.serve.preflight import head_profile_notice
     from cluster.serve.watch import Changes, RayGoneError, watch
 
     console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
@@ -198,8 +197,6 @@ def serve(
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
             _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
-            if address is None and (notice := head_profile_notice(deployment)):
-                console.print(f"  {notice}\n", markup=False, soft_wrap=True)
             watch(stop, Changes(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True)))
             console.print("Stopping: running answers are finished first")
     except RayGoneError as error:

@@ -65,6 +65,7 @@ def from_prompt(
         settings = EngineSettings(speculator, engine, engine_options or {})
         pair = AsyncPair(speculator=settings, reads_for=target)
         try:
+            await pair.ensure_heads()
             selection = await pair.select(rendered, options.selection)
         finally:
             await pair.close()

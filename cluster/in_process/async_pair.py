@@ -94,7 +94,9 @@ class AsyncPair:
         self._numbers = count()
         try:
             if speculator is not None:
-                self._speculator = translated(_start_speculator(speculator), translation)
+                engine = _start_speculator(speculator)
+                self._own = engine, speculator, translation
+                self._speculator = translated(engine, translation)
             if target is not None:
                 self._target = _start_target(target)
         except BaseException:
@@ -146,6 +148,18 @@ class AsyncPair:
         from speculator_service.records import MAX_TOKENS, Records
 
         return Records(self.speculator.info.cache_tokens or MAX_TOKENS)
+
+    async def ensure_heads(self) -> None:
+        """As `speculator_service.start.find_heads.ensure_heads`, if there is a speculator on vLLM's engine."""
+        from speculator_service.start.find_heads import ensure_heads
+        from speculator_service.translation.engine import translated
+
+        if self._speculator is None:
+            return
+        engine, settings, translation = self._own
+        if settings.engine == "vllm":
+            await ensure_heads(engine, settings.model)  # type: ignore[arg-type]  # vLLM's engine
+            self._speculator = translated(engine, translation)
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""

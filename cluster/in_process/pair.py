@@ -151,6 +151,7 @@ class Pair:
             PrefillOptions(**fields),
             decode,
             config.target.model if is_within_reach(config.target.model) else None,
+            finds_heads=config.speculator.start_probe != "off",
         )
         return pair
 
@@ -161,13 +162,22 @@ class Pair:
         prefill: PrefillOptions,
         decode: DecodeOptions | None,
         reads_for: str | None,
+        *,
+        finds_heads: bool = True,
     ) -> None:
         if speculator is None and target is None:
             raise SkimError("a pair needs a target, a speculator or both")
         self._prefill, self._decode = prefill, decode
 
         async def start() -> AsyncPair:
-            return AsyncPair(speculator=speculator, target=target, reads_for=reads_for)
+            pair = AsyncPair(speculator=speculator, target=target, reads_for=reads_for)
+            try:
+                if finds_heads:
+                    await pair.ensure_heads()
+            except BaseException:
+                await pair.close()
+                raise
+            return pair
 
         self._thread = EventLoopThread("skim-pair")
         try:

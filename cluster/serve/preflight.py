@@ -11,10 +11,8 @@ import psutil
 from cluster.config.pools import WITHOUT_WEIGHTS, PoolConfig
 from cluster.config.schema import DeploymentConfig
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import check_speculator, inspect_model, same_tokens
 from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned
-from speculator_service.scoring.heads import known
 from speculator_service.translation.engine import translation_for
 
 GIB = 2**30
@@ -87,24 +85,6 @@ def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> 
         if is_hub_name(model):
             progress(f"fetching {model}")
             local_folder(model, weights=True)
-
-
-def head_profile_notice(config: DeploymentConfig) -> str | None:
-    """One line for the user if the speculator has no head profile on this machine, which has its weights."""
-    pool = config.speculator
-    if pool.engine != "vllm" or pool.engine_options.get("head_profile"):
-        return None
-    try:
-        overrides = pool.engine_options.get("hf_overrides")
-        fingerprint = model_fingerprint(inspect_model(pool.model, engine=pool.engine, overrides=overrides))
-    except ModelError:  # without a fingerprint it can have none
-        return None
-    if known(fingerprint):
-        return None
-    return (
-        "the speculator has no head profile, so it reads each prompt as a whole;"
-        f" `skim heads {pool.model}` finds one, for long prompts"
-    )
 
 
 def check_one_node(config: DeploymentConfig) -> None:

@@ -35,10 +35,10 @@ _TIMES = ("before noon", "after the rain", "on Monday", "last winter", "in the e
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedlePrompt:
-    """The prompt about one fact. token_ids: int32 [M]. starts: int32 [U], the first token of each line.
+    """The prompt about one fact. token_ids: int32 [M]. starts: int32 [U], the first token of each line or other part.
 
-    needle, question: half-open token ranges, the fact's line and the last line. A beginning-of-text token belongs to
-    the first line, which is filler.
+    needle, question: half-open token ranges, the fact's line and the line that asks for it. In `needle_prompts` a
+    beginning-of-text token belongs to the first line, which is filler.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -54,33 +54,36 @@ def needle_prompts(model: str) -> list[NeedlePrompt]:
     """
     tokenizer = load_tokenizer(Path(local_folder(model, weights=False)))
     rng = random.Random(SEED)
-    lines = [
-        f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {rng.choice(_OBJECTS)} {rng.choice(_TIMES)}."
-        for _ in range(FILLER_LINES)
-    ]
+    lines = [filler_line(rng) for _ in range(FILLER_LINES)]
     places = sorted(rng.sample(range(2, FILLER_LINES - 1), len(FACTS)))
     for number, (place, (where, word)) in enumerate(zip(places, FACTS, strict=True)):
         lines.insert(place + number, f"The secret word of the {where} is {word}.")
-    document = [_ids(tokenizer, f"{line}\n") for line in lines]
+    document = [token_ids(tokenizer, f"{line}\n") for line in lines]
     document[0] = [*tokenizer("").input_ids, *document[0]]
-    return [
-        _about(place + number, document, _ids(tokenizer, f"The secret word of the {FACTS[number][0]} is"))
-        for number, place in enumerate(places)
-    ]
+    prompts = []
+    for number, place in enumerate(places):
+        question = token_ids(tokenizer, f"The secret word of the {FACTS[number][0]} is")
+        prompts.append(with_needle([*document, question], needle=place + number, question=len(document)))
+    return prompts
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
+def filler_line(rng: random.Random) -> str:
+    """A short sentence that says nothing of use."""
+    return f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {rng.choice(_OBJECTS)} {rng.choice(_TIMES)}."
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a part of a prompt, without those that begin or end one."""
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _about(needle: int, document: list[list[int]], question: list[int]) -> NeedlePrompt:
-    """needle: the number of the fact's line."""
-    lines = [*document, question]
-    ends = np.cumsum([len(line) for line in lines], dtype=np.int32)
+def with_needle(parts: list[list[int]], *, needle: int, question: int) -> NeedlePrompt:
+    """The prompt of these parts, each given by its tokens. needle, question: the numbers of two of them."""
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int32)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int32)
     return NeedlePrompt(
-        np.array([token for line in lines for token in line], np.int32),
+        np.array([token for part in parts for token in part], np.int32),
         starts,
         (int(starts[needle]), int(ends[needle])),
-        (int(starts[-1]), int(ends[-1])),
+        (int(starts[question]), int(ends[question])),
     )

@@ -93,7 +93,9 @@ def save(profile: HeadProfile, path: Path) -> None:
     """Write a profile that `load` reads. Raises SkimError for a file that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)  # another replica may read it now
     except OSError as error:
         raise SkimError(f"cannot write {path}: {error.strerror}") from None
 

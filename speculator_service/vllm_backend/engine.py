@@ -28,6 +28,7 @@ from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
 from speculator_service.limits import check_ids, check_length, check_prompt
+from speculator_service.scoring.heads import HeadProfile
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
 from speculator_service.vllm_backend.score_arguments import ScoreArguments, profile_of
@@ -78,17 +79,21 @@ class VllmSpeculator(BranchingEngine):
             info,
             max_model_len=config.max_model_len - 1,
             cache_tokens=cached,
-            has_head_profile=profile is not None,
         )
         # The states of other layers cannot be found again by the blocks of the attention layers.
         self.supports_drafts = bool(cached) or not config.is_hybrid
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
-        self._arguments = ScoreArguments(model, profile)
+        self.use_heads(profile)
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
         self._closed = False
+
+    def use_heads(self, profile: HeadProfile | None) -> None:
+        """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
+        self._arguments = ScoreArguments(self.info.path, profile)
+        self.info = replace(self.info, has_head_profile=profile is not None)
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""

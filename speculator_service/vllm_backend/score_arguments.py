@@ -47,9 +47,7 @@ class ScoreArguments:
         if not self._told:
             self._told = True
             logger.warning(
-                "speculator %s has no head profile, so scoring: heads scores by attention; make one with"
-                " `skim heads %s` on this machine",
-                self._model,
+                "speculator %s has no head profile, so scoring: heads scores by attention (docs/options.md)",
                 self._model,
             )
         return options.model_copy(update={"scoring": "attention"})

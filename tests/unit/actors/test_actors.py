@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors import speculator as module
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.drafts import DraftRequest, DraftRow
@@ -24,6 +25,7 @@ from skim_common.errors import (
 )
 from skim_common.models.info import ModelInfo, check_pair
 from speculator_service.acceptance import ENOUGH_ANSWERS, STEP
+from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.actors.mock_actors import (
@@ -65,6 +67,26 @@ async def test_a_selection_is_bytes_in_and_bytes_out():
     assert selection.kept.context_length == 400
     assert selection.kept.token_ids.tolist() == IDS[selection.kept.positions].tolist()
     assert selection.kept.token_ids.size < 200
+
+
+@pytest.mark.parametrize(("start_probe", "searched"), [("dense", True), ("refuse", True), ("off", False)])
+async def test_retrieval_heads_are_found_before_the_start_probe(monkeypatch, start_probe, searched):
+    calls = []
+
+    async def ensure_heads(engine, model):
+        calls.append("heads")
+        engine.info = replace(engine.info, has_head_profile=True)
+
+    async def find_failure(engine, model):
+        calls.append(("probe", engine.info.has_head_profile))
+
+    monkeypatch.setattr(module, "create_engine", lambda kind, model, **_: MockSpeculator(model))
+    monkeypatch.setattr(module, "ensure_heads", ensure_heads)
+    monkeypatch.setattr(module, "find_failure", find_failure)
+    actor = SpeculatorActor.__new__(SpeculatorActor)
+    await actor.__init__({"engine": "vllm", "model": str(MODELS / "speculator"), "start_probe": start_probe})
+    assert calls == (["heads", ("probe", True)] if searched else [])
+    assert decode(await actor.info(), ModelInfo).has_head_profile == searched
 
 
 async def test_windows_for_another_replica_are_accepted_and_then_scores():

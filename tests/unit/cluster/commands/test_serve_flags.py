@@ -1,7 +1,5 @@
 """`skim serve` with flags of `vllm serve`: the deployment that it would start, and what it refuses."""
 
-from contextlib import nullcontext
-
 import pytest
 
 from cluster.commands import serve_flags
@@ -124,15 +122,3 @@ def test_a_plain_line_reads_no_flags(serve, monkeypatch):
 def test_a_reader_that_fails_says_so(serve, monkeypatch):
     monkeypatch.setattr(serve_flags, "READER", "router.no_such_program")
     assert "vLLM cannot read its flags on this machine: " in serve(TARGET, "--speculator", SPECULATOR, "--seed", "1")
-
-
-@pytest.mark.parametrize(("address", "told"), [(None, True), ("auto", False)])
-def test_a_speculator_without_a_head_profile_is_told_when_all_is_ready(skim, monkeypatch, address, told):
-    """Of a cluster it is not known which profiles its machines have."""
-    monkeypatch.setattr("cluster.serve.deployment.deployed", lambda config, **_: nullcontext("http://here"))
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("cluster.serve.watch.watch", lambda stop, changes: None)
-    ran = skim("serve", TARGET, "--speculator", SPECULATOR, *(["--address", address] if address else []))
-    assert ran.code == 0
-    assert "Ready at http://here/v1" in ran.err
-    assert ("`skim heads" in ran.err) == told

@@ -18,13 +18,9 @@ from cluster.serve.preflight import (
     check_port,
     fetch_weights,
     free_port,
-    head_profile_notice,
     with_pinned_models,
 )
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.fingerprint import model_fingerprint
-from skim_common.models.info import inspect_model
-from speculator_service.scoring.heads import Head, HeadProfile, save, saved_file
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
 
@@ -44,19 +40,6 @@ def test_the_demo_pair_fits_together():
 def test_two_tokenizers_are_told(tmp_path):
     other = model_without_weights(tmp_path / "other", "byte_level")
     assert "two tokenizers" in check_models(deployment(target={"model": other}))
-
-
-def test_a_speculator_without_a_head_profile_is_told_until_one_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert f"skim heads {MODELS / 'speculator'}" in head_profile_notice(deployment())
-    named = {"engine_options": {"head_profile": "/some/profile.json"}}
-    without_norms = {"model": model_without_weights(tmp_path / "empty", "byte_level")}
-    for other in ({"engine": "mock"}, named, without_norms):
-        assert head_profile_notice(deployment(other)) is None
-    fingerprint = model_fingerprint(inspect_model(str(MODELS / "speculator"), engine="vllm"))
-    profile = HeadProfile(model="m", fingerprint=fingerprint, question=1.0, last=1.0, heads=(Head(layer=0, head=0),))
-    save(profile, saved_file(fingerprint))
-    assert head_profile_notice(deployment()) is None
 
 
 @pytest.mark.parametrize("pool", ["speculator", "target"])

@@ -17,12 +17,12 @@ LOOK_AHEAD = 2
 """As good as 8 here with SmolLM2, and sooner read."""
 
 
-async def find_failure(engine: SpeculatorEngine, model: str) -> str | None:
+async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: bool = False) -> str | None:
     """Why the scores of `engine` cannot be trusted, in one sentence; None if they can.
 
     model: the folder or hub name whose tokens the engine reads. Each of three facts must be kept when it is asked for,
-    without help of its words (BM25). The heads of a profile score one of them. An engine that is too short for the
-    prompt is trusted. Raises SkimError if the engine fails.
+    without help of its words (BM25). The heads of a profile score one of them, or all with `heads_alone`. An engine
+    that is too short for the prompt is trusted. Raises SkimError if the engine fails.
     """
     prompts = needle_prompts(model)
     longest = max(prompt.token_ids.size for prompt in prompts) + LOOK_AHEAD
@@ -30,7 +30,7 @@ async def find_failure(engine: SpeculatorEngine, model: str) -> str | None:
         return None
     service, name = SpeculatorService(engine), f"skim-start-probe-{uuid4().hex}"
     for number, prompt in enumerate(prompts):
-        by_heads = engine.info.has_head_profile and number == 1
+        by_heads = heads_alone or (engine.info.has_head_profile and number == 1)
         scoring: Literal["attention", "heads"] = "heads" if by_heads else "attention"
         options = SelectionOptions(
             keep_rate=KEEP_RATE,
