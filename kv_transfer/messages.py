@@ -138,6 +138,7 @@ class SelectRequest:
     units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
     of protected_spans and rate_spans are among them. Empty: the text is not known.
     indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins. Empty: not known.
+    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function.
     frame: for `options.read` windows; None: the prompt is read as a whole.
     """
 
@@ -156,6 +157,7 @@ class SelectRequest:
     timeout_ms: float | None = None
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     frame: Frame | None = None
 
     @property
@@ -175,6 +177,8 @@ class SelectRequest:
             raise ValueError(f"question must be a range inside the {self.token_ids.size} tokens, not {self.question}")
         if self.protected_spans.ndim != 2 or self.protected_spans.shape[1] != 2:
             raise ValueError(f"protected_spans must be [P, 2], not {list(self.protected_spans.shape)}")
+        if self.links.ndim != 2 or self.links.shape[1] != 2:
+            raise ValueError(f"links must be [L, 2], not {list(self.links.shape)}")
         if self.rate_spans.shape != (self.rates.size, 2) or self.rates.ndim != 1:
             shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
             raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")

@@ -30,14 +30,16 @@ def check_rates(spans: Int32Array, rates: Float32Array, prompt_tokens: int) -> N
         raise InvalidRequestError("rates must be numbers > 0 and <= 1")
 
 
-def check_units(units: Int32Array, indents: Int32Array, prompt_tokens: int) -> None:
+def check_units(units: Int32Array, indents: Int32Array, links: Int32Array, prompt_tokens: int) -> None:
     """Raise InvalidRequestError unless the units [U] ascend from 0 inside the prompt, or there are none. There are as
-    many indents, or none.
+    many indents, or none. The links [L, 2] are numbers of units.
     """
     if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
         raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
     if indents.size and indents.size != units.size:
         raise InvalidRequestError(f"there must be one indent for each of {units.size} units, not {indents.size}")
+    if links.size and not 0 <= links.min() <= links.max() < units.size:
+        raise InvalidRequestError(f"links must be pairs of numbers of the {units.size} units")
 
 
 def unit_starts(prompt_tokens: int, options: SelectionOptions, units: Int32Array) -> Int32Array:

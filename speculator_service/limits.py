@@ -16,7 +16,7 @@ def check_request(request: SelectRequest, info: ModelInfo) -> None:
     check_readable(request, info)
     check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
     check_rates(request.rate_spans, request.rates, int(request.token_ids.size))
-    check_units(request.units, request.indents, int(request.token_ids.size))
+    check_units(request.units, request.indents, request.links, int(request.token_ids.size))
 
 
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:

@@ -161,7 +161,8 @@ class SpeculatorService:
         raised = self._raised(request, found)
         options = request.options.covering(request.token_ids.size, raised)
         regions = regions_of(request.rate_spans, request.rates)
-        chosen, share = select(scores.importance, options, spans, regions, request.units, request.indents)
+        of_text = request.units, request.indents, request.links
+        chosen, share = select(scores.importance, options, spans, regions, *of_text)
         fresh = chosen.numpy().astype(np.int32)
         if not reuse:
             return Extended(fresh, 0), share, raised
@@ -169,7 +170,7 @@ class SpeculatorService:
         protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
         doubtful = raised > 0 and found is not None and self._acceptances.was_low(found.record.session)
         asked = last_question(request)
-        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, request.units, request.indents)
+        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, *of_text)
         remember = partial(
             self.records.add,
             request.token_ids,
@@ -242,5 +243,5 @@ def _answers(record: Record, request: SelectRequest) -> bool:
 
 def _regions(request: SelectRequest) -> tuple[bytes, ...]:
     """The regions of a request with rules of their own, as `Record.regions`."""
-    parts = (request.protected_spans, request.rate_spans, request.rates, request.units, request.indents)
+    parts = (request.protected_spans, request.rate_spans, request.rates, request.units, request.indents, request.links)
     return tuple(part.tobytes() for part in parts)

@@ -207,6 +207,7 @@ class AsyncPair:
             rates=prompt.rates,
             units=prompt.units,
             indents=prompt.indents,
+            links=prompt.links,
             frame=prompt.chat.frame if prompt.chat else None,
         )
         selection = await service.select(request)

@@ -39,9 +39,9 @@ class RenderedPrompt:
     """A prompt as the models see it.
 
     token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates, units,
-    indents: as in SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids. offsets:
-    int64 [M, 2], each token's half-open character range in `text`; None unless it is a rendered chat. chat: its
-    contents.
+    indents, links: as in SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids.
+    offsets: int64 [M, 2], each token's half-open character range in `text`; None unless it is a rendered chat. chat:
+    its contents.
     """
 
     token_ids: Int32Array
@@ -55,6 +55,7 @@ class RenderedPrompt:
     chat: ChatContents | None = None
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    links: Int32Array = field(default_factory=no_spans)
 
     def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
         """Whether serving would compress this prompt for a request with these options."""
@@ -114,14 +115,16 @@ def _divided(prompt: RenderedPrompt, edges: Int32Array) -> RenderedPrompt:
     """The prompt with units that begin at `edges` too."""
     units = np.union1d(prompt.units, edges).astype(np.int32)
     at = np.searchsorted(prompt.units, units, side="right") - 1
-    return replace(prompt, units=units, indents=prompt.indents[at] if prompt.indents.size else prompt.indents)
+    indents = prompt.indents[at] if prompt.indents.size else prompt.indents
+    links = np.searchsorted(units, prompt.units[prompt.links]).astype(np.int32)
+    return replace(prompt, units=units, indents=indents, links=links)
 
 
 def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets: Any = None) -> RenderedPrompt:
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty")
     spans = prompt_spans(token_ids.size, options, None, text, offsets)
-    units, indents = units_of(text, offsets, spans, options, token_ids.size)
+    units, indents, links = units_of(text, offsets, spans, options, token_ids.size)
     return RenderedPrompt(
         token_ids,
         spans.protected,
@@ -130,6 +133,7 @@ def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets
         rates=spans.rates,
         units=units,
         indents=indents,
+        links=links,
     )
 
 
@@ -153,7 +157,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
-    units, indents = units_of(text, offsets, spans, options, token_ids.size)
+    units, indents, links = units_of(text, offsets, spans, options, token_ids.size)
     return RenderedPrompt(
         token_ids,
         spans.protected,
@@ -166,6 +170,7 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
         chat,
         units,
         indents,
+        links,
     )
 
 

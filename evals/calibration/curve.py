@@ -90,8 +90,8 @@ def entropy_limit(observations: Sequence[Observation], coverage: float) -> float
 
 
 def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> KeptPrompt:
-    spans, units, indents = prompt.prompt.protected.tolist(), prompt.prompt.units, prompt.prompt.indents
-    positions, _ = select(torch.from_numpy(importance), options, spans, units=units, indents=indents)
+    spans, text = prompt.prompt.protected.tolist(), prompt.prompt
+    positions, _ = select(torch.from_numpy(importance), options, spans, (), text.units, text.indents, text.links)
     at = positions.numpy().astype(np.int32)
     return KeptPrompt(prompt.prompt.token_ids[at], at, int(prompt.prompt.token_ids.size))
 

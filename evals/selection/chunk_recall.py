@@ -90,6 +90,7 @@ def request_of(name: str, prompt: RenderedPrompt, options: SelectionOptions) -> 
         question=prompt.question,
         units=prompt.units,
         indents=prompt.indents,
+        links=prompt.links,
         frame=prompt.chat.frame if prompt.chat else None,
     )
 
@@ -99,8 +100,8 @@ def kept_share(
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
     kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
-    spans, units, indents = prompt.protected.tolist(), prompt.units, prompt.indents
-    kept[select(importance, options, spans, units=units, indents=indents)[0]] = True
+    units, indents, links = prompt.units, prompt.indents, prompt.links
+    kept[select(importance, options, prompt.protected.tolist(), (), units, indents, links)[0]] = True
     return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
 
 

@@ -177,7 +177,7 @@ class Dispatcher:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         prompt, spans = state.prompt, state.spans
         if decision.speculative:
-            state.units, state.indents = units_of(
+            state.units, state.indents, state.links = units_of(
                 prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens
             )
         if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):

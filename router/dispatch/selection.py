@@ -136,5 +136,6 @@ class SelectionClient:
             timeout_ms=state.call.request.deadline.left_ms,
             units=state.units,
             indents=state.indents,
+            links=state.links,
             frame=state.prompt.chat.frame if state.prompt.chat else None,
         )

@@ -38,8 +38,9 @@ class PromptState:
 
     request_id: the client may have chosen it, and knows it. wire_id: the pools' id of the prompt and of its drafting
     session, which no client can know or choose. options, decode: those that count for this prompt. spans, advice,
-    forecast, affinity: what is known before the mode is chosen; affinity is as in SelectRequest. units, indents: as in
-    SelectRequest; empty for a dense prompt. started: when the mode is chosen, in seconds of `time.perf_counter`.
+    forecast, affinity: what is known before the mode is chosen; affinity is as in SelectRequest. units, indents,
+    links: as in SelectRequest; empty for a dense prompt. started: when the mode is chosen, in seconds of
+    `time.perf_counter`.
 
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. guard: the kind of question for which the guard kept more; empty if it did not.
@@ -60,6 +61,7 @@ class PromptState:
     affinity: str = ""
     units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     started: float = 0.0
     mode: str = ""
     reason: str = ""

@@ -5,15 +5,18 @@ functions from a text and its tokens' places to token positions and indents.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import mask_of
+from router.prompt.links import Codes, links_of
 from router.prompt.protected_spans import Offsets, PromptSpans, char_ranges
 
 MAX_TOKENS = 96
@@ -32,31 +35,40 @@ WIDE_STOPS = "\u3002\uff01\uff1f"
 NUMBER = re.compile(r"^[ \t]*(\d{1,7})[\t:|\u2192\u2502]", re.MULTILINE)
 """The number of a line, as tools of agents show files: "12: ", "  12\t", "12|" or "  12" with an arrow."""
 
-Codes = npt.NDArray[np.uint16]
-"""The code points of a text [C]; 0xFFFF for those above."""
+
+class TextUnits(NamedTuple):
+    """starts: int32 [U], the first token of each unit, ascending from 0. indents: int32 [U], of the line in which each
+    begins. links: int32 [L, 2], `links_of`."""
+
+    starts: Int32Array
+    indents: Int32Array
+    links: Int32Array
 
 
 def units_of(
     text: str | None, offsets: Offsets | None, spans: PromptSpans, options: SelectionOptions, prompt_tokens: int
-) -> tuple[Int32Array, Int32Array]:
-    """The `units` and `indents` of a SelectRequest; empty where the options or the prompt have none.
+) -> TextUnits:
+    """The `units`, `indents` and `links` of a SelectRequest; empty where the options or the prompt have none.
 
     text, offsets: as in Prompt. The borders of the units include those of messages, because the template between
     messages is protected.
     """
     if options.granularity != "text" or text is None or offsets is None or len(offsets) != prompt_tokens:
-        return np.empty(0, np.int32), np.empty(0, np.int32)
+        return TextUnits(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 2), np.int32))
     last = max(0, prompt_tokens - options.protect_last)
-    return text_units(text, offsets, [*spans.protected.ravel(), *spans.rate_spans.ravel(), last])
+    protected = [*spans.protected.tolist(), (last, prompt_tokens)]
+    return text_units(text, offsets, [*np.ravel(protected), *spans.rate_spans.ravel()], protected)
 
 
-def text_units(text: str, offsets: Offsets, edges: Iterable[int] = ()) -> tuple[Int32Array, Int32Array]:
-    """The first token of each unit, int32 [U], ascending from 0, and the indent of the line in which it begins.
+def text_units(
+    text: str, offsets: Offsets, edges: Iterable[int] = (), protected: Sequence[tuple[int, int]] = ()
+) -> TextUnits:
+    """The units of a text.
 
     A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text,
     or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0. edges:
     token positions that are borders of units too, such as those of messages and protected spans; none lies outside the
-    prompt.
+    prompt. protected: half-open token ranges that are always kept, so that nothing links to them.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
     lines = _Lines.of(codes, _line_numbers(text))
@@ -67,7 +79,8 @@ def text_units(text: str, offsets: Offsets, edges: Iterable[int] = ()) -> tuple[
     strengths = np.zeros(begins.size + 1, np.int64)
     np.maximum.at(strengths, tokens, _strengths(codes, lines, places))
     starts = _cut(_joined(hard, np.setdiff1d(tokens, hard), strengths))
-    return starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32)
+    links = links_of(codes, begins, starts, ~mask_of(protected, begins.size))
+    return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links)
 
 
 def _among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:

@@ -68,7 +68,8 @@ class Prompt:
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
     is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
     of regions with a keep rate of their own; None: there are none. wants_all: every unit of the fresh selection must
-    stand, not only the most important ones. text_units, indents: `units` and `indents` of the SelectRequest.
+    stand, not only the most important ones. text_units, indents, links: as `units`, `indents` and `links` of the
+    SelectRequest.
     """
 
     importance: Float32Array
@@ -80,6 +81,7 @@ class Prompt:
     wants_all: bool = False
     text_units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
 
     @property
     def size(self) -> int:
@@ -93,7 +95,7 @@ class Prompt:
     @cached_property
     def units(self) -> Units:
         """What is kept or dropped as a whole."""
-        return Units.of(self.size, self.options, self.text_units, self.indents)
+        return Units.of(self.size, self.options, self.text_units, self.indents, self.links)
 
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:

@@ -12,7 +12,7 @@ import torch
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import AUTO, SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.units import NO_UNITS, Units, nested_ranks
+from speculator_service.scoring.units import NO_LINKS, NO_UNITS, Units, text_ranks
 
 Region = tuple[int, int, float]
 """A half-open token range, and how much of it to keep."""
@@ -25,18 +25,19 @@ def select(
     regions: Sequence[Region] = (),
     units: Int32Array = NO_UNITS,
     indents: Int32Array = NO_UNITS,
+    links: Int32Array = NO_LINKS,
 ) -> tuple[torch.Tensor, float]:
     """Positions to keep (int64 [K], increasing, on CPU), and their share of the total importance (coverage).
 
     importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
     protected_spans: half-open (start, end) ranges inside the prompt that are always kept.
     regions: sorted and apart, inside the prompt. Their borders divide units.
-    units, indents: as in SelectRequest. `options.granularity` text chooses from these units; without them it chooses
-    chunks.
+    units, indents, links: as in SelectRequest. `options.granularity` text chooses from these units; without them it
+    chooses chunks.
 
     Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go
     to the earlier one. Of units of text, how many are chosen follows the means, and which ones
-    `units.nested_ranks`. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it
+    `units.text_ranks`. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it
     is a share of their tokens that may be dropped (rounded up): units are taken until they have as many; the last
     one is taken whole.
     Kept are the chosen units, the protected spans, and the last `options.protect_last` tokens. Protected spans and last
@@ -67,8 +68,8 @@ def select(
     ranks = means
     if by_text and indents.size:
         unit = torch.searchsorted(torch.from_numpy(units).long(), starts, right=True) - 1  # a region may divide a unit
-        ends = (starts + lengths).numpy()
-        ranks = torch.from_numpy(nested_ranks(means.numpy(), indents[unit.numpy()], ends, (weights > 0).numpy()))
+        of_text = unit.numpy(), indents, links
+        ranks = torch.from_numpy(text_ranks(means.numpy(), *of_text, (starts + lengths).numpy(), (weights > 0).numpy()))
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
     chosen = _choose_by_rates(ranks, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)

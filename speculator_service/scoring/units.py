@@ -1,7 +1,8 @@
 """Units: what is kept or dropped as a whole. Lines and sentences of the text, chunks, or single tokens.
 
 Lines are nested under a line that is indented less: the body of a function, the members of a record, the items below an
-item. Such lines are understood together, so they rank together (`nested_ranks`).
+item. Such lines are understood together, so they rank together (`nested_ranks`). Units that share an identifier are
+linked, such as a customer and the order that has its id: one of them brings the other (`by_links`).
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from kv_transfer.spans import unit_starts
 
 NO_UNITS: Int32Array = np.empty(0, np.int32)
 """The `units` of a prompt whose text is not known."""
+NO_LINKS: Int32Array = np.empty((0, 2), np.int32)
 
 NESTED_TOKENS = 256
 """After a line, so many tokens that are nested under it rank as high as the line."""
 GROUP_TOKENS = 192
 """What is nested under one line belongs together up to this size. Evidence in indented JSON needs it; with all of the
 rank instead of half, code lost answers to whole functions around single lines."""
+
+LINKED = 0.9
+"""Linked units rank at least by this share of each other's mean."""
 
 Element = TypeVar("Element", bound=np.generic)
 
@@ -31,37 +36,46 @@ class Units:
     """The units of a prompt. starts: int64 [U], their first tokens, from 0. lengths: int64 [U], their tokens.
 
     sizes: int64 [U], what each counts in a budget of tokens: its length or, of chunks, the length of a whole one.
-    indents: as in SelectRequest, for units of text.
+    indents, links: as in SelectRequest, for units of text.
     """
 
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     indents: Int32Array
+    links: Int32Array
 
     @classmethod
     def of(
-        cls, prompt_tokens: int, options: SelectionOptions, units: Int32Array, indents: Int32Array = NO_UNITS
+        cls,
+        prompt_tokens: int,
+        options: SelectionOptions,
+        units: Int32Array,
+        indents: Int32Array = NO_UNITS,
+        links: Int32Array = NO_LINKS,
     ) -> "Units":
-        """units, indents: as in SelectRequest; without units, units of text are chunks."""
+        """units, indents, links: as in SelectRequest; without units, units of text are chunks."""
         if options.granularity == "token":
             starts, size = np.arange(prompt_tokens), 1
         else:
             starts, size = unit_starts(prompt_tokens, options, units).astype(np.int64), options.chunk_size
         lengths = np.diff(starts, append=prompt_tokens)
         by_text = options.granularity == "text" and units.size > 0
-        return cls(starts, lengths, *((lengths, indents) if by_text else (np.full_like(lengths, size), NO_UNITS)))
+        if by_text:
+            return cls(starts, lengths, lengths, indents, links)
+        return cls(starts, lengths, np.full_like(lengths, size), NO_UNITS, NO_LINKS)
 
     def means(self, importance: Float32Array) -> npt.NDArray[np.float64]:
         """The mean importance of each unit: float64 [U]. importance: float32 [M]."""
         return unit_means(importance, self.starts)
 
     def ranks(self, importance: Float32Array, droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        """By what the units are ordered: `nested_ranks`; their means if no indents are known. droppable: bool [M]."""
+        """By what the units are ordered: `text_ranks`; their means if no indents are known. droppable: bool [M]."""
         means = self.means(importance)
         if not self.indents.size:
             return means
-        return nested_ranks(means, self.indents, self.starts + self.lengths, self.having(droppable))
+        each, ends = np.arange(means.size), self.starts + self.lengths
+        return text_ranks(means, each, self.indents, self.links, ends, self.having(droppable))
 
     def having(self, tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The units that have one of the marked tokens, bool [U]. tokens: bool [M]."""
@@ -76,6 +90,36 @@ def unit_means(importance: Float32Array, starts: npt.NDArray[np.integer]) -> npt
     """The mean importance of each unit: float64 [U]. importance: float32 [M], M > 0. starts: int [U], from 0."""
     sums = np.add.reduceat(importance.astype(np.float64), starts)
     return sums / np.diff(starts, append=importance.size)
+
+
+def text_ranks(
+    means: npt.NDArray[np.float64],
+    of_text: npt.NDArray[np.integer],
+    indents: Int32Array,
+    links: Int32Array,
+    ends: npt.NDArray[np.int64],
+    droppable: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    """By what units are ordered, float64 [U]: `nested_ranks` of their means, or of `by_links` where that is higher.
+
+    of_text: [U], for each the number of the unit of the text that it is, or a part of. means, ends, droppable: as in
+    `nested_ranks`. indents, links: as in SelectRequest.
+    """
+    whole = np.zeros(indents.size)
+    np.maximum.at(whole, of_text, means)
+    raised = np.maximum(means, by_links(whole, links)[of_text])
+    return nested_ranks(raised, indents[of_text], ends, droppable)
+
+
+def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[np.float64]:
+    """The share LINKED of the highest mean among the units that each one is linked with, float64 [U]; 0 without one.
+
+    means: [U]. links: as in SelectRequest.
+    """
+    found, (one, other) = np.zeros(means.size), links.T
+    np.maximum.at(found, one, LINKED * means[other])
+    np.maximum.at(found, other, LINKED * means[one])
+    return found
 
 
 def nested_ranks(

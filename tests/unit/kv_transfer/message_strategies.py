@@ -103,6 +103,7 @@ def select_requests(draw):
         rates=draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
         units=np.array(sorted(draw(st.sets(st.integers(0, 10**6), max_size=9))), np.int32),
         indents=np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
+        links=draw(arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids)),
     )
 
 

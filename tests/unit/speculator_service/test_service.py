@@ -140,6 +140,31 @@ async def test_the_indents_choose_what_a_selection_and_a_later_turn_keep(make_re
     assert told[0].indents.tolist() == indents
 
 
+@pytest.mark.parametrize("links", [[], [(3, 5)]])
+async def test_the_links_choose_what_a_selection_and_a_later_turn_keep(make_request, monkeypatch, links):
+    scores, told = np.full(TEXT.size, 0.1, np.float32), []
+    scores[13:18] = 0.9
+    first, last = int(np.searchsorted(UNITS, 13)), UNITS.size - 2
+    pairs = np.array([(first, last)] if links else [], np.int32).reshape(-1, 2)
+    monkeypatch.setattr(service_module, "extend", lambda prompt, known: told.append(prompt) or extend(prompt, known))
+    service = SpeculatorService(ScriptedEngine(scores.tolist()))
+    asked = replace(asking(make_request), units=UNITS, indents=np.zeros(UNITS.size, np.int32), links=pairs)
+    options = asked.options.model_copy(update={"keep_rate": 0.25, "reuse": "on"})
+    kept = (await service.select(replace(asked, options=options))).kept.positions
+    assert (set(range(UNITS[last], UNITS[last + 1])) <= set(kept.tolist())) == bool(links)
+    await service.select(replace(asked, options=options.model_copy(update={"keep_rate": 0.3})))
+    assert told[0].links.tolist() == pairs.tolist()
+
+
+async def test_links_to_no_unit_are_refused(make_request):
+    for wrong in ([(0, UNITS.size)], [(-1, 0)]):
+        asked = replace(asking(make_request), units=UNITS, links=np.array(wrong, np.int32))
+        with pytest.raises(InvalidRequestError, match="links must be pairs"):
+            await SpeculatorService(ScriptedEngine([1.0] * TEXT.size)).select(asked)
+    with pytest.raises(ValueError, match=r"links must be \[L, 2\]"):
+        replace(asking(make_request), links=np.zeros(3, np.int32))
+
+
 async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_request):
     service = SpeculatorService(ScriptedEngine([0.5, 0.25, 1.0, 0.0, 0.75]))
     selection = await service.select(make_request(range(5), chunk_size=2))

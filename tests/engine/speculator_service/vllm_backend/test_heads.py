@@ -65,7 +65,7 @@ async def test_without_weight_for_the_question_its_rows_are_not_computed_again(r
 
 
 async def test_the_mass_of_every_head_adds_up_to_the_scores(rig):
-    """What `skim heads` reads."""
+    """By which retrieval heads are found."""
     prompt, question = random_prompt(300, seed=24), (280, 295)
     heads, masses = await rig.engine.head_masses("m", np.array(prompt, np.int32), question)
     assert heads == [(layer, head) for layer in range(5) for head in range(4)]
@@ -95,12 +95,12 @@ async def test_control_a_row_sees_no_later_keys(rig):
         await rig.call(as_before)
 
 
-async def test_without_a_profile_attention_scores_and_the_log_says_how_to_make_one(rig, caplog):
+async def test_without_a_profile_attention_scores_and_the_log_says_so_once(rig, caplog):
     case = random_prompt(200, seed=27)
     with scored_by(rig, None), caplog.at_level(logging.WARNING):
         by_heads = await rig.score(case, HEADS)
         await rig.score(case, HEADS)
-    assert ["skim heads some/model" in message for message in caplog.messages] == [True]
+    assert ["some/model has no head profile" in message for message in caplog.messages] == [True]
     by_attention = await rig.score(case, SelectionOptions())
     assert torch.equal(by_heads.importance, by_attention.importance)
     assert by_heads.look_ahead_tokens == by_attention.look_ahead_tokens != []

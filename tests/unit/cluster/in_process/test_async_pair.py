@@ -195,6 +195,21 @@ async def test_a_line_brings_what_is_nested_under_it():
     await pair.close()
 
 
+async def test_a_line_brings_one_that_shares_an_identifier(monkeypatch):
+    """As in serving: the links reach the selection. The mock's lines all score about the same."""
+    monkeypatch.setattr("speculator_service.scoring.units.LINKED", 1.0)
+    pair = AsyncPair(speculator=SPECULATOR)
+    units, indents = np.arange(0, 400, 20, dtype=np.int32), np.zeros(20, np.int32)
+    flat, options = replace(PROMPT, units=units, indents=indents), SelectionOptions(keep_rate=0.5, reuse="off")
+    means = np.add.reduceat((await pair.select(flat, options, return_importance=True)).importance, units)[:-2]
+    best, worst = int(np.argmax(means)), int(np.argmin(means))
+    linked = replace(flat, links=np.array([[best, worst]], np.int32))
+    kept = [set((await pair.select(one, options)).kept.positions.tolist()) for one in (flat, linked)]
+    brought = set(range(20 * worst, 20 * worst + 20))
+    assert [brought <= positions for positions in kept] == [False, True]
+    await pair.close()
+
+
 async def test_the_target_reads_late_units_in_the_order_of_its_cache():
     """As in serving, if the model has positions for it."""
     pair = AsyncPair(target=TARGET)

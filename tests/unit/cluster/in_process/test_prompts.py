@@ -63,6 +63,24 @@ def test_texts_have_units_and_token_ids_have_none(tokenizer, document):
     assert [one.indents.size - one.units.size for one in (prompt, chat, more)] == [0, 0, 0]
 
 
+def test_lines_with_one_identifier_are_linked_also_after_more_borders(tokenizer):
+    lines = [
+        "The customer Omar has the id C4821 and lives in a town.",
+        "A plain line without any name in it at all here.",
+    ]
+    text = "\n".join([*lines, "The order of C4821 was sent off in the early morning.", *(4 * [lines[1]])])
+    prompt = render(text, tokenizer)
+
+    def linked(rendered):
+        places = tokenizer(text, return_offsets_mapping=True).offset_mapping
+        return [text[places[start][0] :].split()[1] for start in rendered.units[rendered.links].ravel().tolist()]
+
+    assert linked(prompt) == ["Omar", "order"]  # the first token is protected
+    more = render(prompt, tokenizer, PrefillOptions(protected_spans=[[1, 2]]))
+    assert more.units.size > prompt.units.size
+    assert more.units[more.links].tolist() == prompt.units[prompt.links].tolist()
+
+
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):
     prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32), no_spans())
     assert protected(render(prompt, tokenizer)) == set()

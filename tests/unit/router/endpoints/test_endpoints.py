@@ -131,6 +131,18 @@ async def test_the_text_is_cut_at_sentences_on_every_endpoint(client, pools, doc
     assert len(shown["unit_scores"]) == sent.units.size
 
 
+async def test_lines_that_share_an_identifier_are_linked(client, pools, document):
+    filler = document.messages[-1]["content"]
+    text = f"The customer Omar has the id C4821 and no other.\n{filler}\nThe order of C4821 was sent in the morning."
+    chat = [{"role": "user", "content": text}, {"role": "user", "content": "Where is the order of Omar?"}]
+    await client.post("/v1/chat/completions", json={"model": "demo", "messages": chat, "speculative_prefill": KEEP})
+    sent = pools.selects[-1]
+    lines = [TOKENIZER.decode(part) for part in np.split(sent.token_ids, sent.units[1:])]
+    linked = [lines[unit] for unit in sent.links.ravel().tolist()]
+    assert len(linked) == 2
+    assert all("C4821" in line for line in linked)
+
+
 async def test_without_a_text_there_are_no_units(client, pools, document):
     """Of token ids, and where the request wants chunks or a dense run."""
     ids = TOKENIZER(document.prompt).input_ids

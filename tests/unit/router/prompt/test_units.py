@@ -90,7 +90,7 @@ def test_the_indent_of_each_unit():
     """That of the line in which it begins, after blank lines, in spaces and tabs."""
     long = " ".join(["word"] * 100)
     text = f"def first(number, other, third):\n    {LONG}. {LONG}.\n\n\t\tx = {long}\n{LONG}.\n"
-    starts, indents = text_units(text, words(text))
+    starts, indents, _ = text_units(text, words(text))
     at = [words(text)[start][0] for start in starts.tolist()]
     assert indents.tolist() == [0, 4, 4, 2, 2, 0]
     assert [text[place:].lstrip()[:8] for place in at] == [
@@ -116,7 +116,7 @@ def test_numbered_lines_have_the_indents_of_the_text(form):
     )
     plain = text_units(text, words(text))[1]
     shown = numbered(text, form, 7)
-    starts, indents = text_units(shown, words(shown))
+    starts, indents, _ = text_units(shown, words(shown))
     assert set(plain.tolist()) == set(indents.tolist()) == {0, 4}
     of_line = {}
     for start, indent in zip(starts.tolist(), indents.tolist(), strict=True):
@@ -138,7 +138,7 @@ def test_a_number_alone_is_text():
 
 @pytest.mark.parametrize("text", ["\n\n  \n", "   ", "a", "  a\n  "])
 def test_a_text_of_little_else_than_white_space_has_units(text):
-    starts, indents = text_units(text, letters(text))
+    starts, indents, _ = text_units(text, letters(text))
     assert starts.tolist() == [0]
     assert indents.size == 1
 
@@ -220,7 +220,7 @@ def test_where_units_are_not_known_there_are_none():
     text, options = f"{LONG}.\n{LONG} twice.\n", SelectionOptions(protect_last=2)
     offsets = words(text)
     spans = PromptSpans(np.array([[0, 1]], np.int32), rate_spans=np.array([[3, 9]], np.int32))
-    found, indents = units_of(text, offsets, spans, options, len(offsets))
+    found, indents, _ = units_of(text, offsets, spans, options, len(offsets))
     assert found.size == indents.size
     assert {1, 3, 9, len(offsets) - 2} <= set(found.tolist())
     by_chunk = options.model_copy(update={"granularity": "chunk"})
@@ -230,4 +230,4 @@ def test_where_units_are_not_known_there_are_none():
         (text, offsets, spans, options, len(offsets) + 1),
         (text, offsets, spans, by_chunk, len(offsets)),
     ):
-        assert [part.size for part in units_of(*arguments)] == [0, 0]
+        assert [part.size for part in units_of(*arguments)] == [0, 0, 0]

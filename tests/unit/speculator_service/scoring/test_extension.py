@@ -166,6 +166,18 @@ def test_what_is_nested_under_an_important_line_comes_with_it() -> None:
     assert late["nested"] == set(range(40 * CHUNK, 46 * CHUNK))
 
 
+def test_what_is_linked_with_an_important_line_comes_with_it() -> None:
+    """Line 50 shares an identifier with line 40, which alone matters."""
+    prompt = in_lines(second([40], keep_rate=0.13))
+    flat, late = np.zeros(prompt.text_units.size, np.int32), []
+    for links in (np.empty((0, 2), np.int32), np.array([[40, 50]], np.int32)):
+        of_text = prompt.text_units, flat, links
+        fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, SPANS, (), *of_text)
+        kept = extend(replace(prompt, indents=flat, links=links, fresh=fresh.numpy().astype(np.int32)), KNOWN)
+        late.append([set(chunk(line)) <= set(kept.positions[kept.reused :].tolist()) for line in (40, 50)])
+    assert late == [[True, False], [True, True]]
+
+
 def test_max_keep_bounds_the_extended_prompt() -> None:
     important = [40, 41, 20, 21, 22, 23, 24]
     size = extend(second(important), KNOWN).positions.size

@@ -312,16 +312,28 @@ def texts(draw):
     cuts = {0, *edges, *inner, *draw(st.sets(places, max_size=12)), max(0, len(scores) - options.protect_last)}
     units = np.array(sorted(cuts - {len(scores)}), np.int32)
     indents = draw(st.just([]) | st.lists(st.integers(0, 3), min_size=units.size, max_size=units.size))
-    return scores, options, spans, regions, units, np.array(indents, np.int32)
+    unit = st.integers(0, units.size - 1)
+    links = draw(st.sets(st.tuples(unit, unit).filter(lambda pair: pair[0] < pair[1]), max_size=4)) if indents else []
+    return (
+        scores,
+        options,
+        spans,
+        regions,
+        units,
+        np.array(indents, np.int32),
+        np.array([*links], np.int32).reshape(-1, 2),
+    )
 
 
-def naive_ranks(free, starts, means, indents):
+def naive_ranks(free, starts, means, indents, links):
     """By unit, the highest mean of the unit, of those nested under it, and of those that it is nested under; of a small
-    group, at least half the highest mean of all.
+    group, at least half the highest mean of all. A mean is at least .9 of those of the units that it is linked with.
 
     free: the droppable tokens of each unit; messages end at a unit without any. starts: of the units, and the prompt's
     end.
     """
+    linked = {unit: [means[a + b - unit] for a, b in links if unit in (a, b)] for unit in means}
+    means = {unit: max([mean, *(0.9 * other for other in linked[unit])]) for unit, mean in means.items()}
     ranks = dict(means)
     for outer, indent in enumerate(indents):
         nested = []
@@ -340,7 +352,7 @@ def naive_ranks(free, starts, means, indents):
     return ranks
 
 
-def naive_text_select(scores, options, spans, regions, units, indents):
+def naive_text_select(scores, options, spans, regions, units, indents, links):
     """The rule for units of text with sorted() and sets: as many as are enough in the order of their means, the first
     in the order of their ranks.
     """
@@ -350,7 +362,7 @@ def naive_text_select(scores, options, spans, regions, units, indents):
     fixed = set(range(max(0, prompt - options.protect_last), prompt)).union(*(range(*span) for span in spans))
     free = [set(range(a, b)) - fixed for a, b in itertools.pairwise([*units.tolist(), prompt])]
     means = {unit: math.fsum(scores[m] for m in free[unit]) / max(1, len(free[unit])) for unit in range(len(free))}
-    ranks = naive_ranks(free, [*units.tolist(), prompt], means, indents.tolist())
+    ranks = naive_ranks(free, [*units.tolist(), prompt], means, indents.tolist(), links.tolist())
     keep = set(fixed)
     rules = [(set(range(start, end)), rate) for start, end, rate in regions]
     rules.append((set(range(prompt)).difference(*(place for place, _ in rules)), options.fixed_rate))
@@ -378,10 +390,10 @@ def naive_text_select(scores, options, spans, regions, units, indents):
 
 @given(texts())
 def test_units_of_text_equal_the_naive_rule(problem):
-    scores, options, spans, regions, units, indents = problem
+    scores, options, spans, regions, *of_text = problem
     with patch.multiple("speculator_service.scoring.units", NESTED_TOKENS=NESTED, GROUP_TOKENS=GROUP):
-        positions, _ = select(torch.tensor(scores), options, spans, regions, units, indents)
-    assert positions.tolist() == naive_text_select(scores, options, spans, regions, units, indents)
+        positions, _ = select(torch.tensor(scores), options, spans, regions, *of_text)
+    assert positions.tolist() == naive_text_select(scores, options, spans, regions, *of_text)
 
 
 def test_units_of_text_are_taken_until_their_tokens_are_enough():
@@ -412,12 +424,13 @@ CODE_INDENTS = np.array([0, 4, 8, 4, 0, 4, 4, 0], np.int32)
 """Two functions and a line below them; the third line is inside an `if`. Each line has ten tokens."""
 
 
-def kept_lines(scores, keep_rate, indents=CODE_INDENTS, group=0):
+def kept_lines(scores, keep_rate, indents=CODE_INDENTS, group=0, links=()):
     """The lines that are kept of eight with these scores."""
     importance = torch.tensor(scores, dtype=torch.float32).repeat_interleave(10)
     options = SelectionOptions(keep_rate=keep_rate, protect_last=1)
     with patch("speculator_service.scoring.units.GROUP_TOKENS", group):
-        positions, _ = select(importance, options, units=np.arange(0, 80, 10, dtype=np.int32), indents=indents)
+        pairs = np.array(links, np.int32).reshape(-1, 2)
+        positions, _ = select(importance, options, (), (), np.arange(0, 80, 10, dtype=np.int32), indents, pairs)
     return sorted({position // 10 for position in positions.tolist()} - {7})
 
 
@@ -442,6 +455,29 @@ def test_the_best_of_a_small_group_brings_the_rest_at_half_its_rank():
     assert kept_lines(scores, 0.5, group=39) == [0, 1, 2, 4]
     scores[5] = 5
     assert kept_lines(scores, 0.5, group=40) == [0, 1, 2, 4]
+
+
+def test_a_line_brings_those_that_share_an_identifier_with_it():
+    """The question names the customer; the order has the customer's id. Line 5 matters more than what is linked, if it
+    has more than nine tenths."""
+    flat, scores = np.zeros(8, np.int32), [9, 1, 0, 1, 2, 3, 1, 0]
+    assert kept_lines(scores, 0.25, flat) == [0, 5]
+    assert kept_lines(scores, 0.25, flat, links=[(0, 2)]) == [0, 2]
+    scores[5] = 8.2
+    assert kept_lines(scores, 0.25, flat, links=[(0, 2)]) == [0, 5]
+    assert kept_lines([0, 1, 9, 1, 2, 3, 1, 0], 0.25, flat, links=[(0, 2)]) == [0, 2], "the other way round"
+
+
+def test_what_is_linked_brings_no_further_line():
+    flat, scores = np.zeros(8, np.int32), [9, 1, 0, 0, 2, 3, 1, 0]
+    assert kept_lines(scores, 0.37, flat, links=[(0, 2), (2, 3)]) == [0, 2, 5]
+
+
+def test_what_is_linked_brings_what_is_nested_under_it():
+    """The question's line calls a function, whose body answers."""
+    scores = [0, 0, 0, 0, 1, 9, 2, 0]
+    assert kept_lines(scores, 0.75) == [0, 1, 2, 4, 5, 6]
+    assert kept_lines(scores, 0.75, links=[(0, 5)]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_how_much_is_kept_does_not_follow_the_nesting():

@@ -1,0 +1,59 @@
+"""Links between the units of a text: two units share an identifier, such as an id or the name of a function.
+
+A question may name only one of two lines that the answer needs: the customer, whose id the line of the order has. An
+identifier is a word of at least MIN_CHARACTERS characters with a digit, an underscore, or a capital after its first
+character. One that stands in more than MOST_UNITS units links nothing: it is a date, a type or a level of a log.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Int32Array
+
+MIN_CHARACTERS = 4
+MOST_UNITS = 3
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+Codes = npt.NDArray[np.uint16]
+"""The code points of a text [C]; 0xFFFF for those above."""
+
+
+def links_of(
+    codes: Codes, begins: npt.NDArray[np.int64], units: npt.NDArray[np.int64], droppable: npt.NDArray[np.bool_]
+) -> Int32Array:
+    """The pairs of units that share an identifier, int32 [L, 2], each pair once, the earlier unit first.
+
+    begins: the first character of each token [M], ascending. units: the first token of each unit [U]. droppable: bool
+    [M]; a unit without a droppable token is left out.
+    """
+    starts, words = _identifiers(codes)
+    unit = np.searchsorted(begins[units], starts, "right") - 1
+    dropped = np.logical_or.reduceat(droppable, units)[unit.clip(min=0)] & (unit >= 0)
+    held = np.unique(np.stack([words[dropped], unit[dropped].astype(np.uint64)], 1), axis=0)
+    _, first, count = np.unique(held[:, 0], return_index=True, return_counts=True)
+    pairs = []
+    for size in range(2, MOST_UNITS + 1):
+        group = held[first[count == size][:, None] + np.arange(size), 1]
+        pairs += [group[:, [one, other]] for one in range(size) for other in range(one + 1, size)]
+    return np.unique(np.concatenate(pairs), axis=0).astype(np.int32)
+
+
+def _identifiers(codes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    """Where each identifier begins [I], ascending, and a hash of its characters [I]."""
+    digit = (codes >= ord("0")) & (codes <= ord("9"))
+    capital = (codes >= ord("A")) & (codes <= ord("Z"))
+    small = (codes >= ord("a")) & (codes <= ord("z"))
+    inside = digit | capital | small | (codes == ord("_"))
+    edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
+    starts, ends = edges[::2], edges[1::2]
+    marked = np.r_[0, np.cumsum(inside & ~small)]  # digits, underscores and capitals
+    first = capital[starts] if starts.size else starts.astype(bool)
+    chosen = (ends - starts >= MIN_CHARACTERS) & (marked[ends] - marked[starts] > first)
+    starts, ends = starts[chosen], ends[chosen]
+    if not starts.size:
+        return starts, np.empty(0, np.uint64)
+    lengths = ends - starts
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    characters = codes[np.repeat(starts, lengths) + place].astype(np.uint64)
+    powers = np.cumprod(np.full(lengths.max(), _MULTIPLIER))  # uint64, modulo 2^64
+    return starts, np.add.reduceat(characters * powers[place], np.cumsum(lengths) - lengths)
