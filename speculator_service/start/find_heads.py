@@ -97,14 +97,17 @@ def _fingerprint(engine: SpeculatorEngine) -> str:
 async def ensure_heads(engine: HeadReader, model: str) -> None:
     """Find the heads of an engine that has no head profile, and save them for later starts on this machine.
 
-    model: as in `find_heads`. Raises as `find_heads`.
+    Not of random weights or an artificial language, whose attention fails the start probe. model: as in `find_heads`.
+    Raises as `find_heads`.
     """
     if engine.info.has_head_profile:
         return
-    logger.info("finding the retrieval heads of %s, once for this machine", model)
-    profile = await find_heads(engine, model)
+    profile = None
+    if await find_failure(engine, model) is None:
+        logger.info("finding the retrieval heads of %s, once for this machine", model)
+        profile = await find_heads(engine, model)
     if profile is None:
-        logger.warning("no heads of %s find what a question asks for: it reads every prompt as a whole", model)
+        logger.info("no heads of %s find what a question asks for: it reads every prompt as a whole", model)
     elif profile.fingerprint:
         try:
             save(profile, saved_file(profile.fingerprint))

@@ -28,12 +28,12 @@ RIGHT = {(1, 2): 0.5, (7, 3): 0.4}
 class KnownEngine(MockSpeculator):
     """Each of the `right` heads puts its mass on the evidence of every prompt; all else is noise.
 
-    seldom: heads that do so in one prompt of six.
+    seldom: heads that do so in one prompt of six. attends: the attention of all heads finds the evidence.
     """
 
-    def __init__(self, right=RIGHT, seldom=None, **options):
+    def __init__(self, right=RIGHT, seldom=None, attends=True, **options):
         super().__init__(MODEL, **options)
-        self._right, self._seldom, self.read = right, seldom or {}, []
+        self._right, self._seldom, self._attends, self.read = right, seldom or {}, attends, []
         prompts = [*head_prompts(MODEL), *needle_prompts(MODEL)]
         self._needles = {prompt.token_ids.tobytes(): prompt.needle for prompt in prompts}
         self.profile = None
@@ -55,7 +55,10 @@ class KnownEngine(MockSpeculator):
 
     async def score(self, request):
         if request.options.scoring != "heads":
-            return await super().score(request)
+            scores = await super().score(request)
+            start, end = self._needles[request.token_ids.tobytes()]
+            scores.importance[start:end] *= 2 if self._attends else 0
+            return scores
         masses = (await self.head_masses(request.request_id, request.token_ids, None))[1]
         places = [NAMES.index((head.layer, head.head)) for head in self.profile.heads]
         by_head = torch.einsum("r,rhm->hm", row_weights(self.profile.question, self.profile.last, 1), masses[:, places])
@@ -136,10 +139,20 @@ async def test_a_folder_that_cannot_be_written_stops_no_start(tmp_path, caplog):
 
 
 async def test_without_good_heads_nothing_is_saved_and_the_log_says_it(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        await ensure_heads(KnownEngine({}), MODEL)
+    with caplog.at_level(logging.INFO):
+        await ensure_heads(engine := KnownEngine({}), MODEL)
+    assert len(engine.read) >= 24
     assert "reads every prompt as a whole" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_model_whose_attention_finds_nothing_is_not_searched(caplog):
+    engine = KnownEngine(attends=False)
+    with caplog.at_level(logging.INFO):
+        await ensure_heads(engine, MODEL)
+    assert engine.read == []
+    assert not engine.info.has_head_profile
+    assert "reads every prompt as a whole" in caplog.text
 
 
 def test_saving_leaves_no_half_written_file(tmp_path, monkeypatch):
