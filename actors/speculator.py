@@ -17,7 +17,6 @@ from kv_transfer.messages import ACCEPTED, SelectRequest
 from kv_transfer.windows import WindowsRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
-from speculator_service.acceptance import Acceptances
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
@@ -56,12 +55,12 @@ class SpeculatorActor(PoolActor):
             self._engine = translated(engine, translation)
             text = reads_for if translation and reads_for else own.model
             await self._probe(own, lambda: find_failure(self._engine, text))
-        self._drafts, self._acceptances = None, Acceptances()
+        self._drafts = None
         if channel is not None:
             branches = channel.get("max_branches", 64)
             self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
-        self._service = SpeculatorService(self._engine, address, acceptances=self._acceptances, peers=ServePeers())
+        self._service = SpeculatorService(self._engine, address, peers=ServePeers())
         self._started("speculator", own)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
@@ -77,7 +76,6 @@ class SpeculatorActor(PoolActor):
     def _drafted(self, session: DrafterSession) -> None:
         """A drafting session is closed."""
         self._draft_spans.end(session)
-        self._acceptances.ended(session.id, session.drafts, session.accepted)
 
     async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Takes a SelectRequest and yields one Selection or error, all encoded. Cancelling aborts it in the engine.

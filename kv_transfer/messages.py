@@ -192,7 +192,7 @@ class Selection:
     importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
     stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
     unit_scores: float32 [U], the mean importance of each unit (`spans.unit_starts`); None from a speculator of an
-    earlier release. raised: what the acceptance of earlier drafts added to the wanted coverage.
+    earlier release.
     """
 
     kept: KeptPrompt
@@ -202,7 +202,6 @@ class Selection:
     reused_tokens: int = 0
     cached_tokens: int = 0
     unit_scores: Float32Array | None = None
-    raised: float = 0.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.coverage):

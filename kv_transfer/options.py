@@ -118,10 +118,6 @@ class SelectionOptions(BaseModel):
     reuse: Literal["on", "off"] = Field(
         "on", description="extend what was kept for an earlier prompt with the same beginning"
     )
-    follow_acceptance: Literal["on", "off"] = Field(
-        "on",
-        description="with keep_rate auto and reuse: keep more after an answer that rejected unusually many drafts",
-    )
     max_keep: float | None = Field(
         None,
         gt=0,
@@ -177,14 +173,14 @@ class SelectionOptions(BaseModel):
         many are kept."""
         return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
 
-    def covering(self, tokens: int, more: float = 0.0) -> "SelectionOptions":
-        """These options with the coverage that a prompt of `tokens` tokens wants. more: is added to it."""
+    def covering(self, tokens: int) -> "SelectionOptions":
+        """These options with the coverage that a prompt of `tokens` tokens wants."""
         wanted = self.wanted_coverage
         if wanted is None:
             return self
         if self.coverage is None and self.read == "windows" and tokens >= LONG_FROM:
             wanted = LONG_COVERAGE
-        return self.model_copy(update={"coverage": min(1.0, wanted + more)})
+        return self.model_copy(update={"coverage": wanted})
 
     @property
     def keeps_all(self) -> bool:
@@ -233,7 +229,7 @@ class DecodeOptions(BaseModel):
     max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
     adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
     draft_ahead: DraftAhead = Field("chain", description="draft ahead while the target verifies")
-    draft_context: Literal["full", "kept"] = Field("full", description="prompt of the drafter: full or kept tokens")
+    draft_context: Literal["full", "kept"] = Field("kept", description="prompt of the drafter: full or kept tokens")
     q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution sent per draft")
 
     @field_validator("method", mode="before")

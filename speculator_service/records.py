@@ -23,8 +23,7 @@ class Record:
 
     token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
     request, and regions its protected spans, rate_spans, rates, units, indents and links as bytes. blocks: the prompt's
-    block hashes, which contain the cache salt. session: the drafting session of the answer; empty without drafts
-    over the whole prompt. raised: as in Selection.
+    block hashes, which contain the cache salt.
     """
 
     token_ids: Int32Array
@@ -32,8 +31,6 @@ class Record:
     options: SelectionOptions
     regions: tuple[bytes, ...]
     blocks: Sequence[bytes] = field(repr=False)
-    session: str = ""
-    raised: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,20 +71,15 @@ class Records:
         salt: str | None = None,
         *,
         regions: tuple[bytes, ...] = (),
-        session: str = "",
-        raised: float = 0.0,
         replaces: Record | None = None,
     ) -> None:
-        """Keep what was kept for a prompt. regions, session, raised: as in Record. replaces: a record that it continues
-        as a whole."""
+        """Keep what was kept for a prompt. regions: as in Record. replaces: a record that it continues as a whole."""
         if replaces is not None:
             self.drop(replaces)
         blocks = block_hashes(token_ids, BLOCK_SIZE, salt)
         if not blocks or token_ids.size > self._max_tokens:
             return
-        record = Record(
-            token_ids.astype(np.int32), positions.astype(np.int32), options, regions, blocks, session, raised
-        )
+        record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, regions, blocks)
         self._records[record] = None
         self._tokens += record.token_ids.size
         for block in blocks:

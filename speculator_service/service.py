@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
-from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
-from speculator_service.acceptance import Acceptances
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.limits import check_ids, check_request
 from speculator_service.reading.peers import Peers
@@ -42,7 +40,6 @@ class RecordCounts:
     reused_tokens: int = 0
     late_tokens: int = 0
     compactions: int = 0
-    raised: int = 0
 
 
 class SpeculatorService:
@@ -57,19 +54,18 @@ class SpeculatorService:
         address: str | None = None,
         *,
         records: Records | None = None,
-        acceptances: Acceptances | None = None,
         peers: Peers | None = None,
     ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
-        records: by default its own, as many as the engine's prefix cache has room for. acceptances: of the answers that
-        this replica drafts; without them, none is low. peers: the other replicas, which read a part of the windows.
+        records: by default its own, as many as the engine's prefix cache has room for. peers: the other replicas, which
+        read a part of the windows.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
-        self._acceptances, self._peers = acceptances or Acceptances(), peers
+        self._peers = peers
         self._counts = RecordCounts()
         self._freeing: set[asyncio.Task[None]] = set()
 
@@ -131,7 +127,7 @@ class SpeculatorService:
         """context: by `draft_context`."""
         scores = await scores_of(self.engine, request, keep_session=context == "full", peers=self._peers)
         start = time.perf_counter()
-        kept, share, raised = self._choose(request, scores, request.request_id if context == "full" else "")
+        kept, share = self._choose(request, scores)
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
@@ -149,40 +145,34 @@ class SpeculatorService:
             kept.reused,
             scores.cached_tokens,
             unit_means(importance, unit_starts(importance.size, request.options, request.units)).astype(np.float32),
-            raised,
         )
 
-    def _choose(self, request: SelectRequest, scores: Scores, session: str) -> tuple[Extended, float, float]:
-        """What is kept, its share of the importance, and `Selection.raised`. Reads and writes the records, without
-        waiting. session: as in Record."""
+    def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
+        """What is kept, and its share of the importance. Reads and writes the records, without waiting."""
         spans = request.protected_spans.tolist()
         reuse = request.options.reuse == "on"
         found = self._find(request, scores) if reuse else None
-        raised = self._raised(request, found)
-        options = request.options.covering(request.token_ids.size, raised)
+        options = request.options.covering(request.token_ids.size)
         regions = regions_of(request.rate_spans, request.rates)
         of_text = request.units, request.indents, request.links
         chosen, share = select(scores.importance, options, spans, regions, *of_text)
         fresh = chosen.numpy().astype(np.int32)
         if not reuse:
-            return Extended(fresh, 0), share, raised
+            return Extended(fresh, 0), share
         importance = scores.importance.to("cpu", torch.float32).numpy()
         protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
-        doubtful = raised > 0 and found is not None and self._acceptances.was_low(found.record.session)
         asked = last_question(request)
-        prompt = Prompt(importance, fresh, protected, options, asked, rated, doubtful, *of_text)
+        prompt = Prompt(importance, fresh, protected, options, asked, rated, *of_text)
         remember = partial(
             self.records.add,
             request.token_ids,
             options=request.options,
             salt=request.cache_salt,
             regions=_regions(request),
-            session=session,
-            raised=raised,
         )
         if found is None:
             remember(fresh)
-            return Extended(fresh, 0), share, raised
+            return Extended(fresh, 0), share
         record = found.record
         if _answers(record, request):
             kept = Extended(record.positions, record.positions.size)
@@ -192,21 +182,7 @@ class SpeculatorService:
         replaced = record if whole else None
         remember(kept.positions, replaces=replaced)
         self._count(kept)
-        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long()), raised
-
-    def _raised(self, request: SelectRequest, found: Found | None) -> float:
-        """What the answers of earlier turns add to the wanted coverage: a turn of the record, and those before it."""
-        options = request.options
-        if found is None or options.keep_rate != AUTO or options.follow_acceptance == "off":
-            return 0.0
-        record = found.record
-        if found.common < record.token_ids.size:
-            return 0.0  # another question about the same text, whose answer says nothing about this one
-        if _answers(record, request):
-            return record.raised
-        raised = self._acceptances.raised(record.session, record.raised)
-        self._counts.raised += raised > record.raised
-        return raised
+        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
 
     def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""

@@ -149,11 +149,6 @@ _ALL = (
     Metric(
         "skim_speculator_compactions_total", "counter", "fresh selections where more of an earlier one could be reused"
     ),
-    Metric(
-        "skim_speculator_raised_total",
-        "counter",
-        "selections that keep more because drafts of the answer before were rejected unusually often",
-    ),
     Metric("skim_speculator_records", "gauge", "current number of records"),
     Metric("skim_target_rounds_total", "counter", "verifications"),
     Metric("skim_target_drafts_total", "counter", "drafts verified"),

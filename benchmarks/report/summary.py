@@ -25,7 +25,6 @@ _NOT_SHOWN = """## What is not shown
   tokens, and conversations about documents of at most 4,096.
 - **Natural questions.** Most tasks are generated: records, code, tool results and facts in English prose.
 - **Drafts that pay on a real pair.** On CPU the adaptive number of drafts comes out at about the speed without drafts.
-- **`follow_acceptance`.** Whether it makes later answers better has not been measured.
 - **Several machines and Kubernetes.** Clusters were several Ray nodes on one machine. The Kubernetes objects are
   checked against schemas and were never applied.
 - **Other systems.** Skim is compared with stock vLLM, `vllm run-batch`, `ray.serve.llm` and BM25, not with other

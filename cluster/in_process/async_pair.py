@@ -21,9 +21,7 @@ from skim_common.models.info import inspect_model
 
 if TYPE_CHECKING:
     from kv_transfer.draft_channel.server import DraftServer
-    from speculator_service.acceptance import Acceptances
     from speculator_service.drafting.drafter import DraftService
-    from speculator_service.drafting.drafter_session import DrafterSession
     from speculator_service.engine import SpeculatorEngine
     from speculator_service.records import Records
     from target_service.engine import TargetEngine
@@ -130,17 +128,7 @@ class AsyncPair:
         """The drafting side of the speculator. Raises SkimError if this pair was opened without one."""
         from speculator_service.drafting.drafter import DraftService
 
-        def ended(session: "DrafterSession") -> None:
-            self.acceptances.ended(session.id, session.drafts, session.accepted)
-
-        return DraftService(self.speculator, on_end=ended)
-
-    @cached_property
-    def acceptances(self) -> "Acceptances":
-        """How often the drafts of earlier answers were accepted."""
-        from speculator_service.acceptance import Acceptances
-
-        return Acceptances()
+        return DraftService(self.speculator)
 
     @cached_property
     def records(self) -> "Records":
@@ -193,7 +181,7 @@ class AsyncPair:
 
         remote = decode if decode is not None and decode.method == "remote" else None
         address = None if remote is None else await self.draft_address()
-        service = SpeculatorService(self.speculator, address, records=self.records, acceptances=self.acceptances)
+        service = SpeculatorService(self.speculator, address, records=self.records)
         request = SelectRequest(
             self.name("select"),
             prompt.token_ids,

@@ -47,7 +47,6 @@ class SelectFields(TypedDict, total=False):
     lexical_weight: float | None
     protect_last: int
     reuse: Literal["on", "off"]
-    follow_acceptance: Literal["on", "off"]
     max_keep: float | None
     protected_spans: list[list[int]]
     keep_by_role: dict[Literal["system", "user", "assistant", "tool"], Keep]

@@ -44,9 +44,9 @@ class PromptState:
 
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. guard: the kind of question for which the guard kept more; empty if it did not.
-    shed: what the prompt did without because of the load (`router.admission.load_shedding`). coverage, reused_tokens,
-    raised: as in Selection. admitted: a pool works on the prompt, and the target takes requests. timings: milliseconds
-    by part. answer_tokens: counted only if the call is traced. spent_tokens: taken from the API key.
+    shed: what the prompt did without because of the load (`router.admission.load_shedding`). coverage,
+    reused_tokens: as in Selection. admitted: a pool works on the prompt, and the target takes requests. timings:
+    milliseconds by part. answer_tokens: counted only if the call is traced. spent_tokens: taken from the API key.
     """
 
     call: "CallState"
@@ -71,7 +71,6 @@ class PromptState:
     kept_tokens: int = field(init=False)
     coverage: float = 1.0
     reused_tokens: int = 0
-    raised: float = 0.0
     lost_contents: int = 0
     admitted: bool = False
     timings: dict[str, float] = field(default_factory=dict)
@@ -101,13 +100,11 @@ class PromptState:
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, the kind
-        of question for the guard, the number of contents that are kept because their place is unknown, what the
-        acceptance of earlier drafts added to the coverage, and what was left out because of the load. option:
-        what would let a selection drop something."""
+        of question for the guard, the number of contents that are kept because their place is unknown, and
+        what was left out because of the load. option: what would let a selection drop something."""
         parameters = f";guard={self.guard}" if self.guard else ""
         parameters += ";option=keep_by_role.system" if self._is_system_prompt else ""
         parameters += f";unmapped={self.lost_contents}" if self.lost_contents else ""
-        parameters += f";raised={self.raised:g}" if self.raised else ""
         parameters += f";shed={self.shed}" if self.shed else ""
         if self.estimate is None:
             return f"{self.reason}{parameters}"
@@ -118,14 +115,13 @@ class PromptState:
         """Record a selection that arrived after `elapsed_ms`."""
         self.mode, self.kept_tokens = "speculative", int(selection.kept.token_ids.size)
         self.coverage, self.reused_tokens = selection.coverage, selection.reused_tokens
-        self.raised = selection.raised
         self.timings |= dict(selection.timings)
         self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
 
     def distrusted(self, reason: str) -> None:
         """The prompt runs dense after its selection. The times stay: the client waited for it."""
         self.mode, self.reason, self.kept_tokens = "", reason, self.prompt_tokens
-        self.coverage, self.reused_tokens, self.raised = 1.0, 0, 0.0
+        self.coverage, self.reused_tokens = 1.0, 0
 
     def admit(self) -> None:
         """Note that a pool works on this prompt, and that the target takes requests."""

@@ -69,7 +69,6 @@ class Explained:
         what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
         which the target reads them; None if that is the order of kept_spans.
         cached_tokens: prompt tokens that the speculator found in its prefix cache. signals: as in `guard.signals`.
-        raised: as in Selection.
         """
         selection = self.selection
         kept: KeptPrompt = selection.kept
@@ -87,7 +86,6 @@ class Explained:
             "cached_tokens": selection.cached_tokens,
             "keep_rate": kept.token_ids.size / kept.context_length,
             "coverage": selection.coverage,
-            "raised": selection.raised,
             "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
             "spans": self._spans(),
             "units": self._starts.tolist(),

@@ -67,9 +67,8 @@ class Prompt:
 
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
     is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
-    of regions with a keep rate of their own; None: there are none. wants_all: every unit of the fresh selection must
-    stand, not only the most important ones. text_units, indents, links: as `units`, `indents` and `links` of the
-    SelectRequest.
+    of regions with a keep rate of their own; None: there are none. text_units, indents,
+    links: as `units`, `indents` and `links` of the SelectRequest.
     """
 
     importance: Float32Array
@@ -78,7 +77,6 @@ class Prompt:
     options: SelectionOptions
     question: tuple[int, int] | None = None
     rated: npt.NDArray[np.bool_] | None = None
-    wants_all: bool = False
     text_units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
@@ -165,8 +163,7 @@ def _late(
     falling = np.flatnonzero(chosen)
     falling = falling[np.argsort(-ranks[falling], kind="stable")]
     after = np.cumsum(sizes[falling])
-    share = 1.0 if prompt.wants_all else LATE_SHARE
-    most = falling[(after - sizes[falling] < share * after[-1]) | (after <= LATE_TOKENS)]
+    most = falling[(after - sizes[falling] < LATE_SHARE * after[-1]) | (after <= LATE_TOKENS)]
     important = np.zeros(sizes.size, bool)
     important[most] = True
     if units.indents.size:

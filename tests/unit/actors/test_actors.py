@@ -10,7 +10,6 @@ import pytest
 from actors import speculator as module
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
-from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import ACCEPTED, Frame, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
@@ -24,7 +23,6 @@ from skim_common.errors import (
     WireError,
 )
 from skim_common.models.info import ModelInfo, check_pair
-from speculator_service.acceptance import ENOUGH_ANSWERS, STEP
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import RecordCounts
 from tests.reference.tokenizers_by_kind import model_without_weights
@@ -222,36 +220,6 @@ async def test_a_session_can_be_ended_from_outside():
     assert (await actor.stats())["sessions"] == 1
     await actor.end_session("r")
     assert (await actor.stats())["sessions"] == 0
-    await actor._server.stop()
-
-
-async def test_a_replica_follows_the_acceptance_of_its_own_answers():
-    """What the drafting side counts of an answer reaches the selection of the next turn."""
-    actor = await replica(SpeculatorActor, "speculator", {"cache_tokens": 10_000}, {"max_branches": 3})
-    options, rejected = SelectionOptions(keep_rate="auto"), np.full(40, 3, np.int32)
-
-    async def ask(name, ids):
-        request = SelectRequest(name, ids, options, decode=DecodeOptions())
-        return decode(await selected(actor, encode(request)), Selection)
-
-    async def answer(name, tokens, share=1.0):
-        """The target takes this share of the drafts, and another token in the place of the next."""
-        drafts, position = tokens, 0
-        for _ in range(10):
-            taken = drafts[: int(share * drafts.size)]
-            told = np.append(taken, 1).astype(np.int32)
-            reply = await actor._drafts.handle(DraftRequest(1, [DraftRow(name, position, told, 8)]))
-            drafts, position = reply.drafts[0].tokens, position + told.size
-        await actor.end_session(name)
-
-    for number in range(ENOUGH_ANSWERS):
-        ids = IDS + number + 1
-        await answer(str(number), (await ask(str(number), ids)).kept.look_ahead_tokens)
-    first = await ask("first", IDS)
-    await answer("first", first.kept.look_ahead_tokens, share=0.0)
-    second = await ask("second", np.concatenate([IDS, rejected]))
-    assert (first.raised, second.raised) == (0.0, STEP)
-    assert (await actor.stats())["raised"] == 1
     await actor._server.stop()
 
 

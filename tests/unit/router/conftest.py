@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,10 @@ class LocalPools:
             raise self.select_error
         admitted()
         service = SpeculatorService(self.speculator_engine, "here:1", records=self.records)
-        selection = await service.select(decode(encode(request), SelectRequest))
+        received = decode(encode(request), SelectRequest)
+        if received.decode is not None:  # over the kept prompt, the drafting side opens the session, which is not here
+            received = replace(received, decode=received.decode.model_copy(update={"draft_context": "full"}))
+        selection = await service.select(received)
         return decode(encode(selection), Selection)
 
     async def end_session(self, session: SessionHandle) -> None:

@@ -65,6 +65,7 @@ async def test_the_engine_learns_where_the_question_is(make_request):
 
 FACT = [11, 12, 13]
 TEXT = np.array([*range(100, 110), *FACT, *range(110, 120), 7, *FACT, 8, *range(200, 210)], np.int32)
+FULL = DecodeOptions(draft_context="full")
 UNITS = np.array([0, 10, 13, 18, 23, 28, 35], np.int32)
 """Units of `TEXT`. Its question is tokens 24 to 26, with the terms of the unit at 10."""
 
@@ -200,8 +201,8 @@ async def test_keeping_everything_is_dense(make_request):
     [
         (None, DecodeOptions(), None),
         ("h:1", None, None),
-        ("h:1", DecodeOptions(), "full"),
-        ("h:1", DecodeOptions(draft_context="kept"), "kept"),
+        ("h:1", DecodeOptions(draft_context="full"), "full"),
+        ("h:1", DecodeOptions(), "kept"),
     ],
 )
 async def test_a_session_is_named_if_the_request_asks_for_drafts(make_request, address, decode, context):
@@ -330,7 +331,7 @@ class LateEngine(MockSpeculator):
 
 async def test_a_selection_that_is_cancelled_after_its_session_was_made_frees_it(make_request, demo_speculator):
     engine = LateEngine(demo_speculator)
-    request = replace(make_request(range(10)), decode=DecodeOptions())
+    request = replace(make_request(range(10)), decode=FULL)
     task = asyncio.create_task(SpeculatorService(engine, "here:1").select(request))
     while not engine.sessions:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -350,7 +351,7 @@ async def test_a_selection_with_invalid_scores_keeps_no_session(make_request, de
         return replace(scores, importance=scores.importance[1:])
 
     engine.score = short
-    request = replace(make_request(range(10)), decode=DecodeOptions())
+    request = replace(make_request(range(10)), decode=FULL)
     with pytest.raises(SkimError, match="do not fit"):
         await SpeculatorService(engine, "here:1").select(request)
     await asyncio.sleep(0.01)
@@ -359,6 +360,6 @@ async def test_a_selection_with_invalid_scores_keeps_no_session(make_request, de
 
 async def test_a_selection_that_returns_keeps_its_session(make_request, demo_speculator):
     engine = MockSpeculator(demo_speculator)
-    await SpeculatorService(engine, "here:1").select(replace(make_request(range(10)), decode=DecodeOptions()))
+    await SpeculatorService(engine, "here:1").select(replace(make_request(range(10)), decode=FULL))
     await asyncio.sleep(0.01)
     assert engine.sessions

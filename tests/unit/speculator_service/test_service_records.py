@@ -9,7 +9,6 @@ import torch
 
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions
-from speculator_service.acceptance import ENOUGH_ANSWERS, STEP, Acceptances
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.mock_engine import MockSpeculator
@@ -78,7 +77,6 @@ async def test_a_turn_extends_the_turn_before_it(turns, engine):
         "reused_tokens": one.kept.token_ids.size,
         "late_tokens": 32,
         "compactions": 0,
-        "raised": 0,
         "records": 1,
     }
 
@@ -188,59 +186,3 @@ async def test_a_retried_turn_keeps_the_same_tokens(turns, make_request, engine)
     protected = make_request(SECOND, [(0, 32), (1000, 1010), (2502, 2542)], **RULE)
     more = await service.select(replace(protected, question=(2510, 2540)))
     assert set(range(1000, 1010)) <= set(more.kept.positions.tolist())
-
-
-AUTO = {"keep_rate": "auto", "coverage": 0.5, "min_keep": 0.01, "max_keep": 0.9}
-
-
-@pytest.fixture
-def acceptances():
-    """Those of a replica whose answers usually accept 80 % of their drafts."""
-    made = Acceptances()
-    for number in range(ENOUGH_ANSWERS):
-        made.ended(f"usual-{number}", 100, 80)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("accepted", "options", "decoding", "raised"),
-    [
-        (40, {}, {"decode": DecodeOptions()}, STEP),
-        (80, {}, {"decode": DecodeOptions()}, 0.0),
-        (40, {"follow_acceptance": "off"}, {"decode": DecodeOptions()}, 0.0),
-        (40, {"keep_rate": 0.1, "coverage": None}, {"decode": DecodeOptions()}, 0.0),
-        (40, {}, {"decode": DecodeOptions(draft_context="kept")}, 0.0),
-        (40, {}, {}, 0.0),
-    ],
-)
-async def test_a_turn_keeps_more_after_an_answer_that_rejected_its_drafts(
-    turns, engine, acceptances, accepted, options, decoding, raised
-):
-    """Only with keep_rate auto, and only if the drafter had read the whole prompt."""
-    service = SpeculatorService(engine, "h:1", acceptances=acceptances)
-    first, second = AUTO | {"coverage": 0.2}, AUTO | options
-    _, two = await turns(service, first, second, between=lambda: acceptances.ended("r", 100, accepted), **decoding)
-    _, plain = await turns(SpeculatorService(engine, "h:1"), first, second, **decoding)
-    assert (two.raised, plain.raised) == (raised, 0.0)
-    assert (two.kept.token_ids.size > plain.kept.token_ids.size) == (raised > 0)
-    assert service.stats()["raised"] == (raised > 0)
-
-
-async def test_the_raise_stands_for_the_conversation_and_not_for_other_questions(make_request, engine, acceptances):
-    service = SpeculatorService(engine, "h:1", acceptances=acceptances)
-
-    async def ask(ids, name):
-        request = replace(make_request(ids, **AUTO), request_id=name, decode=DecodeOptions())
-        return (await service.select(request)).raised
-
-    first, second = FIRST, [*FIRST, *ANSWER, *[9] * 40]
-    third = [*second, *ANSWER, *[10] * 40]
-    assert await ask(first, "1") == 0.0
-    acceptances.ended("1", 100, 0)
-    assert await ask(second, "2") == STEP
-    assert await ask(second, "2 again") == STEP  # the same request keeps the same tokens
-    acceptances.ended("2 again", 100, 80)
-    assert await ask(third, "3") == STEP
-    acceptances.ended("3", 100, 0)
-    assert await ask([*third, *ANSWER, *[11] * 40], "4") == 2 * STEP
-    assert await ask([*FIRST[:-40], *[12] * 40], "other question") == 0.0

@@ -167,18 +167,6 @@ async def test_a_region_of_a_prompt_has_its_own_keep_rate():
     assert selection.kept.positions.size <= 128 + 33
 
 
-async def test_the_accepted_drafts_of_an_answer_count_when_its_session_ends(monkeypatch):
-    pair, ended = AsyncPair(speculator=SPECULATOR), []
-    monkeypatch.setattr(pair.acceptances, "ended", lambda *counts: ended.append(counts))
-    kept = (await pair.select(PROMPT, SelectionOptions(look_ahead=4), decode=REMOTE)).kept
-    told = np.array([*kept.look_ahead_tokens[:3], 1], np.int32)
-    await pair.drafts.handle(DraftRequest(1, [DraftRow(kept.session.id, 0, told, 0)]))
-    assert ended == []
-    await pair.end_session(kept)
-    assert ended == [(kept.session.id, 4, 3)]
-    await pair.close()
-
-
 async def test_a_line_brings_what_is_nested_under_it():
     """As in serving: the indents reach the selection."""
     pair = AsyncPair(speculator=SPECULATOR)

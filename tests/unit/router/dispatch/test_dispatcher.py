@@ -361,19 +361,6 @@ async def test_the_forecast_uses_what_replicas_tell_of_themselves():
     assert (forecaster.read.capacity, forecaster.dense.capacity, forecaster.kept.capacity) == (2000, 3000, 3000)
 
 
-async def test_the_client_learns_that_rejected_drafts_raised_the_coverage(monkeypatch):
-    pools = LocalPools()
-    select = pools.select
-
-    async def raised(*asked):
-        return replace(await select(*asked), raised=0.1)
-
-    monkeypatch.setattr(pools, "select", raised)
-    ran = await run(pools, prompt())
-    assert dict(ran.context.headers())["x-skim-reason"] == "requested;raised=0.1"
-    assert ran.dispatcher.selections.get("r").explained.as_json()["raised"] == 0.1
-
-
 async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     lines = 20 * f"{'a' * 19}\n"
     text = f"<user>{lines}</s><user>Why?</s>"
