@@ -39,8 +39,11 @@ class Mode:
 
 
 def modes(drafts: int) -> dict[str, Mode]:
-    """The modes by name. All modes except `remote_adaptive` verify up to K drafts in every step."""
-    fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off")
+    """The modes by name. All modes except `remote_adaptive` verify up to K drafts in every step.
+
+    The remote drafts are over the whole prompt, but for those of `remote_kept`.
+    """
+    fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off", draft_context="full")
     ahead = {name: fixed.model_copy(update={"draft_ahead": name}) for name in ("chain", "branches")}
     return {
         "plain": Mode("plain", None),

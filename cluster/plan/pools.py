@@ -110,11 +110,8 @@ def _rows(tpot: Callable[[float], float], tokens_per_second: float, most: int) -
 
 
 def draft_step_s(engine: Engine, load: Load, rows: float) -> float:
-    """Seconds of one draft for each of `rows` sessions of a speculator. A session is over the whole prompt, or over
-    what was kept of one that was read in windows.
-    """
-    share = load.keep_rate if engine.in_windows(load.prompt) else 1.0
-    return engine.step_s(max(rows, 1.0), share * load.prompt + load.answer / 2)
+    """Seconds of one draft for each of `rows` sessions of a speculator, over the kept prompts."""
+    return engine.step_s(max(rows, 1.0), load.keep_rate * load.prompt + load.answer / 2)
 
 
 def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
@@ -123,13 +120,17 @@ def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
 
 
 def speculator_pool(engine: Engine, gpu: Gpu, replicas: int, load: Load, target: Pool, drafts: int = 0) -> Pool | None:
-    """A pool that reads every prompt, and drafts for the answers of `target`; None if it cannot carry the load."""
+    """A pool that reads every prompt, and drafts for the answers of `target`; None if it cannot carry the load.
+
+    The kept prompt is read for its drafts after the selection.
+    """
     rate = load.qps / replicas
     service = engine.select_s(Read(load.prompt))
+    session = engine.read_s(Read(round(load.keep_rate * load.prompt))) if drafts else 0.0
     rows = target.rows * target.replicas / replicas if drafts else 0.0
     per_round = target.tpot * expected_tokens(load.acceptance, drafts)
     drafting = min(1.0, rows) * drafts * draft_step_s(engine, load, rows) / per_round
-    busy = rate * service + drafting
+    busy = rate * (service + session) + drafting
     memory = engine.memory(gpu, load.prompt + load.answer, rows=MAX_ROWS, captures=True)
     if busy > MOST_BUSY or memory is None or max(rows, rate * service) > memory.sessions:
         return None

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.plan.formulas import expected_tokens
 from cluster.plan.gpus import GPUS, Machine
-from cluster.plan.pools import MOST_BUSY, Load, draft_step_s, target_pool
+from cluster.plan.pools import MOST_BUSY, Load, draft_step_s, speculator_pool, target_pool
 from cluster.plan.report import answer, cost_per_million, verdict
 from cluster.plan.size import RANKS, Sizer
 from skim_common.models.costs import Read
@@ -71,13 +72,17 @@ def test_the_first_token_waits_for_both_pools_and_skims_own_work():
     assert plan.target.service == own.engine(own.target, 1).read_s(Read(6400))
 
 
-def test_drafts_after_windows_are_over_what_was_kept():
-    own = sizer()
+@pytest.mark.parametrize("windows", [True, False])
+def test_drafts_are_over_what_was_kept_which_is_read_for_them(windows):
+    own = replace(sizer(), windows=windows)
     engine = own.engine(own.speculator, 1)
     assert draft_step_s(engine, LONG, 2) == engine.step_s(2, 0.2 * 32000 + 150)
-    assert draft_step_s(engine, SHORT, 2) == engine.step_s(2, 1150)
-    whole = replace(own, windows=False).engine(own.speculator, 1)
-    assert draft_step_s(whole, LONG, 2) == whole.step_s(2, 32150)
+    load = replace(LONG, qps=0.01)
+    target = target_pool(own.engine(own.target, 1), own.gpu, 1, load, 6400)
+    with_drafts, without = (speculator_pool(engine, own.gpu, 1, load, target, drafts) for drafts in (2, 0))
+    round_s = target.tpot * expected_tokens(load.acceptance, 2)
+    drafting = min(1.0, target.rows) * 2 * draft_step_s(engine, load, target.rows) / round_s
+    assert with_drafts.busy - without.busy - drafting == pytest.approx(0.01 * engine.read_s(Read(6400)))
 
 
 def test_prefills_and_drafts_make_the_tokens_of_an_answer_slower():
