@@ -9,6 +9,7 @@ import pytest
 
 from cluster.demo_document import make_document
 from cluster.explain.sources import from_prompt, from_request, read_prompt_file
+from cluster.in_process.async_pair import AsyncPair
 from router.explain.prompt_text import PromptText
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
@@ -35,6 +36,17 @@ def test_a_chat_is_selected_from_as_in_serving():
     assert "Be brief." in kept
     assert document.document in prompt.text
     assert prompt.cuts.size == explanation["prompt_tokens"] + 1
+
+
+def test_heads_are_found_first(monkeypatch):
+    told = []
+
+    async def ensure_heads(pair):
+        told.append(pair)
+
+    monkeypatch.setattr(AsyncPair, "ensure_heads", ensure_heads)
+    selected("The first line of a text.\n" * 20)
+    assert len(told) == 1
 
 
 def test_spans_that_the_client_protects_are_kept():

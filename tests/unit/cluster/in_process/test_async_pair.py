@@ -16,6 +16,9 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model
 from speculator_service.mock_engine import MockSpeculator
+from speculator_service.start import find_heads
+from speculator_service.translation.engine import TranslatingSpeculator
+from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
 
 SPECULATOR = EngineSettings(str(MODELS / "speculator"), "mock")
@@ -165,6 +168,30 @@ async def test_a_region_of_a_prompt_has_its_own_keep_rate():
     assert plain.kept.positions.size <= 33
     assert set(range(96, 224)) <= set(selection.kept.positions.tolist())
     assert selection.kept.positions.size <= 128 + 33
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_the_heads_of_a_vllm_speculator_are_found(tmp_path, monkeypatch, other):
+    """The search reads in the speculator's own tokens; what it finds counts for the pair, also with two tokenizers."""
+    searched = []
+
+    async def ensure_heads(engine, model):
+        searched.append((type(engine), model))
+        engine.info = replace(engine.info, has_head_profile=True)
+
+    monkeypatch.setattr(find_heads, "ensure_heads", ensure_heads)
+    model = model_without_weights(tmp_path / "other", "byte_level") if other else SPECULATOR.model
+    settings = EngineSettings(model, "vllm", create=lambda kind, model, **_: MockSpeculator(model))
+    pair = AsyncPair(speculator=settings, reads_for=TARGET.model)
+    await pair.ensure_heads()
+    assert searched == [(MockSpeculator, model)]
+    assert pair.speculator.info.has_head_profile
+    assert isinstance(pair.speculator, TranslatingSpeculator) == other
+    await pair.close()
+    for without in (AsyncPair(speculator=SPECULATOR), AsyncPair(target=TARGET)):
+        await without.ensure_heads()
+        await without.close()
+    assert len(searched) == 1
 
 
 async def test_a_line_brings_what_is_nested_under_it():

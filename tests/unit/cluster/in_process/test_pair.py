@@ -153,6 +153,40 @@ def test_a_pair_from_a_file_has_the_files_options(messages):
             pair.ask("Hello.")
 
 
+@pytest.mark.parametrize(("start_probe", "searched"), [("dense", True), ("off", False)])
+def test_heads_are_found_unless_the_file_trusts_the_model(monkeypatch, start_probe, searched):
+    told = []
+
+    async def ensure_heads(pair):
+        told.append(pair)
+
+    monkeypatch.setattr(AsyncPair, "ensure_heads", ensure_heads)
+    config = load_config(EXAMPLE)
+    mock = {"engine": "mock", "engine_options": {}, "start_probe": start_probe}
+    config = config.with_pools({name: pool.model_copy(update=mock) for name, pool in config.pools.items()})
+    with Pair.from_config(config, only="speculator"):
+        assert len(told) == searched
+    with Pair(speculator=SPECULATOR, engine="mock"):
+        assert len(told) == searched + 1
+
+
+def test_a_pair_whose_search_fails_is_closed(monkeypatch):
+    closed, close = [], AsyncPair.close
+
+    async def fails(pair):
+        raise SkimError("the engine died")
+
+    async def noted(pair):
+        closed.append(pair)
+        await close(pair)
+
+    monkeypatch.setattr(AsyncPair, "ensure_heads", fails)
+    monkeypatch.setattr(AsyncPair, "close", noted)
+    with pytest.raises(SkimError, match="the engine died"):
+        Pair(speculator=SPECULATOR, engine="mock")
+    assert len(closed) == 1
+
+
 def test_a_selection_goes_through_a_file(pair, messages, tmp_path):
     selection = pair.select(messages, keep_rate=0.1)
     selection.save(tmp_path / "kept.json")
