@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.in_process.pair import Pair
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
@@ -41,7 +42,7 @@ def pair(smollm2: Path) -> Iterator[Pair]:
 
 
 def test_scores_of_real_text_are_the_oracles(pair: Pair, smollm2: Path) -> None:
-    selection = pair.select(CODE.messages, keep_rate=1.0, look_ahead=2)
+    selection = pair.select(CODE.messages, keep_rate=1.0, look_ahead=2, lexical_weight=0.0)
     token_ids = selection.kept.token_ids.tolist()
     oracle = scoring_oracle.score(load_model(smollm2), token_ids, SelectionOptions(look_ahead=2))
     assert selection.kept.look_ahead_tokens.tolist() == oracle.look_ahead_tokens
@@ -51,20 +52,24 @@ def test_scores_of_real_text_are_the_oracles(pair: Pair, smollm2: Path) -> None:
 
 @pytest.mark.parametrize("document", [CODE, KEEPER], ids=["code", "keeper"])
 def test_a_fifth_of_real_text_is_enough(pair: Pair, document: RealDocument) -> None:
-    answer = pair.ask(document.messages, keep_rate=0.2, max_tokens=24)
+    """The protected tokens are kept in addition, and the last unit is kept whole."""
+    answer = pair.ask(document.messages, keep_rate=0.19, max_tokens=24)
     assert answer.prompt.token_ids.size < 0.25 * answer.prompt.context_length
     assert document.answer in answer.text
 
 
 def test_without_the_fact_the_answer_is_wrong(pair: Pair) -> None:
-    """Negative control: as many tokens, but those at the end of the prompt, and none of an earlier selection."""
-    answer = pair.ask(CODE.messages, keep_rate=0.0001, protect_last=240, reuse="off", max_tokens=24)
-    assert CODE.answer not in answer.text
+    """Negative control: as many tokens, but those at the end of the prompt. The best unit would hold the fact."""
+    whole = pair.select(CODE.messages, keep_rate=1.0).kept
+    last = np.r_[0, whole.positions[-240:]]
+    kept = KeptPrompt(whole.token_ids[last], whole.positions[last], whole.context_length)
+    assert CODE.answer not in pair.generate(kept, max_tokens=24).text
+    assert CODE.answer in pair.generate(whole, max_tokens=24).text
 
 
 def test_a_drafted_answer_to_kept_real_text_is_the_oracles(pair: Pair, smollm2: Path) -> None:
     before = pair._pair.drafts.metrics()["drafts"]
-    answer = pair.ask(KEEPER.messages, keep_rate=0.2, max_tokens=48, sampling={"ignore_eos": True})
+    answer = pair.ask(KEEPER.messages, keep_rate=0.19, max_tokens=48, sampling={"ignore_eos": True})
     assert pair._pair.drafts.metrics()["drafts"] > before
     oracle = GenerationOracle(str(smollm2))
     tokens = answer.completions[0].token_ids.tolist()
