@@ -47,8 +47,7 @@ def _identifiers(codes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.ui
     edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
     starts, ends = edges[::2], edges[1::2]
     marked = np.r_[0, np.cumsum(inside & ~small)]  # digits, underscores and capitals
-    first = capital[starts] if starts.size else starts.astype(bool)
-    chosen = (ends - starts >= MIN_CHARACTERS) & (marked[ends] - marked[starts] > first)
+    chosen = (ends - starts >= MIN_CHARACTERS) & (marked[ends] - marked[starts] > capital[starts])
     starts, ends = starts[chosen], ends[chosen]
     if not starts.size:
         return starts, np.empty(0, np.uint64)

@@ -57,7 +57,7 @@ def units_of(
         return TextUnits(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 2), np.int32))
     last = max(0, prompt_tokens - options.protect_last)
     protected = [*spans.protected.tolist(), (last, prompt_tokens)]
-    return text_units(text, offsets, [*np.ravel(protected), *spans.rate_spans.ravel()], protected)
+    return text_units(text, offsets, spans.rate_spans.ravel(), protected)
 
 
 def text_units(
@@ -66,14 +66,14 @@ def text_units(
     """The units of a text.
 
     A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text,
-    or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0. edges:
-    token positions that are borders of units too, such as those of messages and protected spans; none lies outside the
-    prompt. protected: half-open token ranges that are always kept, so that nothing links to them.
+    or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0.
+    protected: half-open token ranges that are always kept. Their edges are borders of units too, and nothing links to
+    them. edges: further token positions that are borders of units; none lies outside the prompt.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
     lines = _Lines.of(codes, _line_numbers(text))
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
-    hard = np.unique(np.r_[0, np.fromiter(edges, np.int64), begins.size])
+    hard = np.unique(np.r_[0, np.ravel(protected), np.fromiter(edges, np.int64), begins.size].astype(np.int64))
     places = _line_and_sentence_starts(codes)
     tokens = np.searchsorted(begins, places)
     strengths = np.zeros(begins.size + 1, np.int64)

@@ -2,8 +2,7 @@
 
 A head is ranked by the attention mass that it puts on known evidence (QRHead, arXiv 2506.09944, section 3), over short
 prompts of several kinds (`head_prompts`). The mean is that of the square roots: a head that looks a little in every
-prompt is worth more than one that looks much in few. COUNT, DEPTH and LAST are the same for all models: a search over
-them, judged by other prompts, chose worse heads (`docs/results.md`).
+prompt is worth more than one that looks much in few. COUNT, DEPTH and LAST are the same for all models.
 """
 
 import logging
