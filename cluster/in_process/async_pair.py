@@ -138,16 +138,15 @@ class AsyncPair:
         return Records(self.speculator.info.cache_tokens or MAX_TOKENS)
 
     async def ensure_heads(self) -> None:
-        """As `speculator_service.start.find_heads.ensure_heads`, if there is a speculator on vLLM's engine."""
+        """As `speculator_service.start.find_heads.ensure_heads`, if there is a speculator."""
         from speculator_service.start.find_heads import ensure_heads
         from speculator_service.translation.engine import translated
 
         if self._speculator is None:
             return
         engine, settings, translation = self._own
-        if settings.engine == "vllm":
-            await ensure_heads(engine, settings.model)  # type: ignore[arg-type]  # vLLM's engine
-            self._speculator = translated(engine, translation)
+        await ensure_heads(engine, settings.model)
+        self._speculator = translated(engine, translation)
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""

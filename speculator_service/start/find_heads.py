@@ -7,7 +7,7 @@ prompt is worth more than one that looks much in few. COUNT, DEPTH and LAST are 
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
 import torch
@@ -30,6 +30,7 @@ LAST = 0.5
 """The weight of the last token's row; that of the question's rows is the rest to 1."""
 
 
+@runtime_checkable
 class HeadReader(SpeculatorEngine, Protocol):
     """An engine that tells what each head looks at: `speculator_service.vllm_backend.engine.VllmSpeculator`."""
 
@@ -93,13 +94,13 @@ def _fingerprint(engine: SpeculatorEngine) -> str:
         return ""
 
 
-async def ensure_heads(engine: HeadReader, model: str) -> None:
-    """Find the heads of an engine that has no head profile, and save them for later starts on this machine.
+async def ensure_heads(engine: SpeculatorEngine, model: str) -> None:
+    """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine.
 
     Not of random weights or an artificial language, whose attention fails the start probe. model: as in `find_heads`.
     Raises as `find_heads`.
     """
-    if engine.info.has_head_profile:
+    if engine.info.has_head_profile or not isinstance(engine, HeadReader):
         return
     profile = None
     if await find_failure(engine, model) is None:

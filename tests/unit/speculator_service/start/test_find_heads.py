@@ -146,6 +146,13 @@ async def test_without_good_heads_nothing_is_saved_and_the_log_says_it(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_an_engine_that_shows_no_head_is_not_searched(caplog):
+    with caplog.at_level(logging.INFO):
+        await ensure_heads(engine := MockSpeculator(MODEL), MODEL)
+    assert not engine.info.has_head_profile
+    assert caplog.messages == []
+
+
 async def test_a_model_whose_attention_finds_nothing_is_not_searched(caplog):
     engine = KnownEngine(attends=False)
     with caplog.at_level(logging.INFO):
