@@ -52,7 +52,7 @@ def with_default(result: dict[str, Any]) -> dict[str, Any]:
     rule = (
         f"*{GUARDED_WHOLE}*, *{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, *{GUARDED_LONG}* from {LONG_FROM:,}"
     )
-    what = f"the default: {rule}; these lengths were chosen with these results"
+    what = f"the default: {rule}; these lengths were chosen with results of this kind"
     return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
 
 
