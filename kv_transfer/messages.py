@@ -138,7 +138,8 @@ class SelectRequest:
     units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
     of protected_spans and rate_spans are among them. Empty: the text is not known.
     indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins. Empty: not known.
-    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function.
+    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
+    that shares one with the question is paired with itself.
     frame: for `options.read` windows; None: the prompt is read as a whole.
     """
 

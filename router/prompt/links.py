@@ -1,8 +1,10 @@
 """Links between the units of a text: two units share an identifier, such as an id or the name of a function.
 
-A question may name only one of two lines that the answer needs: the customer, whose id the line of the order has. An
-identifier is a word of at least MIN_CHARACTERS characters with a digit, an underscore, or a capital after its first
-character. One that stands in more than MOST_UNITS units links nothing: it is a date, a type or a level of a log.
+A question may name only one of two lines that the answer needs: the customer, whose id the line of the order has. If
+the question itself has an identifier, the answer is most likely where it stands; many tokenizers cut it into digits and
+syllables that stand everywhere. An identifier is a word of at least MIN_CHARACTERS characters with a digit, an
+underscore, or a capital after its first character. One that stands in more than MOST_UNITS units links nothing: it is a
+date, a type or a level of a log.
 """
 
 import numpy as np
@@ -19,22 +21,30 @@ Codes = npt.NDArray[np.uint16]
 
 
 def links_of(
-    codes: Codes, begins: npt.NDArray[np.int64], units: npt.NDArray[np.int64], droppable: npt.NDArray[np.bool_]
+    codes: Codes,
+    begins: npt.NDArray[np.int64],
+    units: npt.NDArray[np.int64],
+    droppable: npt.NDArray[np.bool_],
+    question: tuple[int, int] | None = None,
 ) -> Int32Array:
-    """The pairs of units that share an identifier, int32 [L, 2], each pair once, the earlier unit first.
+    """The pairs of units that share an identifier, int32 [L, 2], each pair once, the earlier unit first. A unit that
+    shares one with the question is paired with itself.
 
     begins: the first character of each token [M], ascending. units: the first token of each unit [U]. droppable: bool
-    [M]; a unit without a droppable token is left out.
+    [M]; a unit without a droppable token is left out. question: half-open token range, not droppable.
     """
     starts, words = _identifiers(codes)
     unit = np.searchsorted(begins[units], starts, "right") - 1
     dropped = np.logical_or.reduceat(droppable, units)[unit.clip(min=0)] & (unit >= 0)
     held = np.unique(np.stack([words[dropped], unit[dropped].astype(np.uint64)], 1), axis=0)
-    _, first, count = np.unique(held[:, 0], return_index=True, return_counts=True)
-    pairs = []
-    for size in range(2, MOST_UNITS + 1):
-        group = held[first[count == size][:, None] + np.arange(size), 1]
+    known, first, count = np.unique(held[:, 0], return_index=True, return_counts=True)
+    start, end = np.searchsorted(starts, np.append(begins, codes.size)[list(question or (0, 0))])
+    is_asked, pairs = np.isin(known, words[start:end]), []
+    for size in range(1, MOST_UNITS + 1):
+        of_size = count == size
+        group = held[first[of_size][:, None] + np.arange(size), 1]
         pairs += [group[:, [one, other]] for one in range(size) for other in range(one + 1, size)]
+        pairs.append(group[is_asked[of_size]].reshape(-1, 1)[:, [0, 0]])
     return np.unique(np.concatenate(pairs), axis=0).astype(np.int32)
 
 

@@ -57,18 +57,23 @@ def units_of(
         return TextUnits(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 2), np.int32))
     last = max(0, prompt_tokens - options.protect_last)
     protected = [*spans.protected.tolist(), (last, prompt_tokens)]
-    return text_units(text, offsets, spans.rate_spans.ravel(), protected)
+    return text_units(text, offsets, spans.rate_spans.ravel(), protected, spans.question)
 
 
 def text_units(
-    text: str, offsets: Offsets, edges: Iterable[int] = (), protected: Sequence[tuple[int, int]] = ()
+    text: str,
+    offsets: Offsets,
+    edges: Iterable[int] = (),
+    protected: Sequence[tuple[int, int]] = (),
+    question: tuple[int, int] | None = None,
 ) -> TextUnits:
     """The units of a text.
 
     A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text,
     or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0.
     protected: half-open token ranges that are always kept. Their edges are borders of units too, and nothing links to
-    them. edges: further token positions that are borders of units; none lies outside the prompt.
+    them. edges: further token positions that are borders of units; none lies outside the prompt. question: one of the
+    protected ranges, or a part of one.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
     lines = _Lines.of(codes, _line_numbers(text))
@@ -79,7 +84,7 @@ def text_units(
     strengths = np.zeros(begins.size + 1, np.int64)
     np.maximum.at(strengths, tokens, _strengths(codes, lines, places))
     starts = _cut(_joined(hard, np.setdiff1d(tokens, hard), strengths))
-    links = links_of(codes, begins, starts, ~mask_of(protected, begins.size))
+    links = links_of(codes, begins, starts, ~mask_of(protected, begins.size), question)
     return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links)
 
 

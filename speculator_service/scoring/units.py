@@ -2,7 +2,8 @@
 
 Lines are nested under a line that is indented less: the body of a function, the members of a record, the items below an
 item. Such lines are understood together, so they rank together (`nested_ranks`). Units that share an identifier are
-linked, such as a customer and the order that has its id: one of them brings the other (`by_links`).
+linked, such as a customer and the order that has its id: one of them brings the other. Those that share one with the
+question come first (`by_links`).
 """
 
 from dataclasses import dataclass
@@ -112,13 +113,17 @@ def text_ranks(
 
 
 def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[np.float64]:
-    """The share LINKED of the highest mean among the units that each one is linked with, float64 [U]; 0 without one.
+    """By what units are ordered for their links, float64 [U]: those that the question names like the best of all, and
+    those that are linked with a unit by the share LINKED of what it has; 0 without a link.
 
     means: [U]. links: as in SelectRequest.
     """
-    found, (one, other) = np.zeros(means.size), links.T
-    np.maximum.at(found, one, LINKED * means[other])
-    np.maximum.at(found, other, LINKED * means[one])
+    one, other = links.T
+    found, named = np.zeros(means.size), one[one == other]
+    found[named] = means.max()
+    own = np.maximum(means, found)
+    np.maximum.at(found, one, LINKED * own[other])
+    np.maximum.at(found, other, LINKED * own[one])
     return found
 
 

@@ -37,7 +37,7 @@ def texts(draw):
     units = np.array(sorted(cuts - {len(scores)}), np.int32)
     indents = draw(st.just([]) | st.lists(st.integers(0, 3), min_size=units.size, max_size=units.size))
     unit = st.integers(0, units.size - 1)
-    links = draw(st.sets(st.tuples(unit, unit).filter(lambda pair: pair[0] < pair[1]), max_size=4)) if indents else []
+    links = draw(st.sets(st.tuples(unit, unit).filter(lambda pair: pair[0] <= pair[1]), max_size=4)) if indents else []
     return (
         scores,
         options,
@@ -51,11 +51,15 @@ def texts(draw):
 
 def naive_ranks(free, starts, means, indents, links):
     """By unit, the highest mean of the unit, of those nested under it, and of those that it is nested under; of a small
-    group, at least half the highest mean of all. A mean is at least .9 of those of the units that it is linked with.
+    group, at least half the highest mean of all. The mean of a unit that is linked with itself counts as the highest; a
+    mean is at least .9 of those of the units that it is linked with.
 
     free: the droppable tokens of each unit; messages end at a unit without any. starts: of the units, and the prompt's
     end.
     """
+    means = {
+        unit: max(means.values()) if (unit, unit) in set(map(tuple, links)) else mean for unit, mean in means.items()
+    }
     linked = {unit: [means[a + b - unit] for a, b in links if unit in (a, b)] for unit in means}
     means = {unit: max([mean, *(0.9 * other for other in linked[unit])]) for unit, mean in means.items()}
     ranks = dict(means)
@@ -190,6 +194,15 @@ def test_a_line_brings_those_that_share_an_identifier_with_it():
     scores[5] = 8.2
     assert kept_lines(scores, 0.25, flat, links=[(0, 2)]) == [0, 5]
     assert kept_lines([0, 1, 9, 1, 2, 3, 1, 0], 0.25, flat, links=[(0, 2)]) == [0, 2], "the other way round"
+
+
+def test_a_line_that_the_question_names_comes_first_and_brings_what_is_linked_with_it():
+    """It is linked with itself. The best of the others follows, and then the one that shares an identifier with it."""
+    flat, scores = np.zeros(8, np.int32), [9, 1, 0, 1, 2, 8, 1, 0]
+    assert kept_lines(scores, 0.25, flat) == [0, 5]
+    assert kept_lines(scores, 0.25, flat, links=[(2, 2)]) == [0, 2]
+    assert kept_lines(scores, 0.37, flat, links=[(2, 2)]) == [0, 2, 5]
+    assert kept_lines(scores, 0.37, flat, links=[(2, 2), (2, 6)]) == [0, 2, 6]
 
 
 def test_what_is_linked_brings_no_further_line():
