@@ -23,7 +23,7 @@ from target_service.engine import TargetEngine
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
 from target_service.reply_pieces import pieces
-from target_service.start_probe import find_failure
+from target_service.start_probe import CANDIDATES, find_failure
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class TargetActor(PoolActor):
                 self._engine = create_engine(
                     own.engine, own.model, tensor_parallel=own.tensor_parallel, options=options
                 )
-            await self._probe(own, lambda: find_failure(self._engine, own.model))
+            most = options.get("max_logprobs", CANDIDATES)
+            await self._probe(own, lambda: find_failure(self._engine, own.model, max_logprobs=most))
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
         self._started("target", own, group)

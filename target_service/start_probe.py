@@ -15,7 +15,9 @@ from skim_common.models.info import text_config
 from skim_common.models.needle_prompt import NeedlePrompt, needle_prompts
 from target_service.engine import TargetEngine
 
-CANDIDATES = 20
+CANDIDATES, FEWEST = 20, 5
+"""The most probable next tokens that are compared: as many as vLLM shows by default, and fewer if `max_logprobs` is
+lower."""
 SURE = 0.25
 """The probability from which on the target's own choice over the whole prompt must be its choice over the kept one."""
 NEAR = 1.0
@@ -30,12 +32,14 @@ Distribution = Mapping[int, float]
 """The probabilities of the most probable next tokens, by token id."""
 
 
-async def find_failure(engine: TargetEngine, model: str) -> str | None:
+async def find_failure(engine: TargetEngine, model: str, *, max_logprobs: int = CANDIDATES) -> str | None:
     """Why kept prompts cannot be trusted to `engine`, in one sentence; None if they can.
 
-    model: its folder or hub name. An engine that is too short for the prompts is trusted. Raises SkimError if the
-    engine fails.
+    model: its folder or hub name. max_logprobs: vLLM's option of the engine; -1: no limit. An engine that is too short
+    for the prompts, or shows fewer than FEWEST candidates, is trusted. Raises SkimError if the engine fails.
     """
+    if 0 <= max_logprobs < FEWEST:
+        return None
     prompt = _excerpt(needle_prompts(model)[0])
     whole, kept = KeptPrompt.dense(prompt.token_ids), _kept(prompt)
     compact, mixed = KeptPrompt.dense(kept.token_ids), _mixed(kept)
@@ -44,7 +48,7 @@ async def find_failure(engine: TargetEngine, model: str) -> str | None:
     ):
         return None
     moved = KeptPrompt(mixed.token_ids, mixed.positions + SHIFT, mixed.context_length + SHIFT)
-    probe = _Probe(engine)
+    probe = _Probe(engine, min(CANDIDATES, max_logprobs) if max_logprobs >= 0 else CANDIDATES)
     # At once, so that they share steps: the positions of one must not reach another.
     answers = await asyncio.gather(
         *(probe(one, tokens) for one, tokens in ((whole, 1), (kept, 1), (compact, 1), (mixed, 2), (moved, 1)))
@@ -69,14 +73,15 @@ async def find_failure(engine: TargetEngine, model: str) -> str | None:
 class _Probe:
     """Asks the engine for next tokens."""
 
-    def __init__(self, engine: TargetEngine) -> None:
+    def __init__(self, engine: TargetEngine, candidates: int) -> None:
         # Nothing of an earlier probe may be found in the prefix cache.
         self._engine, self._name, self._asked = engine, f"skim-start-probe-{uuid4().hex}", 0
+        self._candidates = candidates
 
     async def __call__(self, prompt: KeptPrompt, tokens: int) -> list[Distribution]:
         """The distributions of the next `tokens` tokens, decoded greedily and without drafts."""
         self._asked += 1
-        sampling = {"temperature": 0.0, "max_tokens": tokens, "logprobs": CANDIDATES, "ignore_eos": True}
+        sampling = {"temperature": 0.0, "max_tokens": tokens, "logprobs": self._candidates, "ignore_eos": True}
         request = GenerateRequest(
             f"{self._name}-{self._asked}", prompt, sampling, cache_salt=self._name, decode=DecodeOptions(method="none")
         )

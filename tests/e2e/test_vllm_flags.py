@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.servers import dense_server
 from cluster.serve.preflight import free_port
-from tests.e2e.conftest import ROOT, SKIM, Served
+from tests.e2e.conftest import ROOT, SKIM, Served, serving
 from tests.e2e.test_fields_as_stock import QUESTION, comparable
 from tests.reference.thinking import thinking_model
 
@@ -33,6 +33,7 @@ FLAGS: dict[str, Any] = {
     "tool_call_parser": "hermes",
 }
 """Without `chat_template`, whose file is made by the test."""
+SPECULATOR = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096, "num_gpu_blocks_override": 256}
 
 SCHEMA = {
     "type": "object",
@@ -86,8 +87,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours(models: Path, flags: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of `skim serve` with the flags, and some for the speculator."""
-    speculator = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096, "num_gpu_blocks_override": 256}
-    theirs = [word.replace("--", "--speculator.", 1) for word in flag_words(speculator)]
+    theirs = [word.replace("--", "--speculator.", 1) for word in flag_words(SPECULATOR)]
     port, log = free_port(), tmp_path_factory.mktemp("serve") / "log"
     words = ["--speculator", models / "speculator", "--port", str(port), "--served-model-name", "name", "alias"]
     with log.open("w") as out:
@@ -136,10 +136,17 @@ def test_the_requests_tell_one_flag_from_none(stock: str) -> None:
     assert ask(stock, logprobs=True, top_logprobs=6).status_code == 400
 
 
-def test_a_schema_binds_no_reasoning_of_a_prompt_that_was_skimmed(ours: str) -> None:
+def test_a_schema_binds_no_reasoning_of_a_prompt_that_was_skimmed(models: Path, tmp_path: Path) -> None:
+    """Without start probes, which need a file: the demo pair knows no English."""
+    options = {name: value for name, value in FLAGS.items() if name not in ("api_key", "override_generation_config")}
+    pools = {
+        name: {"model": str(models / name), "engine_options": of_pool, "start_probe": "off", "cpus_per_replica": 0.5}
+        for name, of_pool in (("target", options), ("speculator", SPECULATOR))
+    }
     document = " ".join(f"The code of gate {n} is blue tulip." for n in range(120)) + " What is the code of gate 7?"
     asked = {"messages": [{"role": "user", "content": document}], "speculative_prefill": {"enabled": "always"}}
-    answer = ask(ours, **asked, response_format=FORMAT)
+    with serving({"served_model_name": "name", **pools}, tmp_path) as served:
+        answer = ask(served.url, **asked, response_format=FORMAT)
     assert answer.headers["x-skim-mode"] == "speculative"
     assert not (answer.json()["choices"][0]["message"]["reasoning"] or "").startswith("{")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from actors import speculator as module
+from actors import target as target_module
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.messages import ACCEPTED, Frame, GenerateOutput, Selection, SelectRequest
@@ -25,6 +26,7 @@ from skim_common.errors import (
 from skim_common.models.info import ModelInfo, check_pair
 from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import RecordCounts
+from target_service.mock_engine import MockTarget
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.actors.mock_actors import (
     IDS,
@@ -85,6 +87,24 @@ async def test_retrieval_heads_are_found_before_the_start_probe(monkeypatch, sta
     await actor.__init__({"engine": "vllm", "model": str(MODELS / "speculator"), "start_probe": start_probe})
     assert calls == (["heads", ("probe", True)] if searched else [])
     assert decode(await actor.info(), ModelInfo).has_head_profile == searched
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 20), ({"max_logprobs": 5}, 5)])
+async def test_the_start_probe_of_a_target_asks_for_no_more_than_its_engine_shows(monkeypatch, options, most):
+    asked = []
+
+    async def find_failure(engine, model, *, max_logprobs):
+        asked.append(max_logprobs)
+
+    async def fetch_on_nodes(group, models):
+        pass
+
+    monkeypatch.setattr(target_module, "create_engine", lambda kind, model, **_: MockTarget(model))
+    monkeypatch.setattr(target_module, "find_failure", find_failure)
+    monkeypatch.setattr(target_module, "fetch_on_nodes", fetch_on_nodes)
+    settings = {"engine": "vllm", "model": str(MODELS / "target"), "options": options, "start_probe": "dense"}
+    await TargetActor.__new__(TargetActor).__init__(settings)
+    assert asked == [most]
 
 
 async def test_windows_for_another_replica_are_accepted_and_then_scores():

@@ -22,19 +22,28 @@ def engine(start: Start) -> BreakableTarget:
     return start(BreakableTarget)
 
 
-async def test_a_healthy_target(engine: BreakableTarget, model: str) -> None:
-    assert await find_failure(engine, model) is None
+@pytest.mark.parametrize("shown", [20, 5, -1])
+async def test_a_healthy_target(engine: BreakableTarget, model: str, shown: int) -> None:
+    assert await find_failure(engine, model, max_logprobs=shown) is None
 
 
+@pytest.mark.parametrize("shown", [20, 5, -1])
 @pytest.mark.parametrize(
     ("how", "words"), [("withheld", "restored positions change nothing"), ("wrong_origin", "the second token")]
 )
-async def test_broken_positions(engine: BreakableTarget, model: str, how: str, words: str) -> None:
+async def test_broken_positions(engine: BreakableTarget, model: str, how: str, words: str, shown: int) -> None:
     await engine.falsify_positions(how)
-    failure = await find_failure(engine, model)
+    failure = await find_failure(engine, model, max_logprobs=shown)
     await engine.falsify_positions("right")
     assert failure is not None
     assert words in failure
+
+
+async def test_a_target_that_shows_few_candidates_is_trusted(engine: BreakableTarget, model: str) -> None:
+    await engine.falsify_positions("withheld")
+    failure = await find_failure(engine, model, max_logprobs=4)
+    await engine.falsify_positions("right")
+    assert failure is None
 
 
 async def test_positions_of_another_text(engine: BreakableTarget, model: str) -> None:
