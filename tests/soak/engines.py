@@ -45,7 +45,7 @@ from tests.soak.load import Load, Request, Seen, learn, requests, sustainable
 
 MAX_MODEL_LEN = 4096
 BLOCK = 32
-"""Tokens."""
+"""Tokens. An answer is longer, so that each running request needs another block when none may be left."""
 
 BLOCKS = 144
 """Of the target's KV cache: the longest request fits in."""
@@ -53,8 +53,6 @@ BLOCKS = 144
 AWAY_S, SLOW_S = 8.0, 0.5
 BURST = 32
 """Requests at once, none of which finds its prompt in the cache."""
-LONG_ANSWER = 3 * BLOCK
-"""Tokens of their answers, so that each running request needs further blocks when none may be left."""
 FULL = f"KV cache full: {BURST} requests at once"
 
 REPORT_S = 1
@@ -75,20 +73,15 @@ def deployment(port: int) -> dict[str, Any]:
     return found
 
 
-def with_long_answers(asked: Sequence[Request]) -> list[Request]:
-    """The longest chats."""
-    chats = [request for request in asked if request.path == "/v1/chat/completions"][-4:]
-    return [replace(request, body={**request.body, "max_tokens": LONG_ANSWER}) for request in chats]
-
-
-def uncached(chats: Sequence[Request]) -> Iterator[Request]:
-    """BURST of the chats, each with a `cache_salt` of its own."""
+def uncached(known: Sequence[Request]) -> Iterator[Request]:
+    """The longest chats, each with a `cache_salt` of its own."""
+    chats = [request for request in known if request.path == "/v1/chat/completions"][-4:]
     for request in islice(cycle(chats), BURST):
         yield replace(request, body={**request.body, "cache_salt": uuid4().hex})
 
 
-def cases(switch: Switch, load: Load, chats: Sequence[Request]) -> dict[str, Callable[[], None]]:
-    """By name, what is done in a round. chats: those of the burst."""
+def cases(switch: Switch, load: Load, known: Sequence[Request]) -> dict[str, Callable[[], None]]:
+    """By name, what is done in a round."""
 
     def cut() -> None:
         switch.cut()
@@ -103,7 +96,7 @@ def cases(switch: Switch, load: Load, chats: Sequence[Request]) -> dict[str, Cal
     return {
         "draft channel cut": cut,
         f"draft channel slower by {SLOW_S:g} s in each direction": slow,
-        FULL: lambda: load.burst(uncached(chats)),
+        FULL: lambda: load.burst(uncached(known)),
     }
 
 
@@ -174,7 +167,6 @@ def run(killed: Killed, switch: Switch, asked: argparse.Namespace) -> dict[str, 
     rng, url = random.Random(asked.seed), killed.served.url
     await_whole(killed, BACK_S)
     known = asyncio.run(learn(url, requests(asked.seed)))
-    chats = asyncio.run(learn(url, with_long_answers(known)))
     most = asyncio.run(sustainable(url, known, asked.clients, 20.0, rng))
     rate = asked.load * most
     print(f"{most:.1f} answers/s without a pause; the load is {asked.load:g} of it: {rate:.1f} requests/s", flush=True)
@@ -182,7 +174,7 @@ def run(killed: Killed, switch: Switch, asked: argparse.Namespace) -> dict[str, 
     assert not (found := left_behind(load, counts()["answered"])), f"left behind before the first round: {found}"
     ends = time.monotonic() + asked.minutes * 60
     while time.monotonic() < ends:
-        choices = cases(switch, load, chats)
+        choices = cases(switch, load, known)
         for case in rng.sample(sorted(choices), len(choices)):
             rounds.append(one_round(load, case, choices[case]))
             print(json.dumps(rounds[-1]), flush=True)
