@@ -15,9 +15,10 @@ from skim_common.models.info import text_config
 from skim_common.models.needle_prompt import NeedlePrompt, needle_prompts
 from target_service.engine import TargetEngine
 
-CANDIDATES, FEWEST = 20, 5
-"""The most probable next tokens that are compared: as many as vLLM shows by default, and fewer if `max_logprobs` is
-lower."""
+CANDIDATES = 20
+"""So many of the most probable next tokens are compared: as many as vLLM shows by default. Fewer if the engine shows
+fewer, but at least FEWEST."""
+FEWEST = 5
 SURE = 0.25
 """The probability from which on the target's own choice over the whole prompt must be its choice over the kept one."""
 NEAR = 1.0
@@ -38,7 +39,8 @@ async def find_failure(engine: TargetEngine, model: str, *, max_logprobs: int = 
     model: its folder or hub name. max_logprobs: vLLM's option of the engine; -1: no limit. An engine that is too short
     for the prompts, or shows fewer than FEWEST candidates, is trusted. Raises SkimError if the engine fails.
     """
-    if 0 <= max_logprobs < FEWEST:
+    candidates = CANDIDATES if max_logprobs < 0 else min(CANDIDATES, max_logprobs)
+    if candidates < FEWEST:
         return None
     prompt = _excerpt(needle_prompts(model)[0])
     whole, kept = KeptPrompt.dense(prompt.token_ids), _kept(prompt)
@@ -48,7 +50,7 @@ async def find_failure(engine: TargetEngine, model: str, *, max_logprobs: int = 
     ):
         return None
     moved = KeptPrompt(mixed.token_ids, mixed.positions + SHIFT, mixed.context_length + SHIFT)
-    probe = _Probe(engine, min(CANDIDATES, max_logprobs) if max_logprobs >= 0 else CANDIDATES)
+    probe = _Probe(engine, candidates)
     # At once, so that they share steps: the positions of one must not reach another.
     answers = await asyncio.gather(
         *(probe(one, tokens) for one, tokens in ((whole, 1), (kept, 1), (compact, 1), (mixed, 2), (moved, 1)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
+from speculator_service.start.find_heads import HeadReader
 from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, error, expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
@@ -65,7 +66,8 @@ async def test_without_weight_for_the_question_its_rows_are_not_computed_again(r
 
 
 async def test_the_mass_of_every_head_adds_up_to_the_scores(rig):
-    """By which retrieval heads are found."""
+    """By which retrieval heads are found; an engine that is no HeadReader is silently left without."""
+    assert isinstance(rig.engine, HeadReader)
     prompt, question = random_prompt(300, seed=24), (280, 295)
     heads, masses = await rig.engine.head_masses("m", np.array(prompt, np.int32), question)
     assert heads == [(layer, head) for layer in range(5) for head in range(4)]

@@ -109,11 +109,15 @@ def test_the_default_reads_prompts_in_the_way_whose_answers_were_better() -> Non
     again = lengths.by_length(committed("lengths-qwen-short"))
     del again[lengths.ALL_LENGTHS]
     for length, comparison in (*found.items(), *again.items()):
-        difference, _, _ = comparison.against(ALL, (GUARDED_WINDOWS, 0.0), (GUARDED_WHOLE, 0.0))
+        difference, low, high = comparison.against(ALL, (GUARDED_WINDOWS, 0.0), (GUARDED_WHOLE, 0.0))
         assert difference >= 0 if length >= WINDOWS_FROM else difference < 0
+        assert low <= 0 <= high
     options = " ".join((ROOT / "docs" / "options.md").read_text().split())
     assert f"a prompt of {WINDOWS_FROM:,} tokens or more is read in windows" in options
     assert "worse up to 2,048 tokens, equal at 3,072 and better at 4,096 and 8,192" in options
+    assert list(again) == [1500, 2048]
+    assert "once more worse at 1,500 and 2,048 when linked lines had been added" in options
+    assert "each interval of a difference contains 0" in options
 
 
 def test_the_default_keeps_less_of_prompts_that_lost_nothing_by_it() -> None:
