@@ -19,8 +19,8 @@ from skim_common.models.costs import LINEAR, Read, ReadCost
 PER_SIZE = 4
 """Reads that are remembered of each size class: from one power of two of `ReadCost.work` to the next."""
 CHANGE = 1.5
-"""After PER_SIZE reads in a row that took so many times longer than estimated, or shorter, only these are remembered:
-the pool has changed its speed."""
+"""After PER_SIZE reads in a row that took so many times longer than estimated, or shorter, the pool has changed its
+speed. Earlier reads are forgotten, but for those that were both larger and slower than all of these."""
 NOISE = 0.1
 """The usual error of a measured time, as a share of it."""
 QUEUE_DECAY_S = 10.0
@@ -57,7 +57,7 @@ class PoolTime:
         self._count += 1
         ratios = [ratio for _, _, ratio in self._latest]
         if len(ratios) == PER_SIZE and (min(ratios) > CHANGE or max(ratios) < 1 / CHANGE):
-            self._table.clear()
+            self._forget()
             for earlier, took, _ in self._latest:
                 self._remember(earlier, took)
         else:
@@ -87,8 +87,18 @@ class PoolTime:
         """The expected wait in the queue."""
         return self._queue_ms * math.exp(-(self._clock() - self.measured_at) / QUEUE_DECAY_S)
 
+    def _forget(self) -> None:
+        largest = max(self._size_class(read) for read, _, _ in self._latest)
+        slowest = max(took for _, took, _ in self._latest)
+        for size_class, row in self._table.items():
+            left = [(terms, took) for terms, took in row if size_class > largest and took > slowest]
+            self._table[size_class] = deque(left, maxlen=PER_SIZE)
+
     def _remember(self, read: Read, ms: float) -> None:
-        self._table[int(math.log2(self.cost.work(read)))].append((self._terms(read), ms))
+        self._table[self._size_class(read)].append((self._terms(read), ms))
+
+    def _size_class(self, read: Read) -> int:
+        return int(math.log2(self.cost.work(read)))
 
     def _terms(self, read: Read) -> np.ndarray:
         return np.array([1.0, self.cost.linear_flops(read), self.cost.attention_flops(read)])

@@ -113,6 +113,17 @@ def test_a_pool_that_changes_its_speed_is_noticed(factor):
     assert 1 / CHANGE < time.estimate(Read(1000)) / (factor * true_ms(Read(1000))) < CHANGE
 
 
+@pytest.mark.parametrize("factor", [0.3, 5.0])
+def test_reads_of_the_cache_at_another_speed_leave_a_cold_read_foretold(factor):
+    """Prompts that are cached but for their last token say nothing of the time of a token."""
+    cold, cached = Read(3000), [Read(1, 1200 + 100 * at) for at in range(2 * PER_SIZE)]
+    time = measured([*whole(1200, 2000, 3000) * 2, *cached])
+    for read in cached * 2:
+        time.measure(read, factor * true_ms(read), 0.0)
+        assert 1 / CHANGE < time.estimate(cold) / true_ms(cold) < CHANGE
+    assert 1 / CHANGE < time.estimate(cached[0]) / (factor * true_ms(cached[0])) < CHANGE
+
+
 def test_a_wait_in_the_queue_counts_and_fades():
     clock = Clock()
     busy = PoolTime(clock)
