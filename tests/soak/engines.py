@@ -43,16 +43,19 @@ from tests.chaos.support.whole import await_whole
 from tests.e2e.conftest import skim_serve
 from tests.soak.load import Load, Request, Seen, learn, requests, sustainable
 
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 3520
 BLOCK = 32
 """Tokens. An answer is longer, so that each running request needs another block when none may be left."""
 
-BLOCKS = 144
+BLOCKS = 112
 """Of the target's KV cache: the longest request fits in."""
 
 AWAY_S, SLOW_S = 8.0, 0.5
 BURST = 32
 """Requests at once, none of which finds its prompt in the cache."""
+KEEP_RATE, ANSWER = 0.4, 96
+"""What is kept of their prompts, and the tokens of their answers. By itself the speculator keeps so little of these
+prompts that all answers find room."""
 FULL = f"KV cache full: {BURST} requests at once"
 
 REPORT_S = 1
@@ -73,14 +76,20 @@ def deployment(port: int) -> dict[str, Any]:
     return found
 
 
-def uncached(known: Sequence[Request]) -> Iterator[Request]:
-    """The longest chats, each with a `cache_salt` of its own."""
+def large(known: Sequence[Request]) -> list[Request]:
+    """The longest chats with KEEP_RATE and ANSWER."""
     chats = [request for request in known if request.path == "/v1/chat/completions"][-4:]
-    for request in islice(cycle(chats), BURST):
+    more = {"speculative_prefill": {"keep_rate": KEEP_RATE}, "max_tokens": ANSWER}
+    return [replace(chat, body={**chat.body, **more}) for chat in chats]
+
+
+def uncached(known: Sequence[Request]) -> Iterator[Request]:
+    """BURST of these, each with a `cache_salt` of its own."""
+    for request in islice(cycle(known), BURST):
         yield replace(request, body={**request.body, "cache_salt": uuid4().hex})
 
 
-def cases(switch: Switch, load: Load, known: Sequence[Request]) -> dict[str, Callable[[], None]]:
+def cases(switch: Switch, load: Load, burst: Sequence[Request]) -> dict[str, Callable[[], None]]:
     """By name, what is done in a round."""
 
     def cut() -> None:
@@ -96,7 +105,7 @@ def cases(switch: Switch, load: Load, known: Sequence[Request]) -> dict[str, Cal
     return {
         "draft channel cut": cut,
         f"draft channel slower by {SLOW_S:g} s in each direction": slow,
-        FULL: lambda: load.burst(uncached(known)),
+        FULL: lambda: load.burst(uncached(burst)),
     }
 
 
@@ -167,6 +176,7 @@ def run(killed: Killed, switch: Switch, asked: argparse.Namespace) -> dict[str, 
     rng, url = random.Random(asked.seed), killed.served.url
     await_whole(killed, BACK_S)
     known = asyncio.run(learn(url, requests(asked.seed)))
+    burst = asyncio.run(learn(url, large(known)))
     most = asyncio.run(sustainable(url, known, asked.clients, 20.0, rng))
     rate = asked.load * most
     print(f"{most:.1f} answers/s without a pause; the load is {asked.load:g} of it: {rate:.1f} requests/s", flush=True)
@@ -174,7 +184,7 @@ def run(killed: Killed, switch: Switch, asked: argparse.Namespace) -> dict[str, 
     assert not (found := left_behind(load, counts()["answered"])), f"left behind before the first round: {found}"
     ends = time.monotonic() + asked.minutes * 60
     while time.monotonic() < ends:
-        choices = cases(switch, load, known)
+        choices = cases(switch, load, burst)
         for case in rng.sample(sorted(choices), len(choices)):
             rounds.append(one_round(load, case, choices[case]))
             print(json.dumps(rounds[-1]), flush=True)

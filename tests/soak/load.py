@@ -202,7 +202,8 @@ async def learn(url: str, asked: list[Request], headers: Mapping[str, str] | Non
         for request in asked:
             texts = set()
             for enabled in ("always", False):
-                body = {**request.body, "stream": False, "speculative_prefill": {"enabled": enabled}}
+                prefill = {**request.body.get("speculative_prefill", {}), "enabled": enabled}
+                body = {**request.body, "stream": False, "speculative_prefill": prefill}
                 status, text, error = await ask(client, Request(request.path, body))
                 assert text, f"{request.path}: {status} {error}"
                 texts.add(text)
