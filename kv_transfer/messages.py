@@ -169,7 +169,7 @@ class SelectRequest:
     def decided(self, *, head_profile: bool) -> "SelectRequest":
         """This request with `SelectionOptions.for_prompt`. head_profile: whether the speculator has one."""
         windows = head_profile and self.frame is not None and self.question is not None
-        return replace(self, options=self.options.for_prompt(int(self.token_ids.size), windows=windows))
+        return replace(self, options=self.options.for_prompt(windows=windows))
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:

@@ -22,9 +22,6 @@ SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
 LEXICAL_WEIGHT = 1.0
 """The `lexical_weight` of granularity text where none is set."""
-WINDOWS_FROM = 3072
-"""Tokens. `read: auto` reads a prompt of at least so many in windows: answers were as good or better from 4,096 tokens
-on and worse at 1,500, and the read is linear."""
 LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
 
@@ -79,7 +76,7 @@ class SelectionOptions(BaseModel):
     read: Literal["auto", "whole", "windows"] = Field(
         AUTO,
         description="how the speculator reads the prompt: as a whole, or in windows, which are short prompts of their"
-        " own with the question after each; auto: long prompts in windows, by a speculator with a head profile",
+        " own with the question after each; auto: in windows, by a speculator with a head profile",
     )
     window_tokens: int = Field(1024, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
@@ -140,8 +137,8 @@ class SelectionOptions(BaseModel):
             )
         return self
 
-    def for_prompt(self, tokens: int, *, windows: bool) -> Self:
-        """These options with `scoring` and `read` decided for a prompt of `tokens` tokens.
+    def for_prompt(self, *, windows: bool) -> Self:
+        """These options with `scoring` and `read` decided for a prompt.
 
         windows: whether it can be read in windows: its question and frame are known, and the speculator has a head
         profile. Where an option asks for something that windows do not have, `auto` reads the prompt as a whole.
@@ -151,7 +148,7 @@ class SelectionOptions(BaseModel):
             fields = SelectionOptions.model_fields
             asked = any(getattr(self, name) != fields[name].default for name in OF_ALL_HEADS)
             suits = windows and not asked and self.granularity == "text" and self.scoring != "attention"
-            read = "windows" if suits and tokens >= WINDOWS_FROM else "whole"
+            read = "windows" if suits else "whole"
         scoring = self.scoring
         if scoring == AUTO:
             scoring = "heads" if read == "windows" else "attention"

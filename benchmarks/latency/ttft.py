@@ -13,7 +13,7 @@ nothing comes from a prefix cache. The limit gets as many random token ids.
   the question in each window. If Skim ran dense, the limit is the target's forward alone; the difference to the dense
   column is then what the stock server adds.
 
-The speculator has a head profile, as those have that Skim brings along, so that it reads long prompts in windows.
+The speculator has a head profile, as those have that Skim brings along, so that it reads prompts in windows.
 
 Every KV cache is filled once before the first round, and a pause follows each request to the stock server
 (`benchmarks.harness.servers` says why).
@@ -34,7 +34,7 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import spread
 from cluster.demo_document import make_document
-from kv_transfer.options import WINDOWS_FROM, SelectionOptions
+from kv_transfer.options import SelectionOptions
 from speculator_service.scoring import heads
 
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -126,11 +126,10 @@ def run(settings: TtftSettings, progress: Progress = silent) -> dict[str, Any]:
         "defaults": {
             "keep_rate": config.selection.keep_rate,
             "min_prompt_tokens": config.router.min_prompt_tokens,
-            "windows_from": WINDOWS_FROM,
             "window_tokens": WINDOW_TOKENS,
         },
         "flop_ratios": {
-            str(length): flop_ratio(pair, length, min(settings.keep_rates), _window(length))
+            str(length): flop_ratio(pair, length, min(settings.keep_rates), WINDOW_TOKENS)
             for length in settings.lengths
         },
         "rows": rows_of(timings),
@@ -205,15 +204,9 @@ class _Asker:
     async def _limit(self, ids: list[int], kept: int) -> dict[str, float]:
         parts = {"target": await self._engines["target"].forward_ms(ids[:kept])}
         if kept < len(ids):
-            step = _window(len(ids)) or len(ids)
-            read = [ids[at : at + step] for at in range(0, len(ids), step)]
+            read = [ids[at : at + WINDOW_TOKENS] for at in range(0, len(ids), WINDOW_TOKENS)]
             parts["speculator"] = await self._engines["speculator"].forward_ms(*read)
         return parts
-
-
-def _window(tokens: int) -> int | None:
-    """The size of the windows in which a prompt of `tokens` is read. None: it is read as a whole."""
-    return WINDOW_TOKENS if tokens >= WINDOWS_FROM else None
 
 
 def rows_of(timings: list[Timing]) -> list[dict[str, Any]]:

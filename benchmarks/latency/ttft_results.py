@@ -10,15 +10,15 @@ from benchmarks.report.statistics import in_words
 def describe(result: dict[str, Any]) -> str:
     """The conditions of the measurement, in sentences."""
     models, settings, defaults = result["models"], result["settings"], result["defaults"]
-    shortest, window, dense_below = (defaults[name] for name in ("windows_from", "window_tokens", "min_prompt_tokens"))
+    window, dense_below = (defaults[name] for name in ("window_tokens", "min_prompt_tokens"))
     flops = ", ".join(f"{ratio:.1f} at {int(length):,}" for length, ratio in result["flop_ratios"].items())
     return (
         f"Random weights, float32: target {models['target']}, speculator {models['speculator']}. {settings['rounds']} "
         "rounds, one request at a time: a chat with a document and a question, a few tokens shorter than given. Every "
         "engine uses all cores and keeps the memory that it frees. Ratios are medians over the rounds, with their "
-        f"range. The speculator reads prompts of {shortest:,} tokens or more in windows of at most {window:,}; its "
-        "head profile has all heads of its last layer. *Limit*: the speculator's forward over the prompt, in windows "
-        "where Skim reads windows, plus the target's forward over the kept tokens, each measured alone. Keep rate "
+        f"range. The speculator reads prompts in windows of at most {window:,} tokens; its head profile has all heads "
+        "of its last layer. *Limit*: the speculator's forward over the prompt, in windows, plus the target's forward "
+        "over the kept tokens, each measured alone. Keep rate "
         '"default": the request sets no option; '
         f"prompts under {dense_below:,} tokens run dense. If Skim runs dense, as at keep rate 1, its limit is the "
         "target's forward alone. Dense / limit then shows what the stock server adds: on CPU, vLLM runs its engine's "

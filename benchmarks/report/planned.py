@@ -138,7 +138,7 @@ def ttft_rows() -> Iterator[Row]:
         if not row["parts"]["skim"].get("speculate"):
             continue
         name = f"{length} tokens, keep {row['keep_rate']}"
-        windows = -(-length // WINDOW) if speculator.in_windows(length) else 1
+        windows = -(-length // WINDOW) if speculator.windows else 1
         alone = speculator.read_s(Read(length // windows), windows) + target.read_s(kept)
         yield Row(f"ttft: engines alone, {name}", row["limit_ms"] / 1e3, alone)
         yield Row(f"ttft: Skim, {name}", row["skim_ms"] / 1e3, skim_s(target, speculator, kept, Read(length)))

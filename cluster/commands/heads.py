@@ -32,7 +32,7 @@ def heads(
         str, typer.Option(metavar="JSON", help='Options of its engine, such as {"dtype": "float32"}.')
     ] = "{}",
 ) -> None:
-    """Find the retrieval heads of a speculator, by which it reads long prompts in windows.
+    """Find the retrieval heads of a speculator, by which it reads prompts in windows.
 
     A speculator that starts finds them by itself. This command is for a file that other machines get.
     """

@@ -91,7 +91,6 @@ def read_inputs(
     from cluster.plan.engine import Model
     from cluster.plan.gpus import Machine, gpu_named
     from cluster.plan.size import Sizer
-    from kv_transfer.options import WINDOWS_FROM
     from skim_common.models.source import located
 
     chosen = gpu_named(gpu)
@@ -100,7 +99,7 @@ def read_inputs(
     if config is not None:
         own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
         rate = config.selection.keep_rate if isinstance(config.selection.keep_rate, float) else KEEP_RATE
-        windows = config.selection.for_prompt(WINDOWS_FROM, windows=True).read == "windows"
+        windows = config.selection.for_prompt(windows=True).read == "windows"
     if own[0] is None or own[1] is None:
         raise SkimError("give a deployment file, or both --target and --speculator")
     models = (Model.load(own[0]), Model.load(own[1]))

@@ -7,7 +7,7 @@ from typing import Any
 from cluster.pairs.size import ModelSize, model_size
 from cluster.plan.formulas import all_reduce, roofline
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB, Gpu, Machine
-from kv_transfer.options import WINDOWS_FROM, SelectionOptions
+from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError
 from skim_common.models.costs import (
     LINEAR,
@@ -115,7 +115,7 @@ class Memory:
 class Engine:
     """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored.
 
-    windows: as a speculator it reads prompts of WINDOWS_FROM tokens or more in windows (`read: auto`).
+    windows: as a speculator it reads prompts in windows (`read: auto` with a head profile).
     """
 
     model: Model
@@ -140,16 +140,12 @@ class Engine:
         kv = prompts * self.kv_bytes(read.cached + read.tokens)
         return self._seconds(linear, weights, attention, kv, tokens, steps)
 
-    def in_windows(self, tokens: float) -> bool:
-        """Whether it reads a prompt of `tokens` tokens in windows."""
-        return self.windows and tokens >= WINDOWS_FROM
-
     def select_s(self, read: Read) -> float:
         """Seconds in which a speculator reads and scores a prompt: all windows together, through all layers and on one
         replica; or the prompt as a whole, and the look-ahead tokens after it.
         """
         tokens = read.cached + read.tokens
-        if not self.in_windows(tokens):
+        if not self.windows:
             return self.read_s(read) + LOOK_AHEAD * self.step_s(1, tokens)
         count = -(-tokens // WINDOW)
         return self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)

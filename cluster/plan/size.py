@@ -47,7 +47,7 @@ class Sizer:
     """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
 
     speculator_machine: what the speculator reaches, if both machines are measured (`cluster.plan.calibrate`).
-    None: what the target does. windows: the speculator reads long prompts in windows, as one with a head profile does.
+    None: what the target does. windows: the speculator reads prompts in windows, as one with a head profile does.
     """
 
     target: Model

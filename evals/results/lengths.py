@@ -9,8 +9,8 @@ import numpy as np
 from benchmarks.report import plots
 from evals.results.comparison import ALL, Comparison, Figure
 from evals.run.ask import Case
-from evals.selection.selectors import DENSE, GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
-from kv_transfer.options import LONG_FROM, WINDOWS_FROM
+from evals.selection.selectors import DENSE, GUARDED, GUARDED_LONG, GUARDED_WINDOWS
+from kv_transfer.options import LONG_FROM
 
 ALL_LENGTHS = 0
 """Stands for all lengths together."""
@@ -31,28 +31,21 @@ def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
 
 def chosen_by_default(tokens: int) -> str:
     """The selector that does what the default does with a prompt of `tokens` tokens and a speculator with a profile."""
-    if tokens >= LONG_FROM:
-        return GUARDED_LONG
-    return GUARDED_WINDOWS if tokens >= WINDOWS_FROM else GUARDED_WHOLE
+    return GUARDED_LONG if tokens >= LONG_FROM else GUARDED_WINDOWS
 
 
 def with_default(result: dict[str, Any]) -> dict[str, Any]:
     """The result with the default (no option): each prompt's answer is that of the selector which the default chooses
     by the prompt's length. A prompt that was not asked with it has none.
     """
-    if (
-        GUARDED in result["selectors"]
-        or not {GUARDED_WHOLE, GUARDED_WINDOWS, GUARDED_LONG} & result["selectors"].keys()
-    ):
+    if GUARDED in result["selectors"] or not {GUARDED_WINDOWS, GUARDED_LONG} & result["selectors"].keys():
         return result
     samples = []
     for sample in result["samples"]:
         found = [scores for scores in sample["scores"] if scores[0] == chosen_by_default(sample["prompt"])]
         samples.append({**sample, "scores": [*sample["scores"], *([GUARDED, 0.0, *scores[2:]] for scores in found)]})
-    rule = (
-        f"*{GUARDED_WHOLE}*, *{GUARDED_WINDOWS}* from {WINDOWS_FROM:,} tokens on, *{GUARDED_LONG}* from {LONG_FROM:,}"
-    )
-    what = f"the default: {rule}; these lengths were chosen with results of this kind"
+    rule = f"*{GUARDED_WINDOWS}*, *{GUARDED_LONG}* from {LONG_FROM:,} tokens on"
+    what = f"the default: {rule}; this length was chosen with results of this kind"
     return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
 
 
@@ -78,9 +71,9 @@ def _name(case: Case) -> str:
     return name if rate == 0 else f"{name}, keep {rate:g}"
 
 
-def against_dense(result: dict[str, Any], case: Case) -> str:
-    """A case over all lengths, with the interval of the difference from dense."""
-    figure = Comparison(with_default(result)).figure(ALL, case)
+def against_dense(result: dict[str, Any], case: Case, length: int = ALL_LENGTHS) -> str:
+    """A case at a length, with the interval of the difference from dense."""
+    figure = by_length(result)[length].figure(ALL, case)
     _, low, high = figure.difference
     return (
         f"score {100 * figure.score:.0f}, dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to"

@@ -139,7 +139,7 @@ class Dispatcher:
         protected, frame = spans.protected_tokens, prompt.chat.frame if prompt.chat else None
         speculator = self.pools.speculator
         windowed = bool(speculator and speculator.has_head_profile and spans.question and frame)
-        state.options = state.options.for_prompt(ids.size, windows=windowed)
+        state.options = state.options.for_prompt(windows=windowed)
         windows = WindowReads.of(state.options, spans.question, frame, protected)
         state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, protected, hinted, windows)
         record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway

@@ -34,7 +34,7 @@ def result(rows: list[dict]) -> dict:
     return {
         "models": {"target": "12 layers x 768", "speculator": "2 layers x 256"},
         "settings": {"rounds": 3, "keep_rates": [0.1], "lengths": [4096]},
-        "defaults": {"keep_rate": 0.2, "min_prompt_tokens": 1024, "windows_from": 3072, "window_tokens": 1024},
+        "defaults": {"keep_rate": 0.2, "min_prompt_tokens": 1024, "window_tokens": 1024},
         "flop_ratios": {"4096": 9.8},
         "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
         "command": "skim bench ttft",
@@ -94,7 +94,7 @@ async def test_the_limit_reads_windows_where_skim_does() -> None:
     asker = _Asker(None, {}, {"target": Engine(), "speculator": Engine()})
     for tokens, kept in ((4200, 800), (2048, 400), (4200, 4200)):
         await asker._limit(list(range(tokens)), kept)
-    assert read == [[800], [1024, 1024, 1024, 1024, 104], [400], [2048], [4200]]
+    assert read == [[800], [1024, 1024, 1024, 1024, 104], [400], [1024, 1024], [4200]]
 
 
 def test_table_and_page(tmp_path) -> None:
@@ -104,7 +104,7 @@ def test_table_and_page(tmp_path) -> None:
     assert rows[0][:2] == ["256", "default"]
     assert rows[1][-3:] == ["1.25 (1.25 to 1.25)", "4.00 (4.00 to 4.00)", "5.00"]
     assert "9.8 at 4,096" in describe(found)
-    assert "of 3,072 tokens or more in windows of at most 1,024" in describe(found)
+    assert "in windows of at most 1,024 tokens" in describe(found)
     (tmp_path / "ttft.json").write_text(json.dumps(found))
     assert "| 4,096 | 0.1 | 100 | 2,000 | 500 | 400 |" in details(tmp_path)
 
