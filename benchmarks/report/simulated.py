@@ -56,6 +56,7 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> System:
         skim_s=statistics.median(others),
         max_wait_s=math.inf,
         always=True,
+        min_prompt_tokens=1,
         tick_s=1.0,
     )
 

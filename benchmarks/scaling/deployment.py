@@ -68,7 +68,7 @@ def deployment(settings: ScaleSettings) -> DeploymentConfig:
     # Waiting is what is measured, so no request times out or is refused. vLLM's load generator takes no SSE comments.
     router: dict[str, Any] = {"port": free_port(), "cpus": 0.1, "select_timeout_s": 300, "admission_timeout_s": 300}
     router |= {"speculative_prefill": "auto" if settings.documents else "always", "affinity": settings.affinity}
-    router |= {"max_wait_s": None, "max_ongoing_requests": 4096, "keep_alive_s": 0}
+    router |= {"max_wait_s": None, "max_ongoing_requests": 4096, "keep_alive_s": 0, "min_prompt_tokens": 1}
     router["replicas"] = settings.routers
     pools["target"]["engine_options"] = {**costs["target"], "enable_prompt_tokens_details": True}
     return DeploymentConfig.model_validate(

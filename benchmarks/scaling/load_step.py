@@ -57,7 +57,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, tokens: int, number: in
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
-        "speculative_prefill": {"enabled": "always", "keep_rate": KEEP_RATE},
+        "speculative_prefill": {"enabled": "always", "keep_rate": KEEP_RATE, "min_prompt_tokens": 1},
     }
     timed = await ask(session, f"{url}/v1/completions", body)
     return {

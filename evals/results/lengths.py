@@ -11,9 +11,13 @@ from evals.results.comparison import ALL, Comparison, Figure
 from evals.run.ask import Case
 from evals.selection.selectors import DENSE, GUARDED, GUARDED_LONG, GUARDED_WINDOWS
 from kv_transfer.options import LONG_FROM
+from router.options.request import PrefillOptions
 
 ALL_LENGTHS = 0
 """Stands for all lengths together."""
+
+SHORTEST = PrefillOptions().min_prompt_tokens
+"""Tokens of a prompt."""
 
 
 def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
@@ -29,14 +33,19 @@ def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
     return found | {ALL_LENGTHS: whole}
 
 
-def chosen_by_default(tokens: int) -> str:
-    """The selector that does what the default does with a prompt of `tokens` tokens and a speculator with a profile."""
+def chosen_by_default(tokens: int) -> str | None:
+    """The selector that does what the default does with a prompt of `tokens` tokens and a speculator with a profile.
+
+    None: the prompt is so short that it runs dense.
+    """
+    if tokens < SHORTEST:
+        return None
     return GUARDED_LONG if tokens >= LONG_FROM else GUARDED_WINDOWS
 
 
 def with_default(result: dict[str, Any]) -> dict[str, Any]:
     """The result with the default (no option): each prompt's answer is that of the selector which the default chooses
-    by the prompt's length. A prompt that was not asked with it has none.
+    by the prompt's length. A prompt that was not asked with it, or is so short that it runs dense, has none.
     """
     if GUARDED in result["selectors"] or not {GUARDED_WINDOWS, GUARDED_LONG} & result["selectors"].keys():
         return result
@@ -44,8 +53,8 @@ def with_default(result: dict[str, Any]) -> dict[str, Any]:
     for sample in result["samples"]:
         found = [scores for scores in sample["scores"] if scores[0] == chosen_by_default(sample["prompt"])]
         samples.append({**sample, "scores": [*sample["scores"], *([GUARDED, 0.0, *scores[2:]] for scores in found)]})
-    rule = f"*{GUARDED_WINDOWS}*, *{GUARDED_LONG}* from {LONG_FROM:,} tokens on"
-    what = f"the default: {rule}; this length was chosen with results of this kind"
+    rule = f"*{GUARDED_WINDOWS}* from {SHORTEST:,} tokens on, *{GUARDED_LONG}* from {LONG_FROM:,}"
+    what = f"the default: {rule}; these lengths were chosen with results of this kind"
     return {**result, "samples": samples, "selectors": {GUARDED: what, **result["selectors"]}}
 
 

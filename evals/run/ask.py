@@ -105,7 +105,7 @@ class InProcess:
         """
         self._tokenizer = load_tokenizer(target)
         self._rates = [rate for rate in keep_rates if rate < 1]
-        self._options = PrefillOptions(look_ahead=look_ahead)
+        self._options = PrefillOptions(look_ahead=look_ahead, min_prompt_tokens=1)
         self._max_tokens = max_tokens
         self._pair = start_pair(target, speculator, engine, target_options, speculator_options, create_target)
 

@@ -142,7 +142,9 @@ SELECTORS: dict[str, Selector] = {
     "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
     GUARDED: Selector(
-        "the default: as *auto*, with the guard; some prompts run dense or keep more", keep_guarded, rated=False
+        "the default, also for short prompts: as *auto*, with the guard; some prompts run dense or keep more",
+        keep_guarded,
+        rated=False,
     ),
     GUARDED_WHOLE: Selector(
         f"as *{GUARDED}*, and each prompt is read as a whole",

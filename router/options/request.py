@@ -45,7 +45,7 @@ class PrefillOptions(PolicyOptions):
     enabled: Wish = Field(
         AUTO, description="always: speculative; false: dense; auto: the sooner first token by estimate; true: as auto"
     )
-    min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
+    min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
         max_length=MAX_PROTECTED_SPANS,

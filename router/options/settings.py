@@ -42,7 +42,7 @@ class RouterConfig(BaseModel):
     speculative_prefill: Wish = Field(
         AUTO, description="default of the request option `enabled`: auto (or true), always or false"
     )
-    min_prompt_tokens: int = Field(1024, ge=1, description="shorter prompts run dense")
+    min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     select_timeout_s: float = Field(
         60.0,
         gt=0,

@@ -55,7 +55,7 @@ class System:
     speculator: PoolPlan | None = None
     keep_rate: float = 0.2
     skim_s: float = 0.0
-    min_prompt_tokens: int = 1024
+    min_prompt_tokens: int = 2000
     max_wait_s: float = 60.0
     start_s: float = 120.0
     always: bool = False

@@ -39,7 +39,7 @@ def test_two_models_are_enough(write, tmp_path):
     assert config.served_model_name == "big"
     assert config.target == TargetConfig(model=str(tmp_path / "big"))
     assert config.selection == PolicyOptions()
-    assert (config.router.host, config.router.port, config.router.min_prompt_tokens) == ("127.0.0.1", 8000, 1024)
+    assert (config.router.host, config.router.port, config.router.min_prompt_tokens) == ("127.0.0.1", 8000, 2000)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

@@ -65,7 +65,7 @@ def test_an_answer_comes_from_the_kept_tokens_at_their_positions(pair, messages)
 
 
 def test_ask_selects_and_generates(pair, messages):
-    asked = pair.ask(messages, keep_rate=0.1, max_tokens=5)
+    asked = pair.ask(messages, keep_rate=0.1, max_tokens=5, min_prompt_tokens=1)
     selection = pair.select(messages, keep_rate=0.1)
     assert asked.reason == "requested"
     assert asked.prompt.positions.tolist() == selection.kept.positions.tolist()
@@ -82,7 +82,7 @@ def test_ask_runs_dense_where_serving_does(pair, messages, options, reason):
 
 
 def test_prompt_logprobs_need_the_whole_prompt(pair, messages):
-    asked = pair.ask(messages, max_tokens=2, sampling={"prompt_logprobs": 1})
+    asked = pair.ask(messages, max_tokens=2, min_prompt_tokens=1, sampling={"prompt_logprobs": 1})
     assert asked.reason == "prompt-logprobs"
     assert len(asked.prompt_logprobs) == asked.prompt.context_length
 

@@ -18,6 +18,8 @@ from tests.unit.evals.conftest import MODELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+ANY_LENGTH = PrefillOptions(min_prompt_tokens=1)
+
 
 @pytest.fixture(scope="module")
 def sample(made):
@@ -26,7 +28,7 @@ def sample(made):
 
 @pytest.fixture(scope="module")
 def prompt(sample, tokenizer):
-    return render(sample, tokenizer, PrefillOptions())
+    return render(sample, tokenizer, ANY_LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ async def test_bm25_finds_shared_words_and_no_others(keep, sample, made, tokeniz
     assert sample.quiz.evidence[0] in tokenizer.decode(found.token_ids)
     kept = []
     for other in made("association", count=6):
-        prompt = render(other, tokenizer, PrefillOptions())
+        prompt = render(other, tokenizer, ANY_LENGTH)
         found, _ = await keep("bm25", 0.05, other, prompt)
         kept.append(other.quiz.evidence[0] in tokenizer.decode(found.token_ids))
     assert sum(kept) < 3
@@ -86,7 +88,7 @@ async def test_an_embedding_ranks_by_meaning(keep, sample, tokenizer):
 
 async def test_the_guard_runs_a_count_dense_and_compresses_a_needle(keep, made, tokenizer, sample, prompt):
     [count] = made("counting", style="plain")
-    whole = render(count, tokenizer, PrefillOptions())
+    whole = render(count, tokenizer, ANY_LENGTH)
     dense, _ = await keep("auto + guard", 0.2, count, whole)
     assert dense.is_dense
     compressed, _ = await keep("auto + guard", 0.2, sample, prompt)
@@ -116,7 +118,7 @@ async def test_windows_lie_where_they_say(keep, prompt):
 async def test_random_chunks_follow_from_the_seed(keep, made, tokenizer):
     async def random(seed):
         sample = made("multi_key", seed=seed, style="plain")[0]
-        found, _ = await keep("random", 0.2, sample, render(sample, tokenizer, PrefillOptions()))
+        found, _ = await keep("random", 0.2, sample, render(sample, tokenizer, ANY_LENGTH))
         return found.positions.tolist()
 
     assert await random(3) == await random(3) != await random(4)
