@@ -67,7 +67,7 @@ def serve(home: Path, **environment: str) -> Served:
     template, config = home / "template.jinja", home / "pair.yaml"
     template.write_text(TEMPLATE)
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "chat_template": str(template)}
-    router = {"cpus": 0.5, "speculative_prefill": "always"}
+    router = {"cpus": 0.5, "speculative_prefill": "always", "min_prompt_tokens": 1024}
     target = {**pool, "engine_options": {**pool["engine_options"], **tools}}
     config.write_text(yaml.safe_dump({"speculator": pool, "target": target, "router": router}))
     served = skim_serve(config, home, HF_HOME=str(home), **environment)

@@ -144,7 +144,8 @@ def test_a_schema_binds_no_reasoning_of_a_prompt_that_was_skimmed(models: Path, 
         for name, of_pool in (("target", options), ("speculator", SPECULATOR))
     }
     document = " ".join(f"The code of gate {n} is blue tulip." for n in range(120)) + " What is the code of gate 7?"
-    asked = {"messages": [{"role": "user", "content": document}], "speculative_prefill": {"enabled": "always"}}
+    prefill = {"enabled": "always", "min_prompt_tokens": 1024}
+    asked = {"messages": [{"role": "user", "content": document}], "speculative_prefill": prefill}
     with serving({"served_model_name": "name", **pools}, tmp_path) as served:
         answer = ask(served.url, **asked, response_format=FORMAT)
     assert answer.headers["x-skim-mode"] == "speculative"

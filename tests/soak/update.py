@@ -57,7 +57,7 @@ def deployment(folder: Path, token_ms: float) -> dict[str, Any]:
     """A deployment that both versions know; the models lie in `folder`."""
     found: dict[str, Any] = {
         "served_model_name": "skim-demo",
-        "router": {"speculative_prefill": "always", "cpus": 0.1, "replicas": 2},
+        "router": {"speculative_prefill": "always", "min_prompt_tokens": 1024, "cpus": 0.1, "replicas": 2},
     }
     for pool in ("speculator", "target"):
         shutil.copytree(ROOT / "demo_models" / pool, folder / pool)

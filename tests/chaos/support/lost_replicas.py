@@ -184,7 +184,12 @@ def _settings(kind: str, replicas: int) -> dict[str, Any]:
     return demo_settings(replicas)
 
 
-PATIENT = {"admission_timeout_s": 300.0, "select_timeout_s": 300.0, "speculative_prefill": "always"}
+PATIENT: dict[str, Any] = {
+    "admission_timeout_s": 300.0,
+    "select_timeout_s": 300.0,
+    "speculative_prefill": "always",
+    "min_prompt_tokens": 1024,
+}
 """Of the router. A prompt is always kept alike, however long its selection takes."""
 
 

@@ -53,7 +53,7 @@ def test_scores_of_real_text_are_the_oracles(pair: Pair, smollm2: Path) -> None:
 @pytest.mark.parametrize("document", [CODE, KEEPER], ids=["code", "keeper"])
 def test_a_fifth_of_real_text_is_enough(pair: Pair, document: RealDocument) -> None:
     """The protected tokens are kept in addition, and the last unit is kept whole."""
-    answer = pair.ask(document.messages, keep_rate=0.19, max_tokens=24)
+    answer = pair.ask(document.messages, keep_rate=0.19, max_tokens=24, min_prompt_tokens=1024)
     assert answer.prompt.token_ids.size < 0.25 * answer.prompt.context_length
     assert document.answer in answer.text
 
@@ -69,7 +69,9 @@ def test_without_the_fact_the_answer_is_wrong(pair: Pair) -> None:
 
 def test_a_drafted_answer_to_kept_real_text_is_the_oracles(pair: Pair, smollm2: Path) -> None:
     before = pair._pair.drafts.metrics()["drafts"]
-    answer = pair.ask(KEEPER.messages, keep_rate=0.19, max_tokens=48, sampling={"ignore_eos": True})
+    answer = pair.ask(
+        KEEPER.messages, keep_rate=0.19, max_tokens=48, min_prompt_tokens=1024, sampling={"ignore_eos": True}
+    )
     assert pair._pair.drafts.metrics()["drafts"] > before
     oracle = GenerationOracle(str(smollm2))
     tokens = answer.completions[0].token_ids.tolist()
