@@ -20,7 +20,7 @@ def describe(result: dict[str, Any]) -> str:
         "of its last layer. *Limit*: the speculator's forward over the prompt, in windows, plus the target's forward "
         "over the kept tokens, each measured alone. Keep rate "
         '"default": the request sets no option; '
-        f"prompts under {dense_below:,} tokens run dense. If Skim runs dense, as at keep rate 1, its limit is the "
+        f"prompts under {dense_below:,} tokens ran dense. If Skim runs dense, as at keep rate 1, its limit is the "
         "target's forward alone. Dense / limit then shows what the stock server adds: on CPU, vLLM runs its engine's "
         "worker in a second process. Counted in floating-point operations, dense / limit at keep rate "
         f"{min(settings['keep_rates'])} would be {flops} tokens."

@@ -46,13 +46,13 @@ async def test_in_the_speculator():
 
 async def test_in_the_target_s_prefill():
     pools = LocalPools(target={"prefill_ms": FOREVER_MS})
-    assert await stopped(pools, 50) == ([], "false")
+    assert await stopped(pools, 1000) == ([], "false")
     assert (pools.target_engine.running, pools.target_engine.aborted) == (0, 1)
 
 
 async def test_while_answering():
     pools = LocalPools(target={"decode_ms": FOREVER_MS})
-    outputs, answering = await stopped(pools, 50)
+    outputs, answering = await stopped(pools, 1000)
     assert (len(outputs), answering) == (1, "true")
     assert pools.target_engine.running == 0
 
