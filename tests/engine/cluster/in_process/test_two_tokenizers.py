@@ -36,15 +36,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def test_other_ids_change_nothing_of_a_selection(pair: Pair) -> None:
-    selection = pair.select(DOCUMENT.messages, keep_rate=0.1)
+    """Windows share steps in any order, so their scores differ in the last bits, which rank lines without evidence."""
     with Pair(speculator=MODELS / "speculator", speculator_options=OPTIONS) as own:
-        expected = own.select(DOCUMENT.messages, keep_rate=0.1)
-    assert not np.array_equal(selection.kept.token_ids, expected.kept.token_ids)
-    assert np.array_equal(selection.kept.positions, expected.kept.positions)
-    assert selection.importance is not None
-    assert expected.importance is not None
-    assert np.allclose(selection.importance, expected.importance, rtol=0, atol=1e-5)
-    assert selection.coverage == pytest.approx(expected.coverage)
+        for read in ("whole", "windows"):
+            selection, expected = (of.select(DOCUMENT.messages, keep_rate=0.1, read=read) for of in (pair, own))
+            assert not np.array_equal(selection.kept.token_ids, expected.kept.token_ids)
+            assert selection.importance is not None
+            assert expected.importance is not None
+            assert np.allclose(selection.importance, expected.importance, rtol=0, atol=1e-5)
+            if read == "whole":
+                assert selection.coverage == pytest.approx(expected.coverage)
+                assert np.array_equal(selection.kept.positions, expected.kept.positions)
 
 
 def test_an_answer_is_right_and_its_drafts_are_accepted(pair: Pair) -> None:
