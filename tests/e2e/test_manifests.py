@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from actors.ray_hooks.loopback import init_on_loopback
 from cluster.config.load import config_from_flags
 from cluster.kuberay.rollout import at_capacity
 from cluster.kuberay.service import ray_service
@@ -37,6 +38,9 @@ class RayService:
         self._groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
         self._served = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
         head = spec["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]
+        init_on_loopback(
+            False
+        )  # another module may have joined a Ray of `skim serve`, which `ray drain-node` cannot reach
         self.cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": int(head["num-cpus"]), "include_dashboard": False}
         )
@@ -70,7 +74,8 @@ class RayService:
         _, _, *ray_words = shlex.split(command)  # without its time limit
         words = [*ray_words, "--node-id", node, "--address", self.cluster.address]
         ray_command = Path(sys.executable).with_name(words[0])
-        subprocess.run([ray_command, *words[1:]], check=True, capture_output=True, timeout=60)
+        drained = subprocess.run([ray_command, *words[1:]], capture_output=True, text=True, timeout=60)
+        assert drained.returncode == 0, drained.stderr
 
     def close(self) -> None:
         serve.shutdown()
