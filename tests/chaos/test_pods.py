@@ -33,7 +33,13 @@ def deployment(**target: Any) -> dict[str, Any]:
         for pool in ("speculator", "target")
     }
     pools["target"] |= {"replicas": 2, "engine_options": {"prefill_ms": 100.0, "decode_ms": 20.0}, **target}
-    router = {"speculative_prefill": "always", "cpus": 0.1, "replicas": 2, "select_timeout_s": 20.0}
+    router = {
+        "speculative_prefill": "always",
+        "min_prompt_tokens": 1024,
+        "cpus": 0.1,
+        "replicas": 2,
+        "select_timeout_s": 20.0,
+    }
     return {"served_model_name": "skim-demo", "router": router, **pools}
 
 
