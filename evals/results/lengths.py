@@ -17,7 +17,7 @@ ALL_LENGTHS = 0
 """Stands for all lengths together."""
 
 SHORTEST = PrefillOptions().min_prompt_tokens
-"""Tokens of a prompt."""
+"""Tokens. By default, shorter prompts run dense."""
 
 
 def by_length(result: dict[str, Any]) -> dict[int, Comparison]:
