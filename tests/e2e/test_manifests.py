@@ -38,7 +38,7 @@ class RayService:
         self._groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
         self._served = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
         head = spec["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]
-        # A module that joined the Ray of `skim serve` leaves this process on loopback, out of reach of `ray drain-node`.
+        # A module that joined the Ray of `skim serve` leaves this process on loopback, where `ray drain-node` fails.
         init_on_loopback(False)
         self.cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": int(head["num-cpus"]), "include_dashboard": False}
