@@ -70,7 +70,7 @@ class TargetActor(PoolActor):
             with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
                 if self._engine_traces and (headers := answer.span.headers):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
-                stream = joined(deadline.each(self._engine.generate(request)), request.interval_ms)
+                stream = joined(self._engine.generate(request), request.interval_ms, deadline=deadline)
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         answer.add(output)

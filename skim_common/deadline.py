@@ -4,8 +4,8 @@ Only durations travel, as gRPC does it: the clocks of two machines may differ.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -48,23 +48,15 @@ class Deadline:
                 raise
             raise _error() from None
 
-    async def each(self, stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-        """The items of `stream` that come before the deadline; then DeadlineError. `stream` is closed in any case.
+    async def next(self, stream: AsyncIterator[Item]) -> Item | None:
+        """The next item of `stream`, or None at its end. Raises DeadlineError if it does not come before the deadline.
 
         The time is measured while `stream` works, not while the consumer does: a consumer's task is never cancelled.
         """
-        async with aclosing(stream):
-            if self.at is None:  # a timer for each token costs as much as the rest of its way
-                async for item in stream:
-                    yield item
-                return
-            while True:
-                try:
-                    async with self.limit():
-                        item = await anext(stream)
-                except StopAsyncIteration:
-                    return
-                yield item
+        if self.at is None:  # a timer for each token costs as much as the rest of its way
+            return await anext(stream, None)
+        async with self.limit():
+            return await anext(stream, None)
 
 
 NO_DEADLINE = Deadline()

@@ -12,23 +12,27 @@ from dataclasses import replace
 import numpy as np
 
 from kv_transfer.messages import Completion, GenerateOutput
+from skim_common.deadline import NO_DEADLINE, Deadline
 from target_service.reply_pieces import PIECE_LOGPROBS
 
 
 async def joined(
-    outputs: AsyncGenerator[GenerateOutput, None], interval_ms: float, clock: Callable[[], float] = time.monotonic
+    outputs: AsyncGenerator[GenerateOutput, None],
+    interval_ms: float,
+    clock: Callable[[], float] = time.monotonic,
+    deadline: Deadline = NO_DEADLINE,
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The outputs of one request, with at least `interval_ms` between two of them; those in between are joined.
 
-    outputs: of kind DELTA; closed in any case. clock: seconds. The first and the last output never wait. An output that
-    comes too soon waits for the next one, not for a timer: a timer for each token would cost more than it saves. What
-    was held back comes before an error.
+    outputs: of kind DELTA; closed in any case. clock: seconds. deadline: of the outputs; an error follows it. The first
+    and the last output never wait. An output that comes too soon waits for the next one, not for a timer: a timer for
+    each token would cost more than it saves. What was held back comes before an error.
     """
     held: GenerateOutput | None = None
     sent = float("-inf")
     async with aclosing(outputs):
         try:
-            async for output in outputs:
+            while (output := await deadline.next(outputs)) is not None:
                 held = output if held is None else join(held, output)
                 if output.finished or _is_large(held) or 1e3 * (clock() - sent) >= interval_ms:
                     due, held, sent = held, None, clock()

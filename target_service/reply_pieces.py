@@ -3,8 +3,7 @@
 Each piece takes milliseconds to write and to read, so neither end holds its event loop for long.
 """
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kv_transfer.messages import GenerateOutput, TokenLogprob
@@ -26,15 +25,18 @@ def pieces(output: GenerateOutput) -> Iterator[GenerateOutput]:
     yield replace(output, prompt_logprobs=positions[begin:]) if begin else output
 
 
-async def whole(messages: AsyncGenerator[GenerateOutput, None]) -> AsyncGenerator[GenerateOutput, None]:
-    """The outputs whose pieces `messages` are. messages: closed in any case."""
-    held: PromptLogprobs = []
-    async with aclosing(messages):
-        async for message in messages:
-            if message.is_piece:
-                held += message.prompt_logprobs or []
-            elif held:
-                yield replace(message, prompt_logprobs=held + (message.prompt_logprobs or []))
-                held = []
-            else:
-                yield message
+class PieceJoiner:
+    """Makes outputs of their pieces again, for the messages of one answer."""
+
+    def __init__(self) -> None:
+        self._held: PromptLogprobs = []
+
+    def add(self, message: GenerateOutput) -> GenerateOutput | None:
+        """The output that ends with this message; None if more of it follows."""
+        if message.is_piece:
+            self._held += message.prompt_logprobs or []
+            return None
+        if not self._held:
+            return message
+        held, self._held = self._held, []
+        return replace(message, prompt_logprobs=held + (message.prompt_logprobs or []))

@@ -13,8 +13,8 @@ routers.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -121,23 +121,13 @@ class Admission:
         ticket.stage, ticket.found_ms, ticket.sent_at = "prefill", self._at_target_ms, self._clock()
         self._at_target_ms += ticket.work.target_ms
 
-    async def prefilled(
-        self, ticket: Ticket, outputs: AsyncGenerator[GenerateOutput, None], began: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[GenerateOutput, None]:
-        """The target's outputs. The first one says how long the request waited there, and makes room for another.
-
-        began: called at the first one.
-        """
-        async with aclosing(outputs):
-            async for output in outputs:
-                if ticket.stage == "prefill":
-                    elapsed_ms = 1e3 * (self._clock() - ticket.sent_at)
-                    self._target.learn(ticket.found_ms, elapsed_ms - output.timings.get("prefill", elapsed_ms))
-                    self._leave_target(ticket)
-                    ticket.stage, ticket.began_at = "answer", self._clock()
-                    began()
-                    self._dispatch()
-                yield output
+    def prefilled(self, ticket: Ticket, output: GenerateOutput) -> None:
+        """The target's first output: it says how long the request waited there, and makes room for another."""
+        elapsed_ms = 1e3 * (self._clock() - ticket.sent_at)
+        self._target.learn(ticket.found_ms, elapsed_ms - output.timings.get("prefill", elapsed_ms))
+        self._leave_target(ticket)
+        ticket.stage, ticket.began_at = "answer", self._clock()
+        self._dispatch()
 
     def answered(self, ticket: Ticket, tokens: int) -> None:
         """The answer is complete and has so many tokens."""

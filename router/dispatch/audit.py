@@ -107,7 +107,7 @@ class Audits:
     async def _run(self, pools: Pools, dense: GenerateRequest, answer: Int32Array) -> None:
         record = AnswerRecord(dense)
         try:
-            async with aclosing(migrate(record, pools.generate, lambda migration: None, enabled=False)) as outputs:
+            async with aclosing(migrate(record, pools.generate, enabled=False)) as outputs:
                 async for _ in outputs:
                     pass
         except asyncio.CancelledError:

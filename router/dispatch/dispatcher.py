@@ -3,12 +3,10 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 import numpy as np
 
 from actors.observability.meter import Meter
-from actors.observability.pool_spans import AnswerTally
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
@@ -20,30 +18,26 @@ from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.audit import Audits
+from router.dispatch.generation import Generation
 from router.dispatch.metrics import (
     ClientMetrics,
     record_decision,
-    record_first_token,
-    record_forecast,
-    record_migration,
     record_speeds,
     since_arrival,
 )
 from router.dispatch.request import Prompt
 from router.dispatch.selection import LexicalFallback, SelectionClient
 from router.dispatch.state import CallState, PromptState
-from router.dispatch.tracing import GENERATE, note_prompt, note_tokenized
+from router.dispatch.tracing import note_tokenized
 from router.explain.explained import DecisionMade, Explained
 from router.explain.prompt_text import message_spans
 from router.explain.selection_log import Entry, HeldPrompt, SelectionLog
 from router.options.errors import RefusedError
-from router.options.headers import add_prefill
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
-from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
 from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
@@ -77,10 +71,10 @@ class Dispatcher:
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self.admission = admission or Admission(meter)
         self.audits = Audits(meter, settings.audit_share, settings.audit_max_ongoing)
-        self._background = BackgroundTasks()
+        self.background = BackgroundTasks()
         fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selection = SelectionClient(
-            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self._background
+            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self.background
         )
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
@@ -89,8 +83,8 @@ class Dispatcher:
         deadline = call.request.deadline
         try:
             deadline.check()
-            async with aclosing(deadline.each(self._answer(request_id, prompt, call))) as outputs:
-                async for output in outputs:
+            async with aclosing(self._answer(request_id, prompt, call)) as outputs:
+                while (output := await deadline.next(outputs)) is not None:
                     yield output
         except DeadlineError:
             self.meter.record("skim_router_deadlines_missed_total", 1, answering=str(call.answering).lower())
@@ -113,9 +107,11 @@ class Dispatcher:
                 target = self.pools.target
                 read = kept.in_reading_order(target.max_position - prompt.max_tokens)
                 answer = AnswerRecord(_generate_request(state, read), call.add_logprobs)
-                async with aclosing(self._generate(state, kept, answer, ticket)) as outputs:
-                    async for output in outputs:
-                        yield output
+                with Generation(self, state, kept, answer, ticket) as generation:
+                    async with aclosing(generation.outputs()) as outputs:
+                        async for output in outputs:
+                            generation.note(output)
+                            yield output
                 self._record_answer(state, answer, ticket)
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             if ticket is None or not ticket.began_at:
@@ -195,66 +191,6 @@ class Dispatcher:
             self.admission.runs_dense(ticket, work)
         state.mode = "dense"
         return KeptPrompt.dense(prompt.token_ids)
-
-    async def _generate(
-        self, state: PromptState, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
-    ) -> AsyncGenerator[GenerateOutput, None]:
-        """The target's outputs, from as many replicas as it takes; `answer` grows with them."""
-        held = False  # a target replica has the request and will end its session
-
-        def moved(migration: Migration) -> None:
-            nonlocal held
-            held = False
-            record_migration(self.meter, migration)
-            self.selections.note_migration(state.request_id, state.prompt_tokens, migration, state.call.request.key)
-
-        def began() -> None:
-            self.clients.began(state.prompt_tokens, since_arrival(state))
-
-        reading = self.forecaster.sent(state.forecast, kept)
-        with self.audits.request(), reading, state.call.span.child(GENERATE, "client") as span:
-            tally, sent, recorded = AnswerTally(span, state.prompt.sampling), time.perf_counter(), False
-            self.admission.sent(ticket)
-            try:
-
-                def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-                    timeout_ms = state.call.request.deadline.left_ms
-                    asked = replace(request, timeout_ms=timeout_ms, trace=span.headers)
-                    return self.admission.prefilled(ticket, self.pools.generate(asked, state.admit), began)
-
-                stream = migrate(answer, attempt, moved, enabled=self.settings.migration)
-                async with aclosing(stream) as outputs:
-                    async for output in outputs:
-                        held = True
-                        if not recorded:
-                            recorded = True
-                            self._record_first(state, kept, output, sent, ticket.queued_ms)
-                        tally.add(output)
-                        yield output
-            except (ReplicaLostError, GivenUpError, DeadlyRequestError):
-                held = False
-                self.meter.record("skim_router_given_up_total", 1)
-                raise
-            finally:
-                state.answer_tokens = tally.tokens
-                note_prompt(span, state.wire_id, state, tally)
-                self.forecaster.ended(state.forecast, kept, answer.first_token_ids)
-                # The target ends the session of an answer that it has begun; it may not know any other.
-                if kept.session is not None and not held:
-                    self._background.start(self.pools.end_session(kept.session))
-
-    def _record_first(
-        self, state: PromptState, kept: KeptPrompt, output: GenerateOutput, sent: float, queued_ms: float
-    ) -> None:
-        """Record the first output. sent: when the target got the request. queued_ms: as in Ticket."""
-        now = time.perf_counter()
-        add_prefill(state.timings, output.timings, 1e3 * (now - sent))
-        state.timings["queue"] += queued_ms
-        record_first_token(self.meter, state, 1e3 * (now - state.call.request.arrived), output.cached_tokens)
-        queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
-        self.forecaster.began(state.forecast, kept, output.cached_tokens, prefill, queue)
-        record_forecast(self.meter, state, 1e3 * (sent - state.started) - queued_ms + queue + prefill)
-        state.call.answering = True
 
     def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:
         """Count and learn from a complete answer, and audit a share of them."""

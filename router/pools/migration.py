@@ -62,70 +62,72 @@ class Migration:
 
 
 async def migrate(
-    record: AnswerRecord, attempt: Attempt, note: Callable[[Migration], None], *, enabled: bool = True
+    record: AnswerRecord,
+    attempt: Attempt,
+    note: Callable[[Migration], None] = lambda migration: None,
+    received: Callable[[GenerateOutput], None] = lambda output: None,
+    *,
+    enabled: bool = True,
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
 
-    note: called before each change of the replica. enabled: False: an answer that has begun is not continued.
+    All n answers come from one replica, until it is lost after its first token; each unfinished one then goes on alone.
+    note: called before each change of the replica. received: called with each output of a replica, which is not always
+    one for the client. enabled: False: an answer that has begun is not continued.
     Raises DeadlyRequestError, GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the
     generator aborts all attempts.
     """
-    moves = _Attempts(record, attempt, note, enabled)
-    async with aclosing(moves.whole()) as outputs:
-        async for output in outputs:
-            yield output
-    if moves.lost_with_tokens is None:
-        return
-    async with aclosing(_merged([moves.alone(index) for index in moves.record.unfinished])) as outputs:
+    moves, losses = _Moves(record, attempt, note, received, enabled), _Losses()
+    while not record.begun:
+        try:
+            async with aclosing(attempt(record.asked)) as outputs:
+                async for output in outputs:
+                    losses.outlived()
+                    received(output)
+                    if (told := record.add(output)) is not None:
+                        yield told
+            return
+        except ReplicaLostError as error:
+            if record.finished:
+                return
+            await moves.move(error, losses, record.tokens)
+    async with aclosing(_merged([moves.alone(index, replace(losses)) for index in record.unfinished])) as outputs:
         async for output in outputs:
             yield output
 
 
-class _Attempts:
-    """The attempts of one request. lost_with_tokens: the losses when the first replica with tokens was lost."""
+class _Moves:
+    """How the answers of one request go to other replicas. The arguments are those of `migrate`."""
 
     def __init__(
-        self, record: AnswerRecord, attempt: Attempt, note: Callable[[Migration], None], enabled: bool
+        self,
+        record: AnswerRecord,
+        attempt: Attempt,
+        note: Callable[[Migration], None],
+        received: Callable[[GenerateOutput], None],
+        enabled: bool,
     ) -> None:
-        self.record, self._attempt, self._note, self._enabled = record, attempt, note, enabled
-        self.lost_with_tokens: _Losses | None = None
+        self.record, self._attempt, self._note = record, attempt, note
+        self._received, self._enabled = received, enabled
 
-    async def whole(self) -> AsyncGenerator[GenerateOutput, None]:
-        """All n answers at once, until they are finished, or until a replica is lost after the first token."""
-        losses = _Losses()
-        while self.lost_with_tokens is None:
-            try:
-                async with aclosing(self._attempt(self.record.asked)) as outputs:
-                    async for output in outputs:
-                        losses.outlived()
-                        if (told := self.record.add(output)) is not None:
-                            yield told
-                return
-            except ReplicaLostError as error:
-                if self.record.finished:
-                    return
-                await self._move(error, losses, self.record.tokens)
-                if self.record.begun:
-                    self.lost_with_tokens = losses
-
-    async def alone(self, index: int) -> AsyncGenerator[GenerateOutput, None]:
-        """The rest of answer `index`."""
-        losses = replace(self.lost_with_tokens or _Losses())
+    async def alone(self, index: int, losses: "_Losses") -> AsyncGenerator[GenerateOutput, None]:
+        """The rest of answer `index`. losses: those until now."""
         while True:
             request = self.record.continuation(index)
             try:
                 async with aclosing(self._attempt(request)) as outputs:
                     async for output in outputs:
                         losses.outlived()
+                        self._received(output)
                         if (told := self.record.add(output, index)) is not None:
                             yield told
                 return
             except ReplicaLostError as error:
                 if index not in self.record.unfinished:
                     return
-                await self._move(error, losses, self.record.continuation(index).answered)
+                await self.move(error, losses, self.record.continuation(index).answered)
 
-    async def _move(self, error: ReplicaLostError, losses: "_Losses", answered: int) -> None:
+    async def move(self, error: ReplicaLostError, losses: "_Losses", answered: int) -> None:
         """Prepare the next attempt. Raises if there is none."""
         if self.record.begun and not self._enabled:
             raise error

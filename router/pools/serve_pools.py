@@ -33,7 +33,7 @@ from router.pools.migration import ReplicaLostError, migrate
 from router.pools.wake_up import ColdStart
 from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_pair
-from target_service.reply_pieces import whole
+from target_service.reply_pieces import PieceJoiner
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class ServePools:
             first = await self._prefilled(request, admitted)
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
-        async with aclosing(self._stream("target", request, admitted)) as outputs:
+        async with aclosing(self._outputs("target", request, admitted)) as outputs:
             async for output in outputs:
                 yield output if first is None else _with_prefill(output, first)
                 first = None
@@ -200,10 +200,10 @@ class ServePools:
     async def _prefilled(self, request: GenerateRequest, admitted: Admitted) -> GenerateOutput | None:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
         leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
-        attempt = partial(self._stream, "prefill", admitted=admitted)
+        attempt = partial(self._outputs, "prefill", admitted=admitted)
         try:
             self._check("prefill")
-            async with aclosing(migrate(AnswerRecord(leg), attempt, lambda migration: None, enabled=False)) as outputs:
+            async with aclosing(migrate(AnswerRecord(leg), attempt, enabled=False)) as outputs:
                 received = [output async for output in outputs]
         except (InvalidRequestError, DeadlineError):
             raise
@@ -220,9 +220,10 @@ class ServePools:
             self._cold_start.wake_up(pool)
             raise
 
-    async def _stream(
+    async def _outputs(
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
+        """The outputs of one replica of the pool."""
         request = replace(request, interval_ms=self._interval_ms())
         response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
         self._running += 1
@@ -233,8 +234,9 @@ class ServePools:
             # Serve's next report may be seconds away, and requests would be refused until then.
             self._states.answered(pool)
             admitted()
-            async with aclosing(whole(_decoded(response))) as outputs:
-                async for output in outputs:
+            joiner = PieceJoiner()
+            async for reply in response:
+                if (output := joiner.add(decode(reply, GenerateOutput))) is not None:
                     yield output
         except HandoverError as error:
             raise ReplicaLostError("drained", accepted=accepted) from error
@@ -270,11 +272,6 @@ class ServePools:
             raise EngineUnavailableError(
                 "the target replica sent an unexpected first message; router and target run different versions"
             )
-
-
-async def _decoded(response: DeploymentResponseGenerator) -> AsyncGenerator[GenerateOutput, None]:
-    async for reply in response:
-        yield decode(reply, GenerateOutput)
 
 
 def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:

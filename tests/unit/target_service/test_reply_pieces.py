@@ -6,7 +6,7 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, To
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import WireError
-from target_service.reply_pieces import PIECE_LOGPROBS, pieces, whole
+from target_service.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
 from tests.unit.actors.mock_actors import replies, target
 from tests.unit.target_service.test_joined_outputs import output
 
@@ -23,17 +23,17 @@ def ids(prompt_logprobs):
     return [p and [c.token_id for c in p] for p in prompt_logprobs]
 
 
-async def stream(messages):
-    for message in messages:
-        yield message
+def whole(messages):
+    joiner = PieceJoiner()
+    return [output for message in messages if (output := joiner.add(message)) is not None]
 
 
 @pytest.mark.parametrize("positions", [1, 2, PIECE_LOGPROBS // EACH, PIECE_LOGPROBS // EACH + 2, 24_000])
-async def test_the_pieces_make_the_output(positions):
+def test_the_pieces_make_the_output(positions):
     first = output(7, prompt_logprobs=told(positions), timings={"prefill": 2.0}, cached_tokens=3)
     messages = [encode(piece) for message in (first, output(8, end="stop")) for piece in pieces(message)]
     assert max(map(len, messages)) < 2**20
-    got = [one async for one in whole(stream([decode(message, GenerateOutput) for message in messages]))]
+    got = whole(decode(message, GenerateOutput) for message in messages)
     assert [part.token_ids.tolist() for one in got for part in one.completions] == [[7], [8]]
     assert (dict(got[0].timings), got[0].cached_tokens) == ({"prefill": 2.0}, 3)
     assert ids(got[0].prompt_logprobs) == ids(first.prompt_logprobs)
@@ -41,9 +41,9 @@ async def test_the_pieces_make_the_output(positions):
 
 
 @pytest.mark.parametrize("position", [None, [TokenLogprob(id, -1.0) for id in range(3 * PIECE_LOGPROBS)]])
-async def test_positions_of_any_size(position):
+def test_positions_of_any_size(position):
     made = [output(7, prompt_logprobs=[position] * 3)]
-    got = [one async for one in whole(stream([piece for message in made for piece in pieces(message)]))]
+    got = whole(piece for message in made for piece in pieces(message))
     assert ids(got[0].prompt_logprobs) == ids(made[0].prompt_logprobs)
 
 
@@ -61,6 +61,6 @@ async def test_a_replica_sends_the_largest_reply_in_pieces():
     asked = encode(GenerateRequest("r", KeptPrompt.dense(IDS), sampling))
     _, *messages = await replies(await target(), asked)
     assert max(map(len, messages)) < 2**20 < sum(map(len, messages))
-    got = [one async for one in whole(stream([decode(message, GenerateOutput) for message in messages]))]
+    got = whole(decode(message, GenerateOutput) for message in messages)
     assert [len(position or ()) for position in got[0].prompt_logprobs] == [0, *[EACH] * (len(IDS) - 1)]
     assert sum(part.token_ids.size for one in got for part in one.completions) == 2

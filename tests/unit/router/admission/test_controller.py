@@ -33,7 +33,7 @@ class World:
             waited = asyncio.get_running_loop().time() - arrived
             self.ran.append(name)
             await asyncio.sleep(ms / 1e3)
-        yield GenerateOutput([], True, timings={"queue": 1e3 * waited, "prefill": ms})
+        return GenerateOutput([], True, timings={"queue": 1e3 * waited, "prefill": ms})
 
     async def ask(self, name, work=PROMPT, timeout_ms=None, less=None, **request):
         """The ticket that the prompt had; None if it was refused."""
@@ -44,8 +44,7 @@ class World:
                     await asyncio.sleep(work.speculator_ms / 1e3)
                     self.admission.selected(ticket, 0.0)
                 self.admission.sent(ticket)
-                async for _ in self.admission.prefilled(ticket, self.prefill(name, ticket.work.target_ms)):
-                    pass
+                self.admission.prefilled(ticket, await self.prefill(name, ticket.work.target_ms))
                 self.admission.answered(ticket, 1)
                 return ticket
         except OverloadedError as error:

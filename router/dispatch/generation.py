@@ -1,0 +1,101 @@
+"""The target's part in the way of one prompt: what is begun before it, learned from it, and ended after it."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from actors.observability.pool_spans import AnswerTally
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from router.admission.ticket import Ticket
+from router.dispatch.metrics import record_first_token, record_forecast, record_migration, since_arrival
+from router.dispatch.state import PromptState
+from router.dispatch.tracing import GENERATE, note_prompt
+from router.options.headers import add_prefill
+from router.pools.answer_record import AnswerRecord
+from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
+
+if TYPE_CHECKING:
+    from router.dispatch.dispatcher import Dispatcher
+
+
+class Generation:
+    """One prompt at the target. It owns the trace span, the tally of the answer, and the drafting session as long as no
+    replica has the request.
+
+    answer: grows with the outputs. The dispatcher's parts are used as they are.
+    """
+
+    def __init__(
+        self, dispatcher: "Dispatcher", state: PromptState, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
+    ) -> None:
+        self._dispatcher, self._state, self._kept = dispatcher, state, kept
+        self._answer, self._ticket, self._context = answer, ticket, ExitStack()
+        self._held = False  # a target replica has the request and will end its session
+        self._told = False  # the client has an output
+
+    def __enter__(self) -> Self:
+        dispatcher, state = self._dispatcher, self._state
+        self._context.enter_context(dispatcher.audits.request())
+        self._context.enter_context(dispatcher.forecaster.sent(state.forecast, self._kept))
+        self._span = self._context.enter_context(state.call.span.child(GENERATE, "client"))
+        self._tally, self._sent = AnswerTally(self._span, state.prompt.sampling), time.perf_counter()
+        dispatcher.admission.sent(self._ticket)
+        return self
+
+    def outputs(self) -> AsyncGenerator[GenerateOutput, None]:
+        """The outputs for the client, from as many replicas as it takes; `note` each. Raises as `migrate`."""
+        enabled = self._dispatcher.settings.migration
+        return migrate(self._answer, self._attempt, self._moved, self._received, enabled=enabled)
+
+    def _attempt(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        asked = replace(request, timeout_ms=self._state.call.request.deadline.left_ms, trace=self._span.headers)
+        return self._dispatcher.pools.generate(asked, self._state.admit)
+
+    def _moved(self, migration: Migration) -> None:
+        state, self._held = self._state, False
+        record_migration(self._dispatcher.meter, migration)
+        key = state.call.request.key
+        self._dispatcher.selections.note_migration(state.request_id, state.prompt_tokens, migration, key)
+
+    def _received(self, output: GenerateOutput) -> None:
+        self._held = True
+        if self._ticket.stage == "prefill":
+            self._dispatcher.admission.prefilled(self._ticket, output)
+            self._dispatcher.clients.began(self._state.prompt_tokens, since_arrival(self._state))
+
+    def note(self, output: GenerateOutput) -> None:
+        """Count an output for the client."""
+        if not self._told:
+            self._told = True
+            self._record_first(output)
+        self._tally.add(output)
+
+    def _record_first(self, output: GenerateOutput) -> None:
+        dispatcher, state, queued_ms = self._dispatcher, self._state, self._ticket.queued_ms
+        now = time.perf_counter()
+        add_prefill(state.timings, output.timings, 1e3 * (now - self._sent))
+        state.timings["queue"] += queued_ms
+        record_first_token(dispatcher.meter, state, 1e3 * (now - state.call.request.arrived), output.cached_tokens)
+        queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
+        dispatcher.forecaster.began(state.forecast, self._kept, output.cached_tokens, prefill, queue)
+        elapsed_ms = 1e3 * (self._sent - state.started)
+        record_forecast(dispatcher.meter, state, elapsed_ms - queued_ms + queue + prefill)
+        state.call.answering = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        dispatcher, state = self._dispatcher, self._state
+        if isinstance(error, ReplicaLostError | GivenUpError | DeadlyRequestError):
+            self._held = False
+            dispatcher.meter.record("skim_router_given_up_total", 1)
+        state.answer_tokens = self._tally.tokens
+        note_prompt(self._span, state.wire_id, state, self._tally)
+        dispatcher.forecaster.ended(state.forecast, self._kept, self._answer.first_token_ids)
+        # The target ends the session of an answer that it has begun; it may not know any other.
+        if self._kept.session is not None and not self._held:
+            dispatcher.background.start(dispatcher.pools.end_session(self._kept.session))
+        self._context.__exit__(kind, error, trace)
