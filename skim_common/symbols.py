@@ -1,6 +1,5 @@
 """Checks that an installed library has the symbols that Skim wraps, overrides, patches or reads."""
 
-import dis
 import importlib
 import inspect
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from skim_common.errors import SkimError
 Symbol = tuple[str, str, str]
 """Module, dotted name in it, and the names of its first parameters, separated by spaces.
 
-No parameters: only that it is there. An attribute counts as there if a method of its class, or of a base, sets it.
+No parameters: only that it is there. An attribute counts as there if a method of its class, or of a base, names it.
 """
 
 
@@ -53,18 +52,12 @@ def _find(owner: Any, name: str) -> Any:
     *path, last = name.split(".")
     for part in path:
         owner = getattr(owner, part)
-    if isinstance(owner, type) and not hasattr(owner, last) and _sets(owner, last):
+    if isinstance(owner, type) and not hasattr(owner, last) and _names(owner, last):
         return None
     return getattr(owner, last)
 
 
-def _sets(owner: type, attribute: str) -> bool:
-    """Whether a method of the class or of a base sets the attribute."""
-    codes = (
-        method.__code__
-        for base in owner.__mro__
-        for method in vars(base).values()
-        if inspect.isfunction(method) and attribute in method.__code__.co_names
-    )
-    steps = (step for code in codes for step in dis.get_instructions(code))
-    return any(step.opname == "STORE_ATTR" and step.argval == attribute for step in steps)
+def _names(owner: type, attribute: str) -> bool:
+    """Whether a method of the class or of a base names the attribute."""
+    methods = (method for base in owner.__mro__ for method in vars(base).values() if inspect.isfunction(method))
+    return any(attribute in method.__code__.co_names for method in methods)

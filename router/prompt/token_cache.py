@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from re import Pattern, compile, escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import TokenizersBackend
 
-from router.prompt.text_encoder import TextEncoder, Tokens
+from kv_transfer.messages import Int32Array
 
 MIN_CHARS = 1024
 """Shorter texts are not held: to tokenize them costs as little as to find them."""
@@ -26,6 +27,13 @@ CUTS = 16
 """So many of a text's last special tokens are held; where it is changed before them, its tokens are made again."""
 MAX_TOKENS = 2**21
 """Tokens that are held in all, at 12 bytes each."""
+
+
+class Tokens(NamedTuple):
+    """A tokenized text. ids: int32 [M]. offsets: each token's half-open character range, int32 [M, 2]."""
+
+    ids: Int32Array
+    offsets: Int32Array
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +52,7 @@ class KnownTokens:
 
     def __init__(self, backend: Any, cuts: Sequence[tuple[int, str]], max_tokens: int = MAX_TOKENS) -> None:
         """backend: a tokenizers.Tokenizer. cuts: ids and texts of the special tokens at which a text may be cut."""
-        self._encode, self._max_tokens = TextEncoder(backend).encode, max_tokens
+        self._backend, self._max_tokens = backend, max_tokens
         self._ids = np.array([id for id, _ in cuts], np.int32)
         longest_first = sorted((text for _, text in cuts), key=len, reverse=True)
         self._cut: Pattern[str] = compile("|".join(map(escape, longest_first)))
@@ -89,17 +97,25 @@ class KnownTokens:
         self._hold(tokens, digests)
         return tokens
 
+    def _encode(self, text: str) -> Tokens:
+        # Of the methods of a tokenizer, only those for batches let other threads run meanwhile.
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
+        # From a flat sequence, numpy makes the array faster than from pairs.
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * ids.size)
+        return Tokens(ids, offsets.reshape(-1, 2))
+
     def _digests(self, text: str, salt: str | None) -> dict[int, bytes]:
         """By the place of each special token: the digest of the text up to its end."""
-        chain = blake2b(
+        digest = blake2b(
             b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass") + b"\0", digest_size=16
         )
         digests: dict[int, bytes] = {}
         end = 0
         for found in self._cut.finditer(text):
-            chain.update(text[end : found.end()].encode("utf-8", "surrogatepass"))
+            digest.update(text[end : found.end()].encode("utf-8", "surrogatepass"))
             end = found.end()
-            digests[found.start()] = chain.digest()
+            digests[found.start()] = digest.digest()
         digests.pop(0, None)  # nothing is before it
         return digests
 

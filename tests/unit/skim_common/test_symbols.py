@@ -19,7 +19,7 @@ class Worker(Base):
     limit = 3
 
     def run(self, task, *, again=False):
-        return self.limit, self.read, task, again
+        return self.limit, task, again
 
     @property
     def idle(self):
@@ -56,7 +56,6 @@ def test_what_is_there(library, name, parameters):
     [
         ("toy", "worker", "", "module 'toy' has no attribute 'worker'"),
         ("toy", "Worker.stop", "self", "no attribute 'stop'"),
-        ("toy", "Worker.read", "", "no attribute 'read'"),  # read by a method, and set by none
         ("toy", "Worker.run", "self job", r"its parameters are \(self, task, again\)"),
         ("toy", "VERSION", "self", "is not a callable object"),
         ("toy.other", "Worker", "", "No module named 'toy.other'"),

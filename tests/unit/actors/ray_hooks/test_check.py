@@ -36,8 +36,8 @@ def test_a_renamed_symbol_is_named(monkeypatch, symbol):
     for holder in owner.__mro__ if path else [owner]:
         if last in vars(holder):
             monkeypatch.delattr(holder, last)
-    sets = symbols._sets
-    monkeypatch.setattr(symbols, "_sets", lambda owner, attribute: attribute != last and sets(owner, attribute))
+    names = symbols._names
+    monkeypatch.setattr(symbols, "_names", lambda owner, attribute: attribute != last and names(owner, attribute))
     check_ray.cache_clear()
     with pytest.raises(SkimError, match=rf"^Skim's hooks were made for Ray .* do not fit {module}\.{name} of Ray"):
         check_ray()
@@ -54,7 +54,7 @@ def test_a_symbol_with_other_parameters_is_named(monkeypatch, symbol):
         check_ray()
 
 
-def test_an_attribute_that_no_method_sets_any_more_is_named(monkeypatch):
+def test_an_attribute_that_no_method_names_any_more_is_named(monkeypatch):
     from ray.serve._private.replica import Replica
 
     for name, method in list(vars(Replica).items()):

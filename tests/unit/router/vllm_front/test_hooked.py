@@ -18,7 +18,7 @@ async def test_a_renamed_symbol_is_named_when_the_app_is_built(monkeypatch, symb
     for holder in owner.__mro__ if path else [owner]:
         if last in vars(holder):
             monkeypatch.delattr(holder, last)
-    sets = symbols._sets
-    monkeypatch.setattr(symbols, "_sets", lambda owner, attribute: attribute != last and sets(owner, attribute))
+    names = symbols._names
+    monkeypatch.setattr(symbols, "_names", lambda owner, attribute: attribute != last and names(owner, attribute))
     with pytest.raises(SkimError, match=rf"^Skim's hooks were made for vLLM .* do not fit {module}\.{name} of vLLM"):
         await build_openai_app(None, None, None)
