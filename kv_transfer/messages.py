@@ -161,16 +161,6 @@ class SelectRequest:
     links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
     frame: Frame | None = None
 
-    @property
-    def asks_for_windows(self) -> bool:
-        """Whether the options want windows, and the request has what each window needs: a frame and a question."""
-        return self.options.read == "windows" and self.frame is not None and self.question is not None
-
-    def decided(self, *, head_profile: bool) -> "SelectRequest":
-        """This request with `SelectionOptions.for_prompt`. head_profile: whether the speculator has one."""
-        windows = head_profile and self.frame is not None and self.question is not None
-        return replace(self, options=self.options.for_prompt(windows=windows))
-
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
             raise ValueError(f"token_ids must be [M], not {list(self.token_ids.shape)}")

@@ -140,8 +140,9 @@ class SelectionOptions(BaseModel):
     def for_prompt(self, *, windows: bool) -> Self:
         """These options with `scoring` and `read` decided for a prompt.
 
-        windows: whether it can be read in windows: its question and frame are known, and the speculator has a head
-        profile. Where an option asks for something that windows do not have, `auto` reads the prompt as a whole.
+        windows: whether it can be read in windows: the speculator has a head profile, and the prompt a `WindowPlan`
+        (`kv_transfer.windows`). Where an option asks for something that windows do not have, `auto` reads the prompt as
+        a whole.
         """
         read = self.read
         if read == AUTO:

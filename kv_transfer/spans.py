@@ -79,8 +79,12 @@ def always_kept(protected: npt.NDArray[np.bool_], protect_last: int) -> npt.NDAr
 
 def droppable(request: SelectRequest) -> npt.NDArray[np.bool_]:
     """The tokens that a selection may drop, bool [M]."""
-    protected = mask_of(request.protected_spans.tolist(), int(request.token_ids.size))
-    return ~always_kept(protected, request.options.protect_last)
+    return droppable_of(request.protected_spans, request.options.protect_last, int(request.token_ids.size))
+
+
+def droppable_of(protected_spans: Int32Array, protect_last: int, size: int) -> npt.NDArray[np.bool_]:
+    """`droppable` of a prompt of `size` tokens. protected_spans: int32 [P, 2]."""
+    return ~always_kept(mask_of(protected_spans.tolist(), size), protect_last)
 
 
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:

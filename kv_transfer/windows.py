@@ -1,15 +1,109 @@
-"""The messages between the replicas of a speculator: windows of one prompt that another replica reads.
+"""Windows: which parts of a prompt a speculator reads as short prompts of their own, and the messages between replicas.
 
-They are frozen data classes, as in `kv_transfer.messages`.
+Router and speculator find the same plan, because it depends on the prompt's spans and options alone. The messages are
+frozen data classes, as in `kv_transfer.messages`.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from kv_transfer.messages import Float32Array, Frame, Int32Array
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Float32Array, Frame, Int32Array, SelectRequest
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import droppable, spans_of
 
 QUESTION_SHARE = 4
 """A question takes at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
+MOST_COMPUTED = 1.5
+"""Windows compute at most so many times the prompt's tokens, and one question with its frame."""
+
+Window = tuple[int, int]
+"""A half-open token range of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """How a prompt is read in windows, as far as it is known without the units of its text.
+
+    parts: what windows hold of the prompt, in its order: all that may be dropped, and what stands between two texts
+    that share a window. A part of at most `size` tokens is one window. A longer one is a single text, which is cut at
+    its units. size: `window_tokens`. around: tokens of question and frame, which each window has.
+    """
+
+    parts: tuple[Window, ...]
+    size: int
+    around: int
+
+    @classmethod
+    def of(
+        cls, may_drop: npt.NDArray[np.bool_], question: tuple[int, int] | None, frame: Frame | None, size: int
+    ) -> "WindowPlan | None":
+        """None for a prompt that is read as a whole: its question or frame is unknown, or its windows could compute
+        more than MOST_COMPUTED. may_drop: bool [M]. size: `window_tokens`."""
+        if question is None or frame is None:
+            return None
+        asked = min(question[1] - question[0], size // QUESTION_SHARE)
+        plan = cls(
+            _joined(spans_of(may_drop), size), size, asked + frame.head.size + frame.joint.size + frame.tail.size
+        )
+        most = plan.tokens + plan.most_windows * plan.around
+        return plan if most <= MOST_COMPUTED * may_drop.size + plan.around else None
+
+    @property
+    def tokens(self) -> int:
+        """The prompt's tokens in windows."""
+        return sum(end - start for start, end in self.parts)
+
+    @property
+    def least(self) -> float:
+        """A window of a longer text has so many tokens or more, but for the last one. What is around the windows then
+        adds about half of the text at most."""
+        return min(self.size, max(self.size / 2, 2 * self.around))
+
+    @property
+    def most_windows(self) -> int:
+        """The largest number of windows, however the units lie."""
+        longer = (max(0, end - start - self.size) for start, end in self.parts)
+        return len(self.parts) + sum(math.ceil(more / self.least) for more in longer)
+
+    @property
+    def windows(self) -> float:
+        """The number of windows: exact for parts that are one window, that of an average text for longer ones."""
+        mean = (self.least + self.size) / 2
+        sizes = (end - start for start, end in self.parts)
+        return sum(1.0 if size <= self.size else max(2.0, size / mean) for size in sizes)
+
+
+def _joined(texts: Int32Array, size: int) -> tuple[Window, ...]:
+    """Neighbouring texts, joined with what stands between them while they have at most `size` tokens together.
+
+    texts: int32 [T, 2], sorted and apart. A longer text stays alone.
+    """
+    starts, ends = texts[:, 0], texts[:, 1]
+    parts, first = [], 0
+    while first < len(texts):
+        end = max(first + 1, int(np.searchsorted(ends, starts[first] + size, "right")))
+        parts.append((int(starts[first]), int(ends[end - 1])))
+        first = end
+    return tuple(parts)
+
+
+def plan_of(request: SelectRequest) -> WindowPlan | None:
+    """The plan of a request's windows; None if its prompt is read as a whole, whatever the options say."""
+    return WindowPlan.of(droppable(request), request.question, request.frame, request.options.window_tokens)
+
+
+def asks_for_windows(request: SelectRequest) -> bool:
+    """Whether the options want windows, and the prompt can be read in windows."""
+    return request.options.read == "windows" and plan_of(request) is not None
+
+
+def decided(request: SelectRequest, *, head_profile: bool) -> SelectRequest:
+    """The request with `SelectionOptions.for_prompt`. head_profile: whether the speculator has one."""
+    windows = head_profile and plan_of(request) is not None
+    return replace(request, options=request.options.for_prompt(windows=windows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from kv_transfer.messages import Int32Array, SelectRequest
 from kv_transfer.spans import check_rates, check_spans, check_units
+from kv_transfer.windows import asks_for_windows
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
 
@@ -36,7 +37,7 @@ def check_ids(token_ids: Int32Array, vocab_size: int) -> None:
 
 def check_readable(request: SelectRequest, info: ModelInfo, advice: str = _SHORTER) -> None:
     """`check_length` for a selection. The lexical selector and windows take a prompt of any length."""
-    if request.options.selector != "lexical" and not request.asks_for_windows:
+    if request.options.selector != "lexical" and not asks_for_windows(request):
         check_length(int(request.token_ids.size), request.options.tokens_ahead, info, advice)
 
 

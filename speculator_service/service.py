@@ -11,7 +11,7 @@ import torch
 
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.spans import mask_of, regions_of, unit_starts
-from kv_transfer.windows import WindowScores, WindowsRequest
+from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Scores, SpeculatorEngine
@@ -80,7 +80,7 @@ class SpeculatorService:
         A call that does not return leaves no session. Raises InvalidRequestError for an invalid request,
         EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
-        request = request.decided(head_profile=self.info.has_head_profile)
+        request = decided(request, head_profile=self.info.has_head_profile)
         check_request(request, self.info)
         context = self.draft_context(request)
         try:
@@ -103,7 +103,7 @@ class SpeculatorService:
         The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
         over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
-        decode, request = request.decode, request.decided(head_profile=self.info.has_head_profile)
+        decode, request = request.decode, decided(request, head_profile=self.info.has_head_profile)
         if not self.address or decode is None:
             return None
         limit = min(self.info.max_model_len, self.info.max_position)

@@ -1,48 +1,45 @@
-"""What a speculator computes of a prompt that it reads in windows (`speculator_service.reading`). Pure.
+"""What a speculator computes of a prompt that it reads in windows (`kv_transfer.windows.WindowPlan`). Pure.
 
-    tokens = prompt - protected - cached + windows * (question + frame)
+    tokens = prompt - outside - cached + windows * (question + frame)
     read   = tokens / min(replicas, windows)
 
 Each window is a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`. The
-replicas of the pool read at the same time. The number of windows is that of an average text. Protected tokens stand in
-no window.
+replicas of the pool read at the same time. Protected tokens stand in no window, but for those between two texts that
+share one.
 """
 
 from dataclasses import dataclass
 
-from kv_transfer.messages import Frame
-from kv_transfer.windows import QUESTION_SHARE
+from kv_transfer.windows import WindowPlan
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
 
 MEAN_SHARE = 0.75
-"""The mean size of a window as a share of the largest: it has half or more (`speculator_service.reading.plan`)."""
+"""The mean size of a window of a long text as a share of the largest: it has half or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowReads:
     """around: tokens of question and frame, which each window has. most: `window_tokens`. protected: tokens of the
-    prompt that are never dropped.
+    prompt that stand in no window. more: by so many windows its shape differs from one long text.
     """
 
     around: int
     most: int
     protected: int = 0
+    more: float = 0.0
 
     @classmethod
-    def of(
-        cls, options: PrefillOptions, question: tuple[int, int] | None, frame: Frame | None, protected: int
-    ) -> "WindowReads | None":
-        """None for a prompt that is read as a whole."""
-        if options.read != "windows" or options.selector == "lexical" or question is None or frame is None:
+    def of(cls, options: PrefillOptions, plan: WindowPlan | None, size: int) -> "WindowReads | None":
+        """None for a prompt that is read as a whole. plan: of the prompt, which has `size` tokens."""
+        if options.read != "windows" or options.selector == "lexical" or plan is None:
             return None
-        asked = min(question[1] - question[0], options.window_tokens // QUESTION_SHARE)
-        around = asked + frame.head.size + frame.joint.size + frame.tail.size
-        return cls(around, options.window_tokens, protected)
+        more = plan.windows - plan.tokens / (MEAN_SHARE * plan.size)
+        return cls(plan.around, plan.size, size - plan.tokens, more)
 
     def count(self, size: int) -> float:
-        """The windows of a prompt of `size` tokens, at least 1."""
-        return max(1.0, (size - self.protected) / (MEAN_SHARE * self.most))
+        """The windows of the prompt, at least 1, if it had `size` tokens: what it has more is a long text."""
+        return max(1.0, (size - self.protected) / (MEAN_SHARE * self.most) + self.more)
 
     def tokens(self, size: int, cached: int) -> float:
         """The tokens that the pool computes of a prompt of `size` tokens. cached: tokens that windows had cached."""

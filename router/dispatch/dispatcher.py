@@ -9,6 +9,8 @@ import numpy as np
 from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
+from kv_transfer.spans import droppable_of
+from kv_transfer.windows import WindowPlan
 from router.admission.controller import Admission
 from router.admission.load_shedding import AUDIT
 from router.admission.ticket import Ticket
@@ -134,9 +136,11 @@ class Dispatcher:
                 self.forecaster.know(pool, model, self.pools.replicas(pool))
         protected, frame = spans.protected_tokens, prompt.chat.frame if prompt.chat else None
         speculator = self.pools.speculator
-        windowed = bool(speculator and speculator.has_head_profile and spans.question and frame)
+        may_drop = droppable_of(spans.protected, state.options.protect_last, ids.size)
+        plan = WindowPlan.of(may_drop, spans.question, frame, state.options.window_tokens)
+        windowed = bool(speculator and speculator.has_head_profile and plan)
         state.options = state.options.for_prompt(windows=windowed)
-        windows = WindowReads.of(state.options, spans.question, frame, protected)
+        windows = WindowReads.of(state.options, plan, ids.size)
         state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, protected, hinted, windows)
         record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
         if self._keys:

@@ -15,28 +15,29 @@ import torch
 
 from kv_transfer.messages import Int32Array, SelectRequest
 from kv_transfer.spans import droppable, unit_starts
-from kv_transfer.windows import QUESTION_SHARE, WindowsRequest
+from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.peers import Peers, read_by_peer
-from speculator_service.reading.plan import Window, windows_of
+from speculator_service.reading.plan import windows_of
 from speculator_service.reading.share import shared_out
 from speculator_service.reading.windows import read_windows
 
 
 def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
     """Whether the prompt is read in windows: it asks for them, and the speculator knows its retrieval heads."""
-    return request.asks_for_windows and engine.info.has_head_profile and request.options.selector != "lexical"
+    return asks_for_windows(request) and engine.info.has_head_profile and request.options.selector != "lexical"
 
 
 async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peers: Peers | None = None) -> Scores:
-    """The scores of the prompt [M]: 0 outside of the windows, which hold all that may be dropped.
+    """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
 
-    peers: read a part of the windows. Cancelling this call, and a window that fails here, end all windows. Raises as
-    `SpeculatorEngine.score`.
+    request: one that is read in windows (`reads_in_windows`). peers: read a part of them. Cancelling this call, and a
+    window that fails here, end all windows. Raises as `SpeculatorEngine.score`.
     """
     size, options, began = int(request.token_ids.size), request.options, time.perf_counter()
-    starts = unit_starts(size, options, request.units)
-    windows = windows_of(request.token_ids, droppable(request), starts, options.window_tokens)
+    plan = plan_of(request)
+    assert plan is not None
+    windows = windows_of(request.token_ids, plan, unit_starts(size, options, request.units))
     parts = _parts(request, windows, peers)
     home = peers.own if peers else ""
     asked = {
@@ -56,6 +57,7 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peer
     importance = np.zeros(size, np.float32)
     for part, scores in zip(parts.values(), read, strict=True):
         importance[_places(part)] = scores.importance
+    importance[~droppable(request)] = 0
     queue = min((scores.queue_ms for part, scores in zip(parts.values(), read, strict=True) if part), default=0.0)
     timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
     return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.replay.virtual_time import run
 from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.windows import plan_of
 from router.decision.forecast import Forecaster
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
@@ -15,7 +16,7 @@ from skim_common.models.costs import ReadCost
 from speculator_service.service import SpeculatorService
 from tests.unit.actors.mock_actors import MODELS
 from tests.unit.router.decision.test_forecast_accuracy import right
-from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
+from tests.unit.speculator_service.reading.replicas import OPTIONS, Pool, asking
 
 SPECULATOR = str(MODELS / "speculator")
 READ = PrefillOptions(keep_rate=0.2, **OPTIONS.model_dump(include={"scoring", "read", "window_tokens", "protect_last"}))
@@ -24,9 +25,8 @@ QUADRATIC = ReadCost(1.0, 0.0005)
 
 
 def looked(forecaster, request, windows=True):
-    protected = 24
-    found = WindowReads.of(READ, request.question, FRAME, protected) if windows else None
-    return forecaster.look(request.token_ids, None, READ, protected, None, found)
+    found = WindowReads.of(READ, plan_of(request), request.token_ids.size) if windows else None
+    return forecaster.look(request.token_ids, None, READ, 24, None, found)
 
 
 def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=False):

@@ -1,18 +1,24 @@
-"""Windows hold every token that may be dropped once, and the same text gives the same windows wherever it stands."""
+"""Windows hold every token that may be dropped once; short texts share them, and the same long text gives the same ones
+wherever it stands."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_transfer.messages import Frame
+from kv_transfer.windows import WindowPlan
 from speculator_service.reading.plan import windows_of
+
+NOTHING = np.empty(0, np.int32)
 
 
 def plan(ids, droppable=None, starts=None, size=64):
     ids = np.asarray(ids, np.int32)
     droppable = np.ones(ids.size, bool) if droppable is None else np.asarray(droppable, bool)
     starts = np.arange(0, ids.size, 8) if starts is None else np.asarray(starts)
-    return windows_of(ids, droppable, starts, size)
+    parts = WindowPlan.of(droppable, (0, 0), Frame(NOTHING, NOTHING, NOTHING), size)
+    return windows_of(ids, parts, starts)
 
 
 @given(
@@ -26,17 +32,38 @@ def test_each_droppable_token_is_in_one_window(droppable, lengths, size):
     starts = starts[starts < tokens]
     windows = plan(np.arange(tokens) % 7, droppable, starts, size)
     held = [m for start, end in windows for m in range(start, end)]
-    assert held == np.flatnonzero(droppable).tolist()
+    assert held == sorted(set(held))
+    assert {*np.flatnonzero(droppable).tolist()} <= {*held}
     longest = max(np.diff(starts, append=tokens))
     assert all(end - start <= max(size, size // 2 + longest) for start, end in windows)
     borders = {*starts.tolist(), *(np.flatnonzero(np.diff(np.r_[0, droppable, 0])).tolist())}
     assert all(start in borders and end in borders | {tokens} for start, end in windows)
 
 
-def test_a_text_that_fits_is_one_window_and_messages_are_apart():
-    droppable = np.ones(100, bool)
-    droppable[40:45] = False
-    assert plan(range(100), droppable, size=64) == [(0, 40), (45, 100)]
+def without(size, *protected):
+    """bool [size], the tokens outside of the spans."""
+    droppable = np.ones(size, bool)
+    for start, end in protected:
+        droppable[start:end] = False
+    return droppable
+
+
+def test_neighbouring_texts_share_a_window_with_what_stands_between_them():
+    texts = without(100, (0, 5), (20, 25), (40, 45), (60, 65))
+    assert plan(range(100), texts, size=64) == [(5, 60), (65, 100)]
+    assert plan(range(100), texts, size=35) == [(5, 40), (45, 60), (65, 100)]
+
+
+def test_a_text_that_fits_is_one_window_and_a_long_one_is_apart_from_its_neighbours():
+    assert plan(range(100), without(100, (40, 45)), size=64) == [(0, 40), (45, 100)]
+    windows = plan(range(200), without(200, (10, 15), (190, 195)), size=64)
+    assert (windows[0], windows[-1]) == ((0, 10), (195, 200))
+    assert (windows[1][0], windows[-2][1]) == (15, 190)
+
+
+def test_turns_that_are_appended_change_the_last_window_alone():
+    before, after = (plan(range(size), without(size, *((m, m + 5) for m in range(0, size, 30)))) for size in (600, 900))
+    assert after[: len(before) - 1] == before[:-1]
 
 
 def text_of(windows, ids):
