@@ -113,7 +113,8 @@ class WindowsRequest:
     model: `ModelInfo.path` of the speculator that asks; the scores of another model cannot be compared.
     token_ids: int32 [T], the tokens of all windows, one window after another. ends: int32 [W], where each window ends
     in token_ids. question: int32 [Q], the tokens of the question that is read after each. frame: what stands around a
-    window. cache_salt, timeout_ms: as in SelectRequest.
+    window. cache_salt, timeout_ms: as in SelectRequest. heads: `ModelInfo.heads` of the speculator that asks; the
+    scores of other heads cannot be compared.
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class WindowsRequest:
     options: SelectionOptions
     cache_salt: str | None = None
     timeout_ms: float | None = None
+    heads: str = ""
 
     def __post_init__(self) -> None:
         edges = [0, *self.ends.tolist()]

@@ -11,7 +11,7 @@ from kv_transfer.mock_compute import MockCompute
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, engine_salt
 from speculator_service.limits import check_length
 from speculator_service.scoring.score_queries import ScoreQueries
 
@@ -66,7 +66,8 @@ class MockSpeculator(BranchingEngine):
         The tokens of the question are computed although they are cached, if their queries are needed.
         """
         await self.check_health()
-        token_ids, options, cache_salt = request.token_ids, request.options, request.cache_salt
+        token_ids, options = request.token_ids, request.options
+        cache_salt = engine_salt(request.cache_salt, window=request.window)
         check_length(int(token_ids.size), options.tokens_ahead, self.info)
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
@@ -100,7 +101,7 @@ class MockSpeculator(BranchingEngine):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)
-        await self.compute.prefill(prompt.token_ids, prompt.positions, cache_salt)
+        await self.compute.prefill(prompt.token_ids, prompt.positions, engine_salt(cache_salt))
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
 
     async def draft_many(

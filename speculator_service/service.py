@@ -94,6 +94,11 @@ class SpeculatorService:
         """Read windows for another replica. Cancelling this call ends the read. Raises SkimError."""
         if request.model != self.info.path or not self.info.has_head_profile:
             raise SkimError("this replica has another speculator, whose scores cannot be compared")
+        if request.heads != self.info.heads:
+            raise SkimError(
+                "this replica scores by other heads, whose scores cannot be compared; give all replicas one profile"
+                " (speculator.engine_options: head_profile)"
+            )
         check_ids(request.token_ids, self.info.vocab_size)
         return await read_windows(self.engine, request)
 

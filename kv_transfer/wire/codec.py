@@ -4,7 +4,8 @@ An actor answers with a message or with an error. `decode` returns a message and
 message of a version that this side reads always raise WireError.
 
 During a rolling upgrade two releases exchange messages. So a message has the oldest version whose readers understand
-it, and older versions are still read. Version 2: kept positions in any order. Version 3: outputs in pieces.
+it, and older versions are still read. Version 2: kept positions in any order. Version 3: outputs in pieces. Version 4:
+windows for the heads of one profile.
 """
 
 import struct
@@ -25,7 +26,7 @@ from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
-VERSION = 3
+VERSION = 4
 OLDEST_VERSION = 1
 MAX_MESSAGE_BYTES = 32 * 2**20
 
@@ -127,7 +128,10 @@ def _read_header(data: bytes) -> int:
 
 
 def _version(message: Any) -> int:
-    """The oldest version whose readers understand the message. Others would make an answer anew that has begun."""
+    """The oldest version whose readers understand the message. Others would make an answer anew that has begun, or
+    score by other heads."""
+    if isinstance(message, WindowsRequest) and message.heads:
+        return 4
     if isinstance(message, GenerateOutput) and message.is_piece:
         return 3
     if isinstance(message, GenerateRequest) and message.answered:

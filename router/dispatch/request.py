@@ -1,8 +1,10 @@
 """What a client asks: `Request` for one HTTP call, `Prompt` for each of its rendered prompts. Nothing here changes."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from kv_transfer.options import DecodeOptions
@@ -41,12 +43,15 @@ class Request:
         """The name of the call's API key, never the key; empty without one."""
         return self.caller.key.name if self.caller else ""
 
-    def salt(self, sent: str | None) -> str | None:
-        """The cache salt for the engines. sent: the client's own. Under API keys no client can send another key's salt:
-        the part before the colon is an isolated key's name, or empty."""
-        if self.caller and self.caller.key.isolate_cache:
-            return f"{self.key}:{sent or ''}"
-        return f":{sent}" if self.key and sent else sent
+    def salt(self, sent: str | None, adapter: str | None = None) -> str | None:
+        """The cache salt for the engines. sent: the client's own. adapter: the name of the one that answers; no adapter
+        has the KV of another.
+
+        It is a digest, so no client can send the salt of another key, another adapter or of Skim itself."""
+        owner = None if self.caller is None else self.key if self.caller.key.isolate_cache else ""
+        if not (owner or sent or adapter):
+            return None
+        return blake2b(json.dumps([owner, sent, adapter]).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -179,10 +179,9 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
     engine_args = {name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None}
-    cache_salt = request.salt(prompt.get("cache_salt"))
     if (lora := kwargs.get("lora_request")) is not None:
         engine_args[ADAPTER] = lora.lora_name
-        cache_salt = f"{ADAPTER}={lora.lora_name}:{cache_salt or ''}"  # no adapter has the KV of another
+    cache_salt = request.salt(prompt.get("cache_salt"), engine_args.get(ADAPTER))
     if (largest := max(prompt["prompt_token_ids"])) >= 2**31:
         raise InvalidRequestError(f"Token id {largest} is out of vocabulary")
     return Prompt(

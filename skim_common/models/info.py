@@ -27,6 +27,7 @@ class ModelInfo:
     engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
     read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
     has_head_profile: whether a speculator can score by retrieval heads; without, `scoring: heads` scores by attention.
+    heads: digest of that profile; empty without one.
     """
 
     path: str
@@ -39,6 +40,7 @@ class ModelInfo:
     read_cost: ReadCost = LINEAR
     cache_tokens: int = 0
     has_head_profile: bool = False
+    heads: str = ""
 
 
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")

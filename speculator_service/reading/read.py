@@ -96,6 +96,7 @@ def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Wi
         request.options,
         request.cache_salt,
         request.timeout_ms,
+        engine.info.heads,
     )
 
 

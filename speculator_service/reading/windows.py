@@ -13,9 +13,6 @@ import numpy as np
 from kv_transfer.windows import WindowScores, WindowsRequest
 from speculator_service.engine import ScoreRequest, SpeculatorEngine
 
-SALT = "window"
-"""Part of the cache salt of windows: their KV is never that of a whole prompt."""
-
 
 async def read_windows(engine: SpeculatorEngine, request: WindowsRequest) -> WindowScores:
     """The scores of the windows. Cancelling this call, and a window that fails, end all of them.
@@ -46,7 +43,7 @@ def _window(request: WindowsRequest, start: int, end: int) -> ScoreRequest:
         f"{request.request_id}.window{start}",
         np.concatenate(parts).astype(np.int32),
         request.options,
-        cache_salt=f"{SALT}:{request.cache_salt or ''}",
+        cache_salt=request.cache_salt,
         question=(int(first), int(first + asked.size)),
         window=True,
     )

@@ -6,7 +6,7 @@ example vllm.model_executor.models.llama, `LlamaModel.forward`). A smaller `end_
 has its loop unrolled, so such a step runs it uncompiled. A step that fits a captured CUDA graph runs all layers,
 because there the graph saves more than the layers cost.
 
-The KV of the upper layers stays unwritten. So the cache salt of windows is one that no other request has.
+The KV of the upper layers stays unwritten. So no other request has the cache salt of a window (`engine_salt`).
 
 Run on CPU, eager and compiled, and eager on an H200.
 """

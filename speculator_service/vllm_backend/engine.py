@@ -26,7 +26,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, engine_salt
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.scoring.heads import HeadProfile
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
@@ -93,13 +93,13 @@ class VllmSpeculator(BranchingEngine):
     def use_heads(self, profile: HeadProfile | None) -> None:
         """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
         self._arguments = ScoreArguments(self.info.path, profile)
-        self.info = replace(self.info, has_head_profile=profile is not None)
+        self.info = replace(self.info, has_head_profile=profile is not None, heads=profile.digest if profile else "")
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
         token_ids, cache_salt, options = (
             request.token_ids,
-            request.cache_salt,
+            engine_salt(request.cache_salt, window=request.window),
             self._arguments.possible(request.options),
         )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
@@ -118,7 +118,7 @@ class VllmSpeculator(BranchingEngine):
         """See `SpeculatorEngine.open_session`."""
         check_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
-        opened = EngineSession.over(prompt, cache_salt)
+        opened = EngineSession.over(prompt, engine_salt(cache_salt))
         read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)

@@ -156,7 +156,15 @@ def windows_requests(draw: st.DrawFn) -> WindowsRequest:
     frame = Frame(draw(id_arrays()), draw(id_arrays()), draw(id_arrays()))
     ends = np.cumsum(sizes).astype(np.int32)
     return WindowsRequest(
-        draw(names), draw(names), token_ids, ends, draw(id_arrays()), frame, draw(options), draw(st.none() | names)
+        draw(names),
+        draw(names),
+        token_ids,
+        ends,
+        draw(id_arrays()),
+        frame,
+        draw(options),
+        draw(st.none() | names),
+        heads=draw(names),
     )
 
 

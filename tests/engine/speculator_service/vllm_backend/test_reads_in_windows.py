@@ -11,7 +11,9 @@ import torch
 from kv_transfer.messages import Frame, SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
+from kv_transfer.windows import plan_of
 from skim_common.errors import SkimError
+from speculator_service.engine import ScoreRequest
 from speculator_service.reading.plan import windows_of
 from speculator_service.reading.read import read_in_windows
 from speculator_service.scoring.selection import select
@@ -56,9 +58,7 @@ async def test_a_window_scores_as_a_prompt_of_its_own(rig):
     text, question = random_prompt(700, seed=1), random_prompt(ASKED, seed=2)
     request = asking(text, question=question)
     scores = await read_in_windows(rig.engine, request)
-    droppable = np.zeros(request.token_ids.size, bool)
-    droppable[2:702] = True
-    windows = windows_of(request.token_ids, droppable, request.units, OPTIONS.window_tokens)
+    windows = windows_of(request.token_ids, plan_of(request), request.units)
     assert len(windows) >= 4
     wanted = torch.zeros(request.token_ids.size)
     for start, end in windows:
@@ -97,6 +97,19 @@ async def test_control_another_salt_finds_nothing(rig):
     )
     assert (await read_in_windows(rig.engine, again)).cached_tokens <= 4 * len(HEAD)
     assert (await read_in_windows(rig.engine, whole)).cached_tokens > 360
+
+
+async def test_no_salt_of_a_client_finds_the_kv_of_windows(rig):
+    """Its upper layers were never written."""
+    text, question = random_prompt(150, seed=20), random_prompt(ASKED, seed=21)
+    await read_in_windows(rig.engine, asking(text, question=question, name="own"))
+    prompt = np.array([*HEAD, *text, *JOINT, *question, *TAIL], np.int32)
+    ahead = SelectionOptions(look_ahead=4)
+    for salt in (None, "", "window", "window:", "whole:", "whole:window:"):
+        asked = ScoreRequest(f"whole-{salt}", prompt, ahead, cache_salt=salt)
+        assert (await rig.engine.score(asked)).cached_tokens == 0
+    again = ScoreRequest("again", prompt, OPTIONS, question=(len(HEAD) + 151, len(HEAD) + 151 + ASKED), window=True)
+    assert (await rig.engine.score(again)).cached_tokens > 100
 
 
 def _watch(worker):

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.drafts import DraftReply, DraftRequest, SessionState
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import (
+    Frame,
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    Selection,
+    SelectRequest,
+    SessionHandle,
+)
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
@@ -154,7 +162,8 @@ def test_a_message_that_readers_of_version_1_understand_has_version_1(message):
     prompts = codec._prompts(message)
     rises = all((np.diff(prompt.positions) > 0).all() for prompt in prompts)
     piece = isinstance(message, GenerateOutput) and message.is_piece
-    assert version_of(encode(message)) == (3 if piece else 1 if rises else 2)
+    by_heads = isinstance(message, WindowsRequest) and message.heads != ""
+    assert version_of(encode(message)) == (4 if by_heads else 3 if piece else 1 if rises else 2)
 
 
 @pytest.mark.parametrize("name", ["kept_prompt", "dense_prompt", "scattered_prompt", "draft_reply"])
@@ -178,6 +187,13 @@ def test_a_reader_of_version_1_refuses_prompts_in_another_order():
     for message in (swapped, Selection(swapped, 1.0), GenerateRequest("r", swapped), restored):
         assert version_of(encode(message)) == 2
         assert same(decode(encode(message), type(message)), message)
+
+
+def test_a_reader_that_knows_no_heads_refuses_windows_for_those_of_one_profile():
+    """It would read them by its own heads, and their scores would be mixed."""
+    nothing = np.empty(0, np.int32)
+    request = WindowsRequest("r", "m", *[nothing] * 3, Frame(*[nothing] * 3), SelectionOptions())
+    assert [version_of(encode(dataclasses.replace(request, heads=heads))) for heads in ("", "digest")] == [1, 4]
 
 
 @pytest.mark.parametrize("options", [SelectionOptions(), SelectionOptions(keep_rate=0.3), DecodeOptions(q_top=8)])

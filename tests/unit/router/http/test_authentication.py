@@ -14,6 +14,7 @@ from router.http.authentication import KeyMiddleware
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from speculator_service.engine import engine_salt
 from speculator_service.translation.token_text import TokenText
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
@@ -89,23 +90,31 @@ async def test_the_refusal_has_the_form_of_openai(guarded):
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize(
-    ("limits", "salts"), [({}, [None, ":mine"]), ({"isolate_cache": True}, ["team:", "team:mine"])]
-)
-async def test_the_cache_of_an_isolated_key_is_its_own(guarded, pools, limits, salts):
-    write(guarded.file, entry("team", "key-1", **limits))
-    for salt in ({}, {"cache_salt": "mine"}):
-        response = await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer("key-1"))
-        assert response.status_code == 200
-    assert [request.cache_salt for request in pools.generates] == salts
-
-
-async def test_a_salt_of_another_key_cannot_be_sent(guarded, pools):
+async def test_the_cache_of_an_isolated_key_is_its_own(guarded, pools):
+    """No salt, and one that both keys send; the second key shares prefixes."""
     write(guarded.file, entry("team", "key-1", isolate_cache=True), entry("spy", "key-2"))
-    for key, salt in ("key-1", {}), ("key-2", {"cache_salt": "team:"}):
-        await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer(key))
-    mine, spied = (request.cache_salt for request in pools.generates)
-    assert (mine, spied) == ("team:", ":team:")
+    for key in ("key-1", "key-2"):
+        for salt in ({}, {"cache_salt": "mine"}) * 2:
+            response = await guarded.client.post("/v1/completions", json=BODY | salt, headers=bearer(key))
+            assert response.status_code == 200
+    salts = [request.cache_salt for request in pools.generates]
+    assert salts[:2] + salts[4:6] == salts[2:4] + salts[6:]
+    assert salts[4] is None
+    assert len(set(salts)) == 4
+
+
+async def test_a_salt_of_another_key_or_of_skim_cannot_be_sent(guarded, pools):
+    """Two clients, the second one with every salt that it has seen or can guess."""
+    write(guarded.file, entry("window", "key-1", isolate_cache=True), entry("spy", "key-2"))
+    await guarded.client.post("/v1/completions", json=BODY, headers=bearer("key-1"))
+    [mine] = (request.cache_salt for request in pools.generates)
+    for sent in ("window:", "window", ":", f"window:{mine}", mine, "whole:"):
+        await guarded.client.post("/v1/completions", json=BODY | {"cache_salt": sent}, headers=bearer("key-2"))
+    spied = [request.cache_salt for request in pools.generates[1:]]
+    assert len({mine, *spied}) == 7
+    service = {engine_salt(salt, window=window) for salt in (None, "", mine, *spied) for window in (False, True)}
+    assert not service & {mine, *spied}
+    assert not any(salt.startswith(("window", "whole", "skim")) for salt in (mine, *spied))
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ async def test_the_target_learns_the_adapter_and_the_caches_are_apart(served, do
         sent.append((pools.generates[-1], pools.selects[-1]))
     (adapted, read), (plain, other) = sent
     assert (adapted.engine_args.get(ADAPTER), plain.engine_args.get(ADAPTER)) == ("sql", None)
-    assert adapted.cache_salt == read.cache_salt == "adapter=sql:s"
-    assert plain.cache_salt == other.cache_salt == "s"
+    assert adapted.cache_salt == read.cache_salt
+    assert plain.cache_salt == other.cache_salt not in (None, adapted.cache_salt)
     assert adapted.affinity != plain.affinity
 
 

@@ -132,6 +132,25 @@ async def test_another_speculator_does_not_read(demo_speculator):
     service.engine.info = replace(service.engine.info, has_head_profile=False)
     with pytest.raises(SkimError, match="another speculator"):
         await service.read_windows(request)
+    # Other heads: the reader's, the asker's, or an asker that does not name its own.
+    for asker, reader in (("b", "a"), ("", "a"), ("a", "")):
+        service.engine.info = replace(service.engine.info, has_head_profile=True, heads=reader)
+        with pytest.raises(SkimError, match="other heads"):
+            await service.read_windows(replace(request, heads=asker))
+    service.engine.info = replace(service.engine.info, heads="a")
+    assert (await service.read_windows(replace(request, heads="a"))).importance.size == 9
+
+
+def test_windows_are_read_here_if_another_replica_has_other_heads(demo_speculator, caplog):
+    """During a change of the profile, or where each machine has found its own."""
+    request, pool = asking(), Pool(demo_speculator, 3)
+    for engine, heads in zip(pool.engines.values(), ("new", "old", "new"), strict=True):
+        engine.info = replace(engine.info, heads=heads)
+    scores, _ = read(pool, request)
+    assert np.array_equal(scores.importance, one_replica(demo_speculator, request))
+    here, other, same = (engine.started for engine in pool.engines.values())
+    assert (other, here > same > 0) == (0, True)
+    assert "give all replicas one profile" in caplog.text
 
 
 def test_windows_divide_their_tokens():
