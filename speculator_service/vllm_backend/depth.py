@@ -4,7 +4,8 @@ A window is scored by heads, and it decodes no token. So the layers above the de
 nothing. vLLM's models loop over the layers from `start_layer` to `end_layer`, which pipeline parallelism sets (for
 example vllm.model_executor.models.llama, `LlamaModel.forward`). A smaller `end_layer` ends the loop. A compiled model
 has its loop unrolled, so such a step runs it uncompiled. A step that fits a captured CUDA graph runs all layers,
-because there the graph saves more than the layers cost.
+because there the graph saves more than the layers cost. Whether a longer one is sooner, each replica finds out at its
+start (`speculator_service.start.layers`).
 
 The KV of the upper layers stays unwritten. So no other request has the cache salt of a window (`engine_salt`).
 
@@ -41,12 +42,12 @@ class LayerLoop:
     @contextmanager
     def up_to(self, depth: int | None, tokens: int) -> Iterator[None]:
         """The model runs `depth` layers meanwhile. None: all. tokens: those of the step."""
-        if depth is None or tokens <= self._captured or len(self._loops) != 1:
+        if depth is None or tokens <= self._captured or len(self._loops) != 1 or depth >= self._loops[0].end_layer:
             yield
             return
         [loop] = self._loops
         end, compiled = loop.end_layer, not getattr(loop, "do_not_compile", True)
-        loop.end_layer = min(end, depth)
+        loop.end_layer = depth
         if compiled:
             loop.do_not_compile = True
         try:

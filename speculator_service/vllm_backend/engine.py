@@ -49,6 +49,7 @@ class VllmSpeculator(BranchingEngine):
     """
 
     info: ModelInfo
+    skips_layers = True
 
     def __init__(
         self, model: str, *, tensor_parallel: int = 1, head_profile: str | None = None, **engine_options: Any
@@ -95,6 +96,16 @@ class VllmSpeculator(BranchingEngine):
         self._arguments = ScoreArguments(self.info.path, profile)
         self.info = replace(self.info, has_head_profile=profile is not None, heads=profile.digest if profile else "")
 
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of the largest captured CUDA graph; 0 without one."""
+        return self._engine.vllm_config.compilation_config.max_cudagraph_capture_size or 0
+
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of a step."""
+        return self._engine.vllm_config.scheduler_config.max_num_batched_tokens
+
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
         token_ids, cache_salt, options = (
@@ -103,7 +114,9 @@ class VllmSpeculator(BranchingEngine):
             self._arguments.possible(request.options),
         )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        asked = self._arguments.of(options, int(token_ids.size), request.question, window=request.window)
+        asked = self._arguments.of(
+            options, int(token_ids.size), request.question, window=request.window and self.skips_layers
+        )
         began = time.perf_counter()
         output, payload, importance = await self._scored(request.request_id, token_ids, asked, cache_salt)
         total = 1e3 * (time.perf_counter() - began)
@@ -168,7 +181,8 @@ class VllmSpeculator(BranchingEngine):
     async def stats(self) -> dict[str, int]:
         """See `SpeculatorEngine.stats`: rounds after a rejected draft, and those that read tokens again."""
         sessions = self._sessions.stats()
-        return {name: sessions[name] for name in ("rollbacks", "rebuilt")}
+        counts = {name: sessions[name] for name in ("rollbacks", "rebuilt")}
+        return {**counts, "runs_all_layers": int(not self.skips_layers)}
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine is closed or dead."""

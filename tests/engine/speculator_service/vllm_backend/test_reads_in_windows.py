@@ -3,6 +3,8 @@ stands."""
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from speculator_service.engine import ScoreRequest
 from speculator_service.reading.plan import windows_of
 from speculator_service.reading.read import read_in_windows
 from speculator_service.scoring.selection import select
+from speculator_service.start import layers
 from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
@@ -143,6 +146,44 @@ async def test_all_layers_run_where_another_request_needs_them(rig):
     again, _ = await asyncio.gather(read_in_windows(rig.engine, alone), rig.score(random_prompt(240, seed=16), HEADS))
     assert await rig.call(_ran) == [[0, 1, 2, 3, 4]]
     assert np.isfinite(torch.stack([read.importance.sum(), again.importance.sum()]).numpy()).all()
+
+
+@pytest.mark.parametrize("slow", [True, False])
+async def test_a_replica_leaves_no_layer_out_if_that_is_slower(rig, caplog, monkeypatch, slow):
+    """The steps without the upper layers wait, or those with all of them. The random model has no real tokenizer."""
+
+    def wait(worker, slow=slow):
+        up_to = type(worker._loop).up_to
+
+        def later(depth, tokens):
+            import time
+
+            time.sleep(0.3 if (depth is not None) == slow else 0)
+            return up_to(worker._loop, depth, tokens)
+
+        worker._loop.up_to = later
+
+    def as_before(worker):
+        del worker._loop.up_to
+
+    prompt = SimpleNamespace(token_ids=np.array(random_prompt(200, seed=30), np.int32))
+    monkeypatch.setattr(layers, "needle_prompts", lambda model: [prompt])
+    monkeypatch.setattr(rig.engine, "info", replace(rig.engine.info, has_head_profile=True))
+    await rig.call(wait)
+    try:
+        await layers.check_layers(rig.engine, "some/model")
+    finally:
+        await rig.call(as_before)
+    try:
+        await rig.call(_watch)
+        name = f"after-{slow}"
+        await read_in_windows(rig.engine, asking(random_prompt(99, seed=31), question=[11, 12], name=name))
+        assert await rig.call(_ran) == [[0, 1, 2, 3, 4] if slow else [0, 1, 2]]
+        assert (await rig.engine.stats())["runs_all_layers"] == slow
+    finally:
+        rig.engine.skips_layers = True
+    assert ("reads windows with all layers" in caplog.text) == slow
+    assert "scores differ" not in caplog.text
 
 
 async def test_control_a_head_above_the_depth_has_no_scores(rig):

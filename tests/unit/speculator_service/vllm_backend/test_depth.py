@@ -60,6 +60,12 @@ def test_a_compiled_model_runs_uncompiled_only_beyond_its_cuda_graphs():
         assert model.run() == (6, False)
 
 
+def test_a_compiled_model_stays_compiled_where_no_layer_is_left_out():
+    model = Layers(compiled=True)
+    with loop_of(model).up_to(6, 100):
+        assert model.run() == (6, False)
+
+
 def test_after_a_failed_step_all_layers_run_again():
     model = Layers(compiled=True)
     with pytest.raises(RuntimeError), loop_of(model).up_to(4, 100):
