@@ -14,6 +14,7 @@ COMMANDS = {
         "turns",
         "overhead",
         "explain",
+        "forecast",
     ),
     "benchmarks.load.commands": (
         "goodput",

@@ -1,4 +1,4 @@
-"""`skim bench ttft`."""
+"""`skim bench ttft`, `turns`, `overhead`, `explain` and `forecast`."""
 
 import os
 from pathlib import Path
@@ -165,5 +165,47 @@ def explain(
         prompt_tokens=lengths(prompt_tokens),
         rounds=rounds,
         keep_rate=keep_rate,
+    )
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+
+
+def forecast(
+    target: Target = Path("demo_models/target"),
+    speculator: Speculator = Path("demo_models/speculator"),
+    read: Annotated[
+        str, typer.Option(metavar="WAY[,WAY...]", help="How the speculator reads: windows, whole.")
+    ] = "windows,whole",
+    shapes: Annotated[
+        str | None, typer.Option(metavar="SHAPE[,SHAPE...]", help="Measure only these shapes of prompts.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of prompts per shape and way of reading.")] = 4,
+    dtype: Dtype = "float32",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Keep each prompt's times here, and go on from them.")
+    ] = None,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """The router's forecast of the first token, and its choice of the mode, over prompts of many shapes."""
+    from benchmarks.latency import forecast as benchmark
+
+    chosen = {
+        option: tuple(known) if given is None else values(given, str, option)
+        for option, given, known in (
+            ("--shapes", shapes, benchmark.SHAPES),
+            ("--read", read, ("windows", "whole")),
+        )
+    }
+    for option, known in (("--shapes", benchmark.SHAPES), ("--read", ("windows", "whole"))):
+        if wrong := [value for value in chosen[option] if value not in known]:
+            raise SkimError(f"{option}: {wrong[0]!r} is not known; choose from {', '.join(known)}")
+    settings = benchmark.ForecastSettings(
+        target=located(str(target), Path.cwd()),
+        speculator=located(str(speculator), Path.cwd()),
+        read=chosen["--read"],
+        shapes=chosen["--shapes"],
+        rounds=rounds,
+        dtype=dtype,
+        resume=resume,
     )
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

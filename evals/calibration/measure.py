@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from evals.calibration.curve import COVERAGES, Observation, entropy_limit, observe, wanted_coverage
@@ -25,7 +26,6 @@ from evals.calibration.prompts import TASKS, CalibrationPrompt, from_file, gener
 from evals.calibration.recall import JUDGED, Recall, beside_lexical, best_way, recalls
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.engines import start_pair
-from evals.run.journal import JsonLines
 from evals.selection.chunk_recall import LEXICAL, WAYS, importance_of
 from kv_transfer.options import AUTO, SelectionOptions
 from router.options.request import PrefillOptions

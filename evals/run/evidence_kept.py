@@ -12,12 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
 from evals.run.ask import load_tokenizer, model_name
-from evals.run.journal import JsonLines
 from evals.selection.chunk_recall import WAYS, chunk_recall
 from evals.tasks.registry import Sample, make_samples
 from evals.tasks.registry import describe as describe_task

@@ -6,6 +6,7 @@
 M is the prompt's length; `read`, `kept` and `cached` are tokens. `router.decision.pool_time` has the time of a pool.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,7 @@ class Work:
 
 
 Mode = Literal["dense", "speculative"]
+MODES: tuple[Mode, ...] = "dense", "speculative"
 
 MARGIN = 0.1
 """A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
@@ -41,6 +43,7 @@ STALE_S = 300.0
 SPECULATOR_SHARE = 0.25
 """The speculator's time per token as a share of the target's, until both are measured."""
 UNMEASURED = Decision(True, "unmeasured")
+NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ class Reads:
 class Estimate:
     """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
     seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
-    (`router.decision.later_turns`). queue: the wait for the target, which is a part of all three. burden: how much
-    longer all others wait if this prompt runs dense and not speculative.
+    (`router.decision.later_turns`). queue: the wait for the target, which is a part of all three. waits: those for both
+    pools, which are a part of `speculative`. burden: how much longer all others wait if this prompt runs dense and not
+    speculative.
     """
 
     dense: float
@@ -70,28 +74,42 @@ class Estimate:
     age_s: float = 0.0
     later: float = 0.0
     queue: float = 0.0
+    waits: float = 0.0
     burden: float = 0.0
 
     def of(self, mode: str) -> float:
         return self.speculative if mode == "speculative" else self.dense
 
+    def computing(self, mode: Mode) -> float:
+        """The part of a mode's time that is no wait in a queue."""
+        return self.of(mode) - (self.waits if mode == "speculative" else self.queue)
 
-def estimate(reads: Reads, speculator: PoolTime, target: PoolTime, now: float, later: float = 0.0) -> Estimate | None:
-    """None before both pools have been measured often enough. later: as in Estimate."""
+
+def estimate(
+    reads: Reads,
+    speculator: PoolTime,
+    target: PoolTime,
+    now: float,
+    later: float = 0.0,
+    corrections: Mapping[Mode, float] = NO_CORRECTIONS,
+) -> Estimate | None:
+    """None before both pools have been measured often enough. later: as in Estimate. corrections: by what the computing
+    of each mode is multiplied (`router.decision.kinds`)."""
     read, kept = speculator.estimate(reads.read), target.estimate(reads.kept)
     dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
     if read is None or kept is None or dense is None or cold is None:
         return None
-    waits = target.queue_ms
+    queue, waits = target.queue_ms, speculator.queue_ms + target.queue_ms
     return Estimate(
-        dense=waits + dense,
-        speculative=speculator.queue_ms + read + waits + kept,
-        cold=waits + cold,
+        dense=queue + corrections["dense"] * dense,
+        speculative=waits + corrections["speculative"] * (read + kept),
+        cold=queue + corrections["dense"] * cold,
         age_s=now - speculator.measured_at,
         later=later,
-        queue=waits,
+        queue=queue,
+        waits=waits,
         # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
-        burden=(dense - kept - later) * waits / kept - speculator.queue_ms if kept else 0.0,
+        burden=(dense - kept - later) * queue / kept - speculator.queue_ms if kept else 0.0,
     )
 
 

@@ -6,17 +6,20 @@ nothing.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from cachetools import LRUCache
 
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection
-from kv_transfer.options import AUTO
+from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
-from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
+from router.decision.cost_model import MODES, UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
+from router.decision.kept_sizes import NO_SPANS, KeptSizes
+from router.decision.kinds import Kind, Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
 from router.decision.rules import Decision
@@ -25,29 +28,37 @@ from router.options.request import PrefillOptions
 from skim_common.models.costs import Read, ReadCost
 from skim_common.models.info import ModelInfo
 
+SHARES = 256
+"""So many ways to select are remembered, each with the share that it kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What is known of a prompt before it runs.
 
-    dense, read, kept: its cached beginnings, in the target as it is, in the speculator, and in the target as it was
-    kept. share: the share of its tokens that a selection keeps. coming: tokens at the beginning that the target reads
-    now for other dense prompts. windows: how the speculator reads it, if in windows. estimate: None before both pools
-    have been measured often enough. choice: the mode whose first token is sooner, and why
-    (`router.decision.cost_model`).
+    sizes: what a selection keeps. dense, read, kept: its cached beginnings, in the target as it is, in the speculator,
+    and in the target as it was kept. share: the share that a selection keeps of what may be dropped. coming: tokens at
+    the beginning that the target reads now for other dense prompts. windows: how the speculator reads it, if in
+    windows. computing: the milliseconds of both modes without queues, before `kind` corrects them. estimate: None
+    before both pools have been measured often enough. choice: the mode whose first token is sooner, and why
+    (`router.decision.cost_model`). select_ms: what the selection took, once there is one.
     """
 
     ids: Int32Array
     salt: str | None
     hashes: Sequence[bytes]
+    sizes: KeptSizes
     dense: Found
     read: Found
     kept: Found
     share: float = 1.0
     coming: int = 0
     windows: WindowReads | None = None
+    kind: Kind | None = None
+    computing: Mapping[Mode, float] = field(default_factory=dict)
     estimate: Estimate | None = None
     choice: Decision = UNMEASURED
+    select_ms: float | None = None
 
     @property
     def known_dense(self) -> int:
@@ -56,10 +67,16 @@ class Forecast:
 
     @property
     def before(self) -> Mode | None:
-        """How the earlier turn of this prompt ran, if there was one."""
-        if self.known_dense == self.kept.tokens:
+        """How the earlier turn of this prompt ran, if there was one. What stands before all turns says nothing."""
+        dense, kept = (self._of_turns(known) for known in (self.known_dense, self.kept.tokens))
+        if dense == kept:
             return None
-        return "dense" if self.known_dense > self.kept.tokens else "speculative"
+        return "dense" if dense > kept else "speculative"
+
+    def _of_turns(self, known: int) -> int:
+        """The known tokens behind the opening; 0 if they may be words with which two prompts happen to begin."""
+        behind = known - self.sizes.opening
+        return behind if behind >= BLOCK_TOKENS else 0
 
 
 class Forecaster:
@@ -75,7 +92,8 @@ class Forecaster:
         self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
         self._sent = Counter[bytes]()
-        self._coverage_share: float | None = None
+        self._shares: LRUCache[tuple[str, float], float] = LRUCache(SHARES)
+        self.kinds = Kinds()
 
     def speeds(self) -> dict[str, Speeds]:
         """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
@@ -99,22 +117,28 @@ class Forecaster:
         ids: Int32Array,
         salt: str | None,
         options: PrefillOptions,
-        protected_tokens: int,
+        protected_spans: Int32Array = NO_SPANS,
+        regions: Sequence[tuple[int, int, float]] = (),
         told: int | None = None,
         windows: WindowReads | None = None,
     ) -> Forecast:
-        """The forecast of a prompt. ids: int32 [M]. protected_tokens: as many of them are never dropped.
+        """The forecast of a prompt. ids: int32 [M]. protected_spans, regions: as in `PromptSpans`.
 
         told: how many later turns it has, if the client has told it (`router.options.headers`).
         windows: as in Forecast.
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
+        sizes = KeptSizes.of(int(ids.size), options.protect_last, protected_spans, regions)
         ledgers = self.dense, self._read_ledger(windows), self.kept
         dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
-        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes))
-        selector, share = self._selector(options, windows), self._kept_share(options)
-        forecast = Forecast(ids, salt, hashes, dense, read, kept, share, coming * BLOCK_TOKENS, windows)
-        later = 0.0
+        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS
+        # What stands before all that may be dropped is the same for the target, whole or kept.
+        alike = min(max(dense.tokens, coming), sizes.opening)
+        if alike > kept.kept:
+            kept = Found(alike, alike, dense.age)
+        share = self._kept_share(options, windows, sizes)
+        forecast = Forecast(ids, salt, hashes, sizes, dense, read, kept, share, coming, windows)
+        selector, later = self._selector(options, windows), 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
             known = int(ids.size)
@@ -122,14 +146,22 @@ class Forecaster:
                 lambda new: selector.estimate(self._selector_read(windows, known + new, known)),
                 self.target,
                 known,
+                round(sizes.kept(share)),
                 share,
                 told,
             )
-        reads = self._reads(forecast, options, protected_tokens)
-        found = estimate(reads, selector, self.target, self._clock(), later)
+        reads = self._reads(forecast, options)
+        kind = _kind(forecast, options)
+        corrections = self.kinds.corrections(kind)
+        found = estimate(reads, selector, self.target, self._clock(), later, corrections)
         if found is None:
-            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
-        return replace(forecast, estimate=found, choice=sooner(found, forecast.before))
+            choice = fewer(reads, self.turns.extra_tokens(share, told or 0))
+            return replace(forecast, kind=kind, choice=choice)
+        choice = sooner(found, forecast.before)
+        if options.enabled == AUTO:
+            choice = self.kinds.tried(kind, choice, found, forecast.before)
+        computing = {mode: found.computing(mode) / corrections[mode] for mode in MODES}
+        return replace(forecast, kind=kind, computing=computing, estimate=found, choice=choice)
 
     @contextmanager
     def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
@@ -144,19 +176,18 @@ class Forecaster:
                 if not self._sent[block]:
                     del self._sent[block]
 
-    def work(
-        self, forecast: Forecast, options: PrefillOptions, protected_tokens: int, most_tokens: int, *, selects: bool
-    ) -> Work:
+    def work(self, forecast: Forecast, options: PrefillOptions, most_tokens: int, *, selects: bool) -> Work:
         """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured."""
-        reads = self._reads(forecast, options, protected_tokens)
+        reads = self._reads(forecast, options)
         if not selects:
             return Work(0.0, self.target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
         read, kept = self._selector(options, forecast.windows).estimate(reads.read), self.target.estimate(reads.kept)
         return Work(read or 0.0, kept or 0.0, True, most_tokens)
 
-    def _reads(self, forecast: Forecast, options: PrefillOptions, protected_tokens: int) -> Reads:
-        size, share, known = int(forecast.ids.size), self._kept_share(options), forecast.kept
-        kept = self._kept_tokens(size, known, min(size, protected_tokens + share * size), share)
+    def _reads(self, forecast: Forecast, options: PrefillOptions) -> Reads:
+        size, known = int(forecast.ids.size), self._known_kept(forecast, options)
+        share = self._kept_share(options, forecast.windows, forecast.sizes)
+        kept = self._kept_tokens(forecast.sizes, known, share)
         return Reads(
             dense=Read.of(size, forecast.known_dense),
             cold=Read.of(size),
@@ -166,40 +197,65 @@ class Forecaster:
             kept=Read.of(known.kept + kept, known.kept),
         )
 
-    def _kept_tokens(self, size: int, known: Found, fresh: float, share: float) -> float:
-        """The tokens that the target would read of the kept prompt. fresh: the size of a fresh selection."""
-        if not known.tokens:
-            return fresh
-        return max(fresh - known.kept, self.turns.kept(size - known.tokens, share))
+    def _known_kept(self, forecast: Forecast, options: PrefillOptions) -> Found:
+        """What the target has cached of the kept prompt: without `reuse`, a new selection begins like the old one only
+        as far as nothing may be dropped."""
+        known, opening = forecast.kept, forecast.sizes.opening
+        if options.reuse == "on":
+            return known
+        return Found(min(known.tokens, opening), min(known.kept, opening), known.age)
 
-    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
-        """Learn from a selection."""
+    def _kept_tokens(self, sizes: KeptSizes, known: Found, share: float) -> float:
+        """The tokens that the target would read of the kept prompt: those of an extended one, or of a fresh selection
+        if they are fewer (`speculator_service.scoring.extension`)."""
+        fresh = sizes.kept(share)
+        if known.kept <= sizes.opening:
+            return fresh - known.kept
+        late = min(self.turns.late, known.tokens - known.kept)
+        extended = max(fresh - known.kept, sizes.new(share, known.tokens, SHORT_TEXT) + late)
+        return min(fresh - min(known.kept, sizes.opening), extended)
+
+    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> Forecast:
+        """Learn from a selection. Returns the forecast with its `select_ms`, if it was selected as expected."""
         queue = selection.timings.get("queue", 0.0)
         size, cached = int(forecast.ids.size), selection.cached_tokens
-        windows = None if options.selector == "lexical" else forecast.windows  # lexical perhaps as a fallback
+        lexical = options.selector == "lexical"
+        windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
         read = windows.read(size, cached, self._replicas) if windows else Read.of(size, cached)
-        self._selector(options, windows).measure(read, sum(selection.timings.values()) - queue, queue)
-        if options.selector != "lexical":
+        took = sum(selection.timings.values()) - queue
+        self._selector(options, windows).measure(read, took, queue)
+        if not lexical:
             ledger = self._read_ledger(windows)
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
             ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
-        if options.wanted_coverage is not None:
-            self._coverage_share = selection.kept.token_ids.size / selection.kept.context_length
+        if options.wanted_coverage is not None and selection.reused_tokens <= forecast.sizes.opening:
+            way = _way(options, windows, forecast.sizes)
+            share, kept = self._shares.get(way), forecast.sizes.share_of(int(selection.kept.token_ids.size))
+            if kept is not None:
+                self._shares[way] = kept if share is None else (share + kept) / 2
+        as_expected = forecast.kind is not None and forecast.kind[0] == _way(options, windows, forecast.sizes)[0]
+        return replace(forecast, select_ms=took if as_expected else None)
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
-        read = Read.of(prompt.token_ids.size, cached)
+        read, opening = Read.of(prompt.token_ids.size, cached), forecast.sizes.opening
         self.target.measure(read, ms, queue_ms)
-        self.turns.began(int(forecast.ids.size), max(forecast.known_dense, forecast.kept.tokens))
+        known = max(forecast.known_dense, forecast.kept.tokens)
+        self.turns.began(int(forecast.ids.size) - opening, max(0, known - opening))
         for ledger in self._of_target:
             ledger.wrote(read.tokens)
         if prompt.is_dense:
             self.dense.correct(forecast.dense, cached)
         else:
             self.kept.correct(forecast.kept, cached)
-            if forecast.kept.tokens:
-                self.turns.extended(int(forecast.ids.size) - forecast.kept.tokens, read.tokens, forecast.share)
+            if forecast.before == "speculative":
+                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, SHORT_TEXT)
+                self.turns.extended(read.tokens - kept)
+        if forecast.kind is not None and (prompt.is_dense or forecast.select_ms is not None):
+            mode: Mode = "dense" if prompt.is_dense else "speculative"
+            took = ms if prompt.is_dense else ms + (forecast.select_ms or 0.0)
+            self.kinds.measured(forecast.kind, mode, forecast.computing.get(mode), took)
         self._add(forecast.ids, forecast.hashes, prompt)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
@@ -223,6 +279,11 @@ class Forecaster:
         ends = np.array(_ends(hashes), np.int64)
         in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
         self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+        # As far as nothing is dropped, it is the beginning of a dense prompt too.
+        dropped = np.flatnonzero(prompt.positions != np.arange(prompt.positions.size))
+        whole = int(dropped[0]) if dropped.size else int(prompt.positions.size)
+        alike = hashes[: whole // BLOCK_TOKENS]
+        self.dense.add(ids[:whole], alike, _ends(alike))
 
     def _selector(self, options: PrefillOptions, windows: WindowReads | None) -> PoolTime:
         """The measured times of what selects with these options."""
@@ -244,13 +305,27 @@ class Forecaster:
         for ledger in self._of_speculator:
             ledger.wrote(tokens)
 
-    def _kept_share(self, options: PrefillOptions) -> float:
-        """The share of the tokens that a selection with these options keeps. By coverage: as the last one did."""
+    def _kept_share(self, options: PrefillOptions, windows: WindowReads | None, sizes: KeptSizes) -> float:
+        """The share of what may be dropped that a selection with these options keeps. By coverage: as the last ones
+        did."""
         if options.fixed_rate is not None:
             return options.fixed_rate
-        if self._coverage_share is not None:
-            return self._coverage_share
+        if (share := self._shares.get(_way(options, windows, sizes))) is not None:
+            return share
         return options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
+
+
+def _way(options: PrefillOptions, windows: WindowReads | None, sizes: KeptSizes) -> tuple[str, float]:
+    """How it is scored, and the coverage that is wanted."""
+    name = "lexical" if options.selector == "lexical" else "windows" if windows else "whole"
+    return name, options.covering(sizes.droppable).wanted_coverage or 0.0
+
+
+def _kind(forecast: Forecast, options: PrefillOptions) -> Kind:
+    size = int(forecast.ids.size)
+    parts = forecast.known_dense, forecast.kept.tokens, size - forecast.sizes.droppable
+    way, _ = _way(options, forecast.windows, forecast.sizes)
+    return way, size.bit_length(), *(4 * part // size for part in parts)
 
 
 def _ends(hashes: Sequence[bytes]) -> Sequence[int]:

@@ -26,17 +26,18 @@ class LaterTurns:
         self._extended = self._late = 0.0
 
     def began(self, tokens: int, known: int) -> None:
-        """A prompt of `tokens` tokens ran; the caches knew `known` of them, in whichever form."""
+        """A prompt of `tokens` tokens ran; the caches knew `known` of them, in whichever form. Both without the tokens
+        that stand before all turns, such as a system prompt, which prompts of many conversations share."""
         self._prompts = DECAY * self._prompts + 1
-        is_later = 2 * known >= tokens
+        is_later = 0 < tokens <= 2 * known
         self._later = DECAY * self._later + is_later
         self._new = DECAY * self._new + is_later * (tokens - known)
 
-    def extended(self, new: int, computed: int, share: float) -> None:
-        """The target computed `computed` tokens of a later turn's kept prompt, whose prompt has `new` new tokens, of
-        which `share` are kept."""
+    def extended(self, late: float) -> None:
+        """The target computed `late` tokens of a later turn's kept prompt besides those that are kept of the new
+        ones."""
         self._extended = DECAY * self._extended + 1
-        self._late = DECAY * self._late + computed - _kept_of_new(new, share)
+        self._late = DECAY * self._late + late
 
     @property
     def expected(self) -> float:
@@ -44,10 +45,14 @@ class LaterTurns:
         firsts = self._prompts - self._later
         return min(MOST, self._later / firsts) if firsts > 0 else (MOST if self._later else 0.0)
 
+    @property
+    def late(self) -> float:
+        """The tokens that the target reads of a later turn besides those that are kept of the new ones."""
+        return max(0.0, self._late / self._extended) if self._extended else LATE_TOKENS
+
     def kept(self, new: int, share: float) -> float:
         """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
-        late = self._late / self._extended if self._extended else LATE_TOKENS
-        return max(0.0, _kept_of_new(new, share) + late)
+        return (new if new <= SHORT_TEXT else share * new) + self.late
 
     @property
     def _new_tokens(self) -> int:
@@ -64,25 +69,23 @@ class LaterTurns:
         speculator: Callable[[int], float | None],
         target: PoolTime,
         size: int,
+        kept: int,
         share: float,
         told: int | None = None,
     ) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
 
         speculator: the milliseconds of its read of so many new tokens behind the prompt; None if it is not known. size:
-        tokens of the prompt, which the pools have cached then. told: the number of later turns, if the client has told
+        tokens of the prompt, of which a selection keeps `kept`; the pools have them cached then. share: of new tokens
+        that are kept. told: the number of later turns, if the client has told
         it; otherwise `expected`.
         """
         new = self._new_tokens
-        read, kept, dense = (
+        read, extended, dense = (
             speculator(new),
-            target.estimate(Read(max(1, round(self.kept(new, share))), round(share * size))),
+            target.estimate(Read(max(1, round(self.kept(new, share))), kept)),
             target.estimate(Read(new, size)),
         )
-        if read is None or kept is None or dense is None:
+        if read is None or extended is None or dense is None:
             return 0.0
-        return (self.expected if told is None else told) * max(0.0, read + kept - dense)
-
-
-def _kept_of_new(new: int, share: float) -> float:
-    return new if new <= SHORT_TEXT else share * new
+        return (self.expected if told is None else told) * max(0.0, read + extended - dense)

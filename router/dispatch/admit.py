@@ -21,16 +21,16 @@ def admit(
 ) -> AbstractAsyncContextManager[Ticket]:
     """As `Admission.admitted`, for a prompt in the mode of `decision`."""
     call, request = state.call, state.call.request
-    sizes = (state.spans.protected_tokens, state.prompt.max_tokens)
+    most_tokens = state.prompt.max_tokens
     step = request.beam_search and call.group.prompts > 0
     # A beam search's later steps go before all others, because their request runs already.
     priority = FIRST_PRIORITY if step else state.prompt.priority
     share = request.caller.key.share if request.caller else 1.0
     asking = AdmissionRequest(request.key, share, priority, request.deadline, call.group)
-    work = forecaster.work(state.forecast, state.options, *sizes, selects=decision.speculative)
+    work = forecaster.work(state.forecast, state.options, most_tokens, selects=decision.speculative)
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(state)) is not None:
-        less = forecaster.work(state.forecast, options, *sizes, selects=True)
+        less = forecaster.work(state.forecast, options, most_tokens, selects=True)
     return admission.admitted(asking, work, less)
 
 

@@ -134,14 +134,16 @@ class Dispatcher:
         for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
             if model is not None:
                 self.forecaster.know(pool, model, self.pools.replicas(pool))
-        protected, frame = spans.protected_tokens, prompt.chat.frame if prompt.chat else None
+        frame = prompt.chat.frame if prompt.chat else None
         speculator = self.pools.speculator
         may_drop = droppable_of(spans.protected, state.options.protect_last, ids.size)
         plan = WindowPlan.of(may_drop, spans.question, frame, state.options.window_tokens)
         windowed = bool(speculator and speculator.has_head_profile and plan)
         state.options = state.options.for_prompt(windows=windowed)
         windows = WindowReads.of(state.options, plan, ids.size)
-        state.forecast = self.forecaster.look(ids, prompt.cache_salt, state.options, protected, hinted, windows)
+        state.forecast = self.forecaster.look(
+            ids, prompt.cache_salt, state.options, spans.protected, spans.regions, hinted, windows
+        )
         record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
         if self._keys:
             state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
@@ -190,8 +192,7 @@ class Dispatcher:
             self.selections.add(state.request_id, Entry(state.prompt_tokens, explained, held), state.call.request.key)
             return selection.kept
         if decision.speculative:
-            protected = state.spans.protected_tokens
-            work = self.forecaster.work(state.forecast, state.options, protected, 0, selects=False)
+            work = self.forecaster.work(state.forecast, state.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
         state.mode = "dense"
         return KeptPrompt.dense(prompt.token_ids)

@@ -117,7 +117,7 @@ class SelectionClient:
             selection = fallback
             state.options = state.options.model_copy(update={"selector": "lexical"})
         state.selected(selection, 1e3 * (time.perf_counter() - sent))
-        self._forecaster.selected(state.forecast, selection, state.options)
+        state.forecast = self._forecaster.selected(state.forecast, selection, state.options)
         return selection
 
     @staticmethod

@@ -21,7 +21,7 @@ from router.options.errors import HttpError
 from router.options.request import PrefillOptions, shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, without_marks
 from router.prompt.control_tokens import ControlTokens
-from router.prompt.frame import frame_messages, frame_of
+from router.prompt.frame import frame_messages, frame_of, settings_of
 from router.prompt.token_cache import KnownTokens
 from skim_common.errors import InvalidRequestError
 
@@ -176,9 +176,15 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
     frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
 
     async def frame(params: Any) -> Frame | None:
-        """The frame of windows with these parameters of the template."""
+        """The frame of windows with these parameters of the template; None if it refuses a single user message."""
+        settings = settings_of(params.chat_template_kwargs)
+        params = replace(params, chat_template_kwargs=settings, tool_choice=None, response_format=None)
         if (key := repr(params)) not in frames:
-            _, rendered = await renderer.render_messages_async(frame_messages(), params)
+            try:
+                _, rendered = await renderer.render_messages_async(frame_messages(), params)
+            except Exception:
+                logger.warning("chats are not read in windows: their template refuses a single text", exc_info=True)
+                rendered = {}
             encode = partial(renderer.tokenizer.encode, add_special_tokens=False)
             frames[key] = frame_of(rendered.get("prompt"), encode)
         return frames[key]

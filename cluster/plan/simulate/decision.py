@@ -71,7 +71,11 @@ class Decider:
         later = 0.0
         if before != "speculative":
             later = self.turns.extra_ms(
-                lambda new: self.speculator.estimate(Read(new, prompt)), self.target, prompt, self._share
+                lambda new: self.speculator.estimate(Read(new, prompt)),
+                self.target,
+                prompt,
+                math.ceil(self._share * prompt),
+                self._share,
             )
         found = estimate(reads, self.speculator, self.target, self._clock(), later)
         assert found is not None  # both times are known

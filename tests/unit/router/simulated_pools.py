@@ -15,7 +15,7 @@ from router.options.request import PrefillOptions
 from skim_common.models.costs import LINEAR, Read, ReadCost
 from skim_common.models.info import ModelInfo
 
-OPTIONS = PrefillOptions(keep_rate=0.2)
+OPTIONS = PrefillOptions(keep_rate=0.2, protect_last=64)
 BLOCK = 16
 LATE = 64
 """Tokens of late chunks in each extended prompt."""
@@ -86,7 +86,7 @@ class World:
         old = max(known, key=lambda record: record[0].size, default=None)
         begun = old[0].size if old else 0
         new = np.arange(begun, ids.size)
-        if not begun or new.size > SHORT_TEXT:
+        if not begun or new.size - OPTIONS.protect_last > SHORT_TEXT:
             new = new[(new // 32 % 5 == 0) | (new >= ids.size - 64)]
         if old:
             new = np.concatenate([old[1], np.setdiff1d(np.arange(begun), old[1])[:LATE], new])
@@ -99,7 +99,7 @@ class World:
         ids = np.array(ids, np.int32)
         for pool, engine in (("speculator", self.speculator), ("target", self.target)):
             self.forecaster.know(pool, engine.info, 1.0)
-        forecast = self.forecaster.look(ids, None, OPTIONS, 65)
+        forecast = self.forecaster.look(ids, None, OPTIONS)
         # Positions are part of a block's key in the target: kept prompts share nothing with dense ones here.
         kept = self.kept(ids)
         marked = [-1, *kept.token_ids.tolist()]

@@ -43,13 +43,13 @@ def test_the_lexical_selector_has_times_of_its_own():
     world.learn()
     ids = np.array(text("lexical", 5000), np.int32)
     for _ in range(3):
-        forecast = world.forecaster.look(ids, None, lexical, 65)
+        forecast = world.forecaster.look(ids, None, lexical)
         assert forecast.estimate is None
         world.forecaster.selected(forecast, Selection(world.kept(ids), 0.9, timings={"speculate": 5.0}), lexical)
-    by_words, by_attention = (world.forecaster.look(ids, None, o, 65).estimate.speculative for o in (lexical, OPTIONS))
+    by_words, by_attention = (world.forecaster.look(ids, None, o).estimate.speculative for o in (lexical, OPTIONS))
     assert by_attention - by_words == pytest.approx(20 + 0.1 * 5000 - 5, rel=0.1)
     # Nothing was read, so nothing is expected in the speculator's cache.
-    assert world.forecaster.look(ids, None, OPTIONS, 65).read.tokens == 0
+    assert world.forecaster.look(ids, None, OPTIONS).read.tokens == 0
 
 
 def test_a_fast_target_is_left_alone():
@@ -140,16 +140,16 @@ def test_prompts_behind_a_dense_one_find_what_it_reads():
     world = World()
     document = text("document", 6400)
     ids = [np.array([*document, *text(f"q{i}", 100)], np.int32) for i in range(2)]
-    first = world.forecaster.look(ids[0], None, OPTIONS, 65)
+    first = world.forecaster.look(ids[0], None, OPTIONS)
     with world.forecaster.sent(first, KeptPrompt.dense(ids[0])):
-        assert world.forecaster.look(ids[1], None, OPTIONS, 65).choice == Decision(False, "cached")
-        assert world.forecaster.look(ids[1], "another tenant", OPTIONS, 65).choice.speculative
+        assert world.forecaster.look(ids[1], None, OPTIONS).choice == Decision(False, "cached")
+        assert world.forecaster.look(ids[1], "another tenant", OPTIONS).choice.speculative
         with world.forecaster.sent(first, KeptPrompt.dense(ids[0])):
             pass
-        assert world.forecaster.look(ids[1], None, OPTIONS, 65).coming == 6400
-    assert world.forecaster.look(ids[1], None, OPTIONS, 65).choice == Decision(True, "unmeasured")
+        assert world.forecaster.look(ids[1], None, OPTIONS).coming == 6400
+    assert world.forecaster.look(ids[1], None, OPTIONS).choice == Decision(True, "unmeasured")
     with world.forecaster.sent(first, world.kept(ids[0].tolist())):
-        assert world.forecaster.look(ids[1], None, OPTIONS, 65).coming == 0
+        assert world.forecaster.look(ids[1], None, OPTIONS).coming == 0
 
 
 def test_what_a_record_reuses_makes_a_turn_speculative():
@@ -159,13 +159,13 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     for size in (200, 3000, 900):
         forecaster.speculator.measure(Read(size), 0.1 * size, 0.0)
         forecaster.target.measure(Read(size), 1.0 * size, 0.0)
-    first = forecaster.look(ids, None, OPTIONS, 65)
+    first = forecaster.look(ids, None, OPTIONS)
     forecaster.selected(first, Selection(kept, 0.9, timings={"speculate": 1280.0}), OPTIONS)
     forecaster.began(first, kept, 0, 2600, 0.0)
     forecaster.ended(first, kept, np.array(text("answer", 256), np.int32))
     turn = np.array([*ids, *text("answer", 256), *text("q", 100)], np.int32)
-    again = forecaster.look(turn, None, OPTIONS, 65)
+    again = forecaster.look(turn, None, OPTIONS)
     assert again.read.tokens == again.kept.tokens == 13_056
     assert again.kept.kept == kept.token_ids.size + 256
     assert again.estimate.speculative < 0.2 * first.estimate.speculative
-    assert forecaster.look(turn, "another tenant", OPTIONS, 65).kept == Found()
+    assert forecaster.look(turn, "another tenant", OPTIONS).kept == Found()

@@ -20,7 +20,7 @@ class Conversing(World):
 
     def look(self, ids, told=None):
         """The forecast of a prompt of which the client tells how many later requests it has."""
-        return self.forecaster.look(np.array(ids, np.int32), None, OPTIONS, 65, told)
+        return self.forecaster.look(np.array(ids, np.int32), None, OPTIONS, told=told)
 
     def turns_expected(self):
         return self.forecaster.turns.expected
@@ -113,7 +113,7 @@ def test_what_a_later_turn_reads_is_learned():
 
 def test_the_expected_number_of_later_turns():
     turns = LaterTurns()
-    assert turns.expected == turns.extra_ms(lambda new: None, PoolTime(lambda: 0.0), 3000, 0.2) == 0
+    assert turns.expected == turns.extra_ms(lambda new: None, PoolTime(lambda: 0.0), 3000, 600, 0.2) == 0
     for _ in range(200):
         turns.began(3000, 100)
         for _ in range(3):

@@ -26,7 +26,7 @@ QUADRATIC = ReadCost(1.0, 0.0005)
 
 def looked(forecaster, request, windows=True):
     found = WindowReads.of(READ, plan_of(request), request.token_ids.size) if windows else None
-    return forecaster.look(request.token_ids, None, READ, 24, None, found)
+    return forecaster.look(request.token_ids, None, READ, request.protected_spans, windows=found)
 
 
 def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=False):
@@ -51,7 +51,7 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
                 size = round(sizes[0] * (sizes[1] / sizes[0]) ** choose.random())
                 request = replace(asking(size, seed=step), request_id=f"r{step}")
             forecast = looked(forecaster, request, windows)
-            expected = forecaster.work(forecast, READ, 24, 0, selects=True).speculator_ms
+            expected = forecaster.work(forecast, READ, 0, selects=True).speculator_ms
             selection = await services[step % replicas].select(request)
             forecaster.selected(forecast, selection, READ)
             ratios.append(expected / sum(selection.timings.values()))
@@ -80,7 +80,7 @@ def test_more_replicas_shorten_the_forecast_at_once():
     expected = []
     for replicas in (1, 4):
         forecaster.know("speculator", Pool(SPECULATOR, 1).engines["replica 0"].info, replicas)
-        work = forecaster.work(looked(forecaster, request), READ, 24, 0, selects=True)
+        work = forecaster.work(looked(forecaster, request), READ, 0, selects=True)
         expected.append(work.speculator_ms)
     assert expected[0] == pytest.approx(1638, rel=0.05)
     assert expected[1] == pytest.approx(expected[0] / 4, rel=0.05)
@@ -95,8 +95,8 @@ def test_protected_tokens_are_in_no_window():
     forecaster, request = Forecaster(lambda: 0.0), asking()
     for size in (1000, 4000, 16_000):
         forecaster.windows.measure(WindowReads(25, 512).read(size, 0, 1), 0.1 * size, 0.0)
-    forecast = forecaster.look(request.token_ids, None, READ, 8000, None, WindowReads(25, 512, 8000))
-    assert forecaster.work(forecast, READ, 8000, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
+    forecast = forecaster.look(request.token_ids, None, READ, windows=WindowReads(25, 512, 8000))
+    assert forecaster.work(forecast, READ, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
 
 
 def test_a_lexical_selection_in_their_place_teaches_nothing_of_windows():

@@ -289,7 +289,7 @@ async def test_a_prompt_behind_a_dense_one_finds_what_the_target_reads_now():
     class Watched(LocalPools):
         async def generate(self, request, admitted):
             again = PrefillOptions(min_prompt_tokens=256)
-            seen.append(dispatcher.forecaster.look(np.array(IDS, np.int32), None, again, 0).coming)
+            seen.append(dispatcher.forecaster.look(np.array(IDS, np.int32), None, again).coming)
             async for output in super().generate(request, admitted):
                 yield output
 

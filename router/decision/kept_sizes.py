@@ -1,0 +1,69 @@
+"""How many tokens of a prompt a selection keeps, as far as it is known before it. Pure.
+
+    kept = protected + rate * tokens of each region with a rate of its own + share * all other tokens
+
+So a share or a rate is one of what may be dropped, as in `speculator_service.scoring.selection`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.messages import Int32Array
+from kv_transfer.spans import always_kept, mask_of
+
+NO_SPANS: Int32Array = np.empty((0, 2), np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptSizes:
+    """fixed: float64 [M], the share of each token that is kept whatever the scores are: 1 if it is protected, the rate
+    of its region, or 0. rest: bool [M], the other tokens.
+    """
+
+    fixed: npt.NDArray[np.float64]
+    rest: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        size: int,
+        protect_last: int,
+        protected_spans: Int32Array = NO_SPANS,
+        regions: Sequence[tuple[int, int, float]] = (),
+    ) -> "KeptSizes":
+        """As in SelectRequest, of a prompt of `size` tokens."""
+        always = always_kept(mask_of(protected_spans.tolist(), size), protect_last)
+        fixed = np.zeros(size)
+        for start, end, rate in regions:
+            fixed[start:end] = rate
+        rest = fixed == 0
+        fixed[always] = 1
+        return cls(fixed, rest & ~always)
+
+    @property
+    def opening(self) -> int:
+        """The tokens at the beginning that every selection keeps: the target reads them alike in both modes."""
+        dropped = self.fixed < 1
+        return int(np.argmax(dropped)) if dropped.any() else int(dropped.size)
+
+    @property
+    def droppable(self) -> int:
+        """The tokens that a selection may drop."""
+        return int((self.fixed < 1).sum())
+
+    def kept(self, share: float) -> float:
+        """The tokens that a selection keeps if it keeps `share` of the rest."""
+        return float(self.fixed.sum() + share * self.rest.sum())
+
+    def share_of(self, kept: int) -> float | None:
+        """The share of a selection that kept so many tokens; None if none follows from it."""
+        rest = int(self.rest.sum())
+        return min(1.0, max(0.0, kept - float(self.fixed.sum())) / rest) if rest else None
+
+    def new(self, share: float, start: int, whole: int) -> float:
+        """As `kept`, of a later turn, whose tokens begin at `start`: all are kept if at most `whole` may be dropped."""
+        behind = KeptSizes(self.fixed[start:], self.rest[start:])
+        return float(behind.fixed.size) if behind.droppable <= whole else behind.kept(share)
