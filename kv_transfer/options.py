@@ -11,9 +11,9 @@ MAX_LOOK_AHEAD = 64
 AUTO: Literal["auto"] = "auto"
 ALWAYS: Literal["always"] = "always"
 AUTO_COVERAGE, LONG_COVERAGE = 0.5, 0.4
-"""The coverage that `keep_rate: auto` wants where none is set; the second of a prompt of LONG_FROM tokens or more that
-is read in windows, because the evidence of an answer does not grow with the text around it. `skim calibrate` finds the
-value for a pair."""
+"""The coverage that `keep_rate: auto` wants where none is set; the second of a prompt that is read in windows and has
+LONG_FROM tokens or more that may be dropped, because the evidence of an answer does not grow with the text around it.
+`skim calibrate` finds the value for a pair."""
 LONG_FROM = 6144
 """Tokens. With LONG_COVERAGE answers were as good at 8,192 and 16,384 tokens, and worse at 4,096."""
 AUTO_MAX_KEEP = 0.5
@@ -172,7 +172,7 @@ class SelectionOptions(BaseModel):
         return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
 
     def covering(self, tokens: int) -> "SelectionOptions":
-        """These options with the coverage that a prompt of `tokens` tokens wants."""
+        """These options with the coverage that a prompt wants. tokens: those that may be dropped."""
         wanted = self.wanted_coverage
         if wanted is None:
             return self

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
-from kv_transfer.spans import mask_of, regions_of, unit_starts
+from kv_transfer.spans import droppable, mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
@@ -157,7 +157,7 @@ class SpeculatorService:
         spans = request.protected_spans.tolist()
         reuse = request.options.reuse == "on"
         found = self._find(request, scores) if reuse else None
-        options = request.options.covering(request.token_ids.size)
+        options = request.options.covering(int(droppable(request).sum()))
         regions = regions_of(request.rate_spans, request.rates)
         of_text = request.units, request.indents, request.links
         chosen, share = select(scores.importance, options, spans, regions, *of_text)

@@ -122,7 +122,7 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     dense prompts, which load it more.
     Reasons: `cached` (dense, thanks to the target's cache), `sooner`, `later-turns` (dense, although this turn's first
     token is sooner speculative), `load` (speculative, although its first token is sooner dense: that would delay others
-    more), `probe`.
+    more), `probe` (speculative, to measure the speculator again; see also `router.decision.kinds`).
     """
 
     def less(ms: float) -> float:
@@ -146,11 +146,11 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
 def fewer(reads: Reads, extra: float) -> Decision:
     """As `sooner`, before both pools have been measured: speculative, unless dense reads no more tokens.
 
-    Reasons: `unmeasured` (speculative), `cached` and `later-turns` as in `sooner`.
+    Reasons: `unmeasured` (speculative), the others as in `sooner`.
     extra: how many more tokens later turns read if this one runs speculative (`LaterTurns.extra_tokens`).
     """
     if reads.dense.tokens <= reads.kept.tokens:
-        return Decision(False, "cached")
+        return Decision(False, "cached" if reads.dense.cached else "sooner")
     if extra and reads.dense.tokens <= SPECULATOR_SHARE * reads.read.tokens + reads.kept.tokens + extra:
         return Decision(False, "later-turns")
     return UNMEASURED

@@ -196,7 +196,7 @@ def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"
     assert f"less from {LONG_FROM:,} tokens on" in README.read_text()
     options = (ROOT / "docs" / "options.md").read_text()
-    assert f"{LONG_COVERAGE} in windows of a prompt of {LONG_FROM:,} tokens" in options
+    assert f"{LONG_COVERAGE} in windows of a prompt with {LONG_FROM:,} tokens" in options
 
 
 def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:

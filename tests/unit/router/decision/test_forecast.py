@@ -9,6 +9,7 @@ import pytest
 from kv_transfer.messages import KeptPrompt, Selection
 from router.decision.cache_ledger import CacheLedger, Found
 from router.decision.forecast import Forecaster
+from router.decision.kinds import TRIAL, Kinds
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
@@ -169,3 +170,126 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     assert again.kept.kept == kept.token_ids.size + 256
     assert again.estimate.speculative < 0.2 * first.estimate.speculative
     assert forecaster.look(turn, "another tenant", OPTIONS).kept == Found()
+
+
+HEAD = 5120
+"""Tokens of a system prompt, or of tools."""
+
+
+def measured(target_per_token=1.0):
+    """A router that knows the speeds of its pools: 0.1 ms per token, and the target's."""
+    forecaster = Forecaster(lambda: 0.0)
+    for size in (200, 3000, 900, 12_000):
+        forecaster.speculator.measure(Read(size), 0.1 * size, 0.0)
+        forecaster.target.measure(Read(size), target_per_token * size, 0.0)
+    return forecaster
+
+
+def with_head(name, document=8000):
+    return np.array([*text("head", HEAD), *text(name, document)], np.int32)
+
+
+def protected(size=HEAD):
+    return np.array([(0, size)], np.int32)
+
+
+def answered(forecaster, ids, prompt, cached=0):
+    """A prompt with a head runs in the form `prompt`."""
+    forecast = forecaster.look(ids, None, OPTIONS, protected())
+    if not prompt.is_dense:
+        selection = Selection(prompt, 0.9, timings={"speculate": 0.1 * ids.size})
+        forecast = forecaster.selected(forecast, selection, OPTIONS)
+    forecaster.began(forecast, prompt, cached, 1.0 * (prompt.token_ids.size - cached), 0.0)
+
+
+def test_protected_text_counts_once():
+    found = measured().look(with_head("a"), None, OPTIONS, protected()).estimate
+    kept = HEAD + 64 + 0.2 * (8000 - 64)
+    assert found.speculative == pytest.approx(0.1 * (HEAD + 8000) + kept, rel=0.02)
+    # Negative control: the share of all tokens beside the protected ones, which would choose dense at once.
+    assert 1.1 * found.speculative < 0.1 * (HEAD + 8000) + HEAD + 64 + 0.2 * (HEAD + 8000)
+
+
+@pytest.mark.parametrize("first", ["dense", "speculative"])
+def test_both_modes_find_a_head_that_was_read_in_one(first):
+    """Nothing is dropped before the head's end, so the target's KV of it is the same."""
+    forecaster, ids = measured(), with_head("first")
+    kept = np.concatenate([np.arange(HEAD), np.arange(HEAD, ids.size, 5)]).astype(np.int32)
+    whole = KeptPrompt.dense(ids)
+    answered(forecaster, ids, whole if first == "dense" else KeptPrompt(ids[kept], kept, int(ids.size)))
+    found = forecaster.look(with_head("second"), None, OPTIONS, protected())
+    assert (found.known_dense, found.kept.kept) == (HEAD, HEAD)
+    assert found.before is None, "a head that conversations share is no earlier turn"
+    assert found.estimate.dense == pytest.approx(8000, rel=0.02)
+    selector = 0.1 * (HEAD + 8000 - found.read.tokens)
+    assert found.estimate.speculative == pytest.approx(selector + 64 + 0.2 * (8000 - 64), rel=0.02)
+    # Negative control: what was read dense is another form of a head that may be dropped.
+    assert forecaster.look(with_head("second"), None, OPTIONS).kept.kept == (0 if first == "dense" else HEAD)
+    assert forecaster.look(with_head("second"), "another tenant", OPTIONS, protected()).kept == Found()
+
+
+def test_a_head_that_prompts_share_makes_them_no_later_turns():
+    forecaster = measured()
+    for number in range(20):
+        answered(forecaster, with_head(f"{number}", 3000), KeptPrompt.dense(with_head(f"{number}", 3000)))
+    assert forecaster.turns.expected == 0
+    # Negative control: without the protection, it is an earlier turn.
+    for number in range(20):
+        ids = with_head(f"again {number}", 3000)
+        forecaster.began(forecaster.look(ids, None, OPTIONS), KeptPrompt.dense(ids), HEAD, 3000.0, 0.0)
+    assert forecaster.turns.expected > 0
+
+
+def test_the_reason_is_cached_only_if_something_is():
+    """Nothing is measured yet, and a selection would drop nothing that matters."""
+    forecaster, ids = Forecaster(lambda: 0.0), with_head("a", 200)
+    many = OPTIONS.model_copy(update={"keep_rate": 0.99})
+    almost = np.array([(0, ids.size - 70)], np.int32)
+    assert forecaster.look(ids, None, many, almost).choice == Decision(False, "sooner")
+    forecaster.began(forecaster.look(ids, None, many, almost), KeptPrompt.dense(ids), 0, 5000.0, 0.0)
+    assert forecaster.look(ids, None, many, almost).choice == Decision(False, "cached")
+
+
+def test_the_share_of_a_coverage_is_learned_without_what_is_protected():
+    forecaster, auto = measured(), OPTIONS.model_copy(update={"keep_rate": "auto"})
+    for number in range(4):
+        ids = with_head(f"{number}")
+        kept = np.concatenate([np.arange(HEAD), np.arange(HEAD, ids.size, 10), np.arange(ids.size - 64, ids.size)])
+        positions = np.unique(kept).astype(np.int32)
+        forecast = forecaster.look(ids, None, auto, protected())
+        selection = Selection(KeptPrompt(ids[positions], positions, int(ids.size)), 0.5, timings={"speculate": 1312.0})
+        forecaster.selected(forecast, selection, auto)
+    found = forecaster.look(np.array(text("plain", 8000), np.int32), None, auto)
+    assert found.share == pytest.approx(0.1, rel=0.1)
+    assert found.estimate.speculative == pytest.approx(800 + 64 + 0.1 * (8000 - 64), rel=0.03)
+    # Another way to select has another share.
+    assert forecaster.look(found.ids, None, auto.model_copy(update={"coverage": 0.9})).share == 0.5
+
+
+def heavy(world, name):
+    """A prompt of a kind whose selection is half as long as the router believes."""
+    ids = np.array(text(name, 9000), np.int32)
+    forecast = world.forecaster.look(ids, None, OPTIONS, np.array([(500, 5500)], np.int32))
+    times = {"dense": 3000.0, "speculative": 700.0}
+    mode = "speculative" if forecast.choice.speculative else "dense"
+    if mode == "speculative":
+        kept = world.kept(ids)
+        selection = Selection(kept, 0.9, timings={"speculate": times[mode] / 2})
+        forecast = world.forecaster.selected(forecast, selection, OPTIONS)
+        world.forecaster.began(forecast, kept, 0, times[mode] / 2, 0.0)
+    else:
+        world.forecaster.began(forecast, KeptPrompt.dense(ids), 0, times[mode], 0.0)
+    return mode
+
+
+@pytest.mark.parametrize("trials", [True, False])
+def test_a_wrong_forecast_of_a_kind_does_not_choose_for_ever(trials, monkeypatch):
+    """Other prompts keep the router's knowledge of the speculator fresh; without trials, its forecast stays wrong."""
+    if not trials:
+        monkeypatch.setattr(Kinds, "tried", lambda self, kind, decision, estimate, before: decision)
+    world = World(target_per_token=0.35)
+    world.learn()
+    monkeypatch.setattr(world.forecaster.speculator, "estimate", lambda read: 2500.0)
+    modes = [heavy(world, f"{number}") for number in range(4 * TRIAL)]
+    assert modes[: TRIAL // 2] == ["dense"] * (TRIAL // 2)
+    assert (modes[-8:] == ["speculative"] * 8) == trials

@@ -128,6 +128,18 @@ def assert_structure_is_kept(asked, prompt):
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_the_frame_of_a_window_has_no_tools(tools_app, results, path):
+    """They are protected in the prompt. In the frame, every window would read them again."""
+    frames = []
+    body = tool_body(path, results)
+    for body in (body, {name: value for name, value in body.items() if name != "tools"}):
+        frame = (await ask(tools_app, path, body)).select.frame
+        frames.append([tools_app.tokenizer.decode(part) for part in (frame.head, frame.joint, frame.tail)])
+    assert frames[0] == frames[1]
+    assert NAMES[0] not in frames[0][0]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 async def test_schemas_calls_and_question_are_kept(tools_app, results, path):
     asked = await ask(tools_app, path, tool_body(path, results))
     prompt = tools_app.tokenizer.decode(asked.select.token_ids)

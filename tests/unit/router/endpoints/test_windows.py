@@ -8,10 +8,11 @@ from tests.unit.router.conftest import MODEL_NAME
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def reading(client, pools, **options):
-    """(read, scoring) of the selection of a chat, and whether it has a frame."""
+async def reading(client, pools, arguments=None, **options):
+    """(read, scoring) of the selection of a chat, and whether it has a frame. arguments: of its template."""
     prompt = make_document(1500, seed=2).prompt
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": prompt}], "max_tokens": 2}
+    body["chat_template_kwargs"] = arguments or {}
     answer = await client.post("/v1/chat/completions", json={**body, "speculative_prefill": options})
     assert answer.status_code == 200
     [asked] = pools.selects
@@ -31,3 +32,13 @@ async def test_those_of_other_options_are_not(client, use_pools):
 
 async def test_without_a_head_profile_none_is(client, use_pools):
     assert (await reading(client, use_pools()))[0] == ("whole", "attention")
+
+
+async def test_a_template_that_refuses_a_single_text_has_the_prompt_read_whole(client, use_pools, monkeypatch):
+    def refused():
+        raise ValueError("roles must alternate")
+
+    monkeypatch.setattr("router.vllm_front.renderer.frame_messages", refused)
+    pools = use_pools(speculator={"head_profile": True})
+    of_its_own = {"a_setting_of_no_other_test": 1}
+    assert await reading(client, pools, of_its_own) == (("whole", "attention"), False)

@@ -168,17 +168,22 @@ def test_auto_wants_less_of_a_long_prompt_in_windows(options, tokens, wanted):
     assert decided.covering(tokens).coverage == wanted
 
 
-async def test_a_long_prompt_keeps_less_by_default(demo_speculator):
-    engine, size = MockSpeculator(demo_speculator, head_profile=True, max_model_len=4 * LONG), 2 * LONG
+@pytest.mark.parametrize(("protected", "long"), [(0, True), (1, False)])
+async def test_a_prompt_with_much_that_may_be_dropped_keeps_less_by_default(demo_speculator, protected, long):
+    """Protected text makes no prompt long. protected: tokens before the text."""
+    engine = MockSpeculator(demo_speculator, head_profile=True, max_model_len=4 * LONG)
+    size = 2 * LONG + SelectionOptions().protect_last
     ids = np.arange(size, dtype=np.int32) % 500
     asked = (size - ASKED, size)
-    changes = {"question": asked, "protected_spans": np.array([asked], np.int32), "units": np.arange(0, size, 12)}
+    spans = np.array([(0, protected), asked][not protected :], np.int32)
+    changes = {"question": asked, "protected_spans": spans, "units": np.arange(0, size, 12)}
     kept = {}
     for coverage in (None, 0.4, 0.5):
         options = SelectionOptions(coverage=coverage, min_keep=0.001, reuse="off")
         selection = await SpeculatorService(engine).select(asking(token_ids=ids, options=options, **changes))
         kept[coverage] = selection.kept.token_ids.size
-    assert kept[None] == kept[0.4] < kept[0.5]
+    assert kept[0.4] < kept[0.5]
+    assert kept[None] == kept[0.4 if long else 0.5]
 
 
 @pytest.mark.parametrize(("profile", "windows"), [(True, True), (False, False)])
