@@ -56,10 +56,10 @@ def describe(result: dict[str, Any]) -> str:
     much = sum(regret > MUCH for regret in regrets(prompts))
     loads = [one["load"] for one in prompts]
     return (
-        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['dtype']}; every prompt in"
-        " the chosen mode and, with the same caches, in the other one. *Forecast / real*: median, and lowest to highest,"
-        f" of the first tokens that took over {LONG_MS} ms. *Right*: the share of them within {LOW} to {HIGH}. *Regret*:"
-        f" the chosen mode's time / the other's, the largest.\n\nRight: {right(ratios(prompts)):.0%} of"
+        f"Target `{settings['target']}`, speculator `{settings['speculator']}`, {settings['dtype']}; every prompt"
+        " in the chosen mode and, with the same caches, in the other one. *Forecast / real*: median, lowest to highest,"
+        f" of the first tokens that took over {LONG_MS} ms. *Right*: the share of them within {LOW} to {HIGH}."
+        f" *Regret*: the chosen mode's time / the other's, the largest.\n\nRight: {right(ratios(prompts)):.0%} of"
         f" {len(ratios(prompts))} forecasts, of the worst shape ({worst[1]}) {worst[0]:.0%}. The other mode was over"
         f" {MUCH - 1:.0%} sooner for {much} of {len(prompts)} prompts. Load of the machine: {min(loads):.1f} to"
         f" {max(loads):.1f}."

@@ -295,7 +295,7 @@ class Forecaster:
         """What the selector computes of a prompt of `size` tokens if it has the first `known` ones cached."""
         if windows is None:
             return Read.of(size, known)
-        return windows.read(size, max(0, known - windows.protected), self._replicas)
+        return windows.read(size, windows.known(size, known), self._replicas)
 
     def _read_ledger(self, windows: WindowReads | None) -> CacheLedger:
         """The prefixes that the speculator has cached in this form."""

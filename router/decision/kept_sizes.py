@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Int32Array
-from kv_transfer.spans import always_kept, mask_of
+from kv_transfer.spans import droppable_of
 
 NO_SPANS: Int32Array = np.empty((0, 2), np.int32)
 
@@ -35,13 +35,13 @@ class KeptSizes:
         regions: Sequence[tuple[int, int, float]] = (),
     ) -> "KeptSizes":
         """As in SelectRequest, of a prompt of `size` tokens."""
-        always = always_kept(mask_of(protected_spans.tolist(), size), protect_last)
+        may_drop = droppable_of(protected_spans, protect_last, size)
         fixed = np.zeros(size)
         for start, end, rate in regions:
             fixed[start:end] = rate
         rest = fixed == 0
-        fixed[always] = 1
-        return cls(fixed, rest & ~always)
+        fixed[~may_drop] = 1
+        return cls(fixed, rest & may_drop)
 
     @property
     def opening(self) -> int:

@@ -14,6 +14,8 @@ from kv_transfer.windows import WindowPlan
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
 
+BLOCK = 32
+"""Windows share the whole blocks of their head in the prefix cache: tokens of a block, on CPU. It is 16 on a GPU."""
 MEAN_SHARE = 0.75
 """The mean size of a window of a long text as a share of the largest: it has half or more."""
 
@@ -21,30 +23,37 @@ MEAN_SHARE = 0.75
 @dataclass(frozen=True, slots=True)
 class WindowReads:
     """around: tokens of question and frame, which each window has. most: `window_tokens`. protected: tokens of the
-    prompt that stand in no window. more: by so many windows its shape differs from one long text.
+    prompt that stand in no window. more: by so many windows its shape differs from one long text. head: tokens of the
+    frame's beginning.
     """
 
     around: int
     most: int
     protected: int = 0
     more: float = 0.0
+    head: int = 0
 
     @classmethod
-    def of(cls, options: PrefillOptions, plan: WindowPlan | None, size: int) -> "WindowReads | None":
-        """None for a prompt that is read as a whole. plan: of the prompt, which has `size` tokens."""
+    def of(cls, options: PrefillOptions, plan: WindowPlan | None, size: int, head: int = 0) -> "WindowReads | None":
+        """None for a prompt that is read as a whole. plan: of the prompt, which has `size` tokens. head: as above."""
         if options.read != "windows" or options.selector == "lexical" or plan is None:
             return None
         more = plan.windows - plan.tokens / (MEAN_SHARE * plan.size)
-        return cls(plan.around, plan.size, size - plan.tokens, more)
+        return cls(plan.around, plan.size, size - plan.tokens, more, head)
 
     def count(self, size: int) -> float:
         """The windows of the prompt, at least 1, if it had `size` tokens: what it has more is a long text."""
         return max(1.0, (size - self.protected) / (MEAN_SHARE * self.most) + self.more)
 
-    def tokens(self, size: int, cached: int) -> float:
+    def known(self, size: int, known: int) -> float:
+        """The tokens that windows find in the cache if the first `known` tokens of the prompt were read before. Of the
+        windows of one prompt, the first one reads the head, and the others find it."""
+        return max(0, known - self.protected) + (self.count(size) - 1) * (self.head - self.head % BLOCK)
+
+    def tokens(self, size: int, cached: float) -> float:
         """The tokens that the pool computes of a prompt of `size` tokens. cached: tokens that windows had cached."""
         return max(1.0, size - self.protected - cached + self.count(size) * self.around)
 
-    def read(self, size: int, cached: int, replicas: float) -> Read:
+    def read(self, size: int, cached: float, replicas: float) -> Read:
         """What each replica computes. cached: as in `tokens`. replicas: of the pool, per router."""
         return Read.of(self.tokens(size, cached) / min(replicas, self.count(size)))

@@ -140,7 +140,7 @@ class Dispatcher:
         plan = WindowPlan.of(may_drop, spans.question, frame, state.options.window_tokens)
         windowed = bool(speculator and speculator.has_head_profile and plan)
         state.options = state.options.for_prompt(windows=windowed)
-        windows = WindowReads.of(state.options, plan, ids.size)
+        windows = WindowReads.of(state.options, plan, ids.size, frame.head.size if frame else 0)
         state.forecast = self.forecaster.look(
             ids, prompt.cache_salt, state.options, spans.protected, spans.regions, hinted, windows
         )

@@ -108,3 +108,13 @@ def test_a_lexical_selection_in_their_place_teaches_nothing_of_windows():
         forecaster.selected(forecast, selection, lexical)
     assert forecaster.windows.estimate(WindowReads(25, 512).read(1000, 0, 1)) is None
     assert looked(forecaster, request).read.tokens == 0
+
+
+def test_of_the_windows_of_a_prompt_one_reads_their_head():
+    """A template's default system prompt stands in each frame, and in the prefix cache after the first window."""
+    around, size = 600, 12_000
+    short, long = WindowReads(around, 1000), WindowReads(around, 1000, head=512)
+    windows = long.count(size)
+    assert windows == 16
+    assert short.tokens(size, short.known(size, 0)) == size + windows * around
+    assert long.tokens(size, long.known(size, 0)) == size + windows * around - (windows - 1) * 512

@@ -131,8 +131,8 @@ def assert_structure_is_kept(asked, prompt):
 async def test_the_frame_of_a_window_has_no_tools(tools_app, results, path):
     """They are protected in the prompt. In the frame, every window would read them again."""
     frames = []
-    body = tool_body(path, results)
-    for body in (body, {name: value for name, value in body.items() if name != "tools"}):
+    with_tools = tool_body(path, results)
+    for body in (with_tools, {name: value for name, value in with_tools.items() if name != "tools"}):
         frame = (await ask(tools_app, path, body)).select.frame
         frames.append([tools_app.tokenizer.decode(part) for part in (frame.head, frame.joint, frame.tail)])
     assert frames[0] == frames[1]
