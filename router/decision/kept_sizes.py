@@ -45,9 +45,9 @@ class KeptSizes:
 
     @property
     def opening(self) -> int:
-        """The tokens at the beginning that every selection keeps: the target reads them alike in both modes."""
-        dropped = self.fixed < 1
-        return int(np.argmax(dropped)) if dropped.any() else int(dropped.size)
+        """The tokens at the beginning that every selection keeps: the target reads them alike in both modes. 0 if it
+        keeps all, which is also so where no text is known."""
+        return int(np.argmax(self.fixed < 1))
 
     @property
     def droppable(self) -> int:

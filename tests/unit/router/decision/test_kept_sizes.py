@@ -43,7 +43,7 @@ def test_the_opening_ends_where_something_may_be_dropped():
     assert KeptSizes.of(SIZE, LAST, SPANS).opening == 3000
     assert KeptSizes.of(SIZE, LAST, SPANS, [(3000, 4000, 1.0)]).opening == 4000
     assert KeptSizes.of(SIZE, LAST).opening == 0
-    assert KeptSizes.of(LAST, LAST).opening == LAST
+    assert KeptSizes.of(LAST, LAST).opening == 0
 
 
 def test_a_short_new_text_is_kept_whole():
