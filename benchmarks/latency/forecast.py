@@ -75,24 +75,29 @@ def run(settings: ForecastSettings, progress: Progress = silent) -> dict[str, An
     """Measure; `prompts` are those of Measured. Raises SkimError if the deployment does not start or answer."""
     from cluster.serve.deployment import deployed
 
-    began, found = machine(), list[Measured]()
+    began, found = machine(), dict[tuple[str, str, int], Measured]()
     given = {name: value for name, value in asdict(settings).items() if name != "resume"}
     given |= {name: public_name(given[name]) for name in ("target", "speculator")}
-    journal = JsonLines(settings.resume, {"forecast": given}, "--resume", lambda line: found.append(Measured(**line)))
-    done = {(one.shape, one.read, one.round) for one in found}
-    if missing := [place for place in places(settings) if place not in done]:
+
+    def take(line: dict[str, Any]) -> None:
+        one = Measured(**line)
+        found[one.shape, one.read, one.round] = one
+
+    pair = {name: given[name] for name in ("target", "speculator", "dtype")}
+    journal = JsonLines(settings.resume, {"forecast": pair}, "--resume", take)
+    wanted = list(places(settings))
+    if missing := [place for place in wanted if place not in found]:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             progress("starting Skim", 0)
             url = stack.enter_context(deployed(_config(settings, folder), progress=lambda _: None))
-            for one in asyncio.run(_measure(settings, url, missing, journal, progress)):
-                found.append(one)
-    found.sort(key=lambda one: (list(SHAPES).index(one.shape), one.read, one.round))
+            found |= asyncio.run(_measure(settings, url, missing, journal, progress))
+    ordered = sorted(wanted, key=lambda place: (list(SHAPES).index(place[0]), *place[1:]))
     return {
         "machine": began,
         "settings": given,
         "environment": engine_environment(),
-        "prompts": [asdict(one) for one in found],
+        "prompts": [asdict(found[place]) for place in ordered],
     }
 
 
@@ -138,8 +143,8 @@ def _adapter(model: Path, folder: Path, rank: int = 8) -> Path:
 
 async def _measure(
     settings: ForecastSettings, url: str, missing: list[tuple[str, str, int]], journal: JsonLines, progress: Progress
-) -> list[Measured]:
-    found = []
+) -> dict[tuple[str, str, int], Measured]:
+    found = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         asker = _Asker(session, url)
         for number in range(LEARNED):
@@ -155,9 +160,8 @@ async def _measure(
             if (shape, read) not in begun:
                 case = Case(case.asked, case.before or SHAPES[shape](0).before)
             begun.add((shape, read))
-            one = await asker.measure(case, shape, read, number)
+            one = found[shape, read, number] = await asker.measure(case, shape, read, number)
             journal.append(asdict(one))
-            found.append(one)
     return found
 
 

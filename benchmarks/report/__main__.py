@@ -35,6 +35,7 @@ SUBJECTS = {
         Section("ttft", "Time to first token", "benchmarks.latency.ttft_results"),
         Section("turns", "Turns of a conversation", "benchmarks.latency.turns_results"),
         Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.latency.overhead_results"),
+        Section("forecast", "The forecast of the first token, and the choice", "benchmarks.latency.forecast_results"),
         Section("explain", "The cost of the explain view", "benchmarks.latency.explain"),
     ),
     "Load": (
