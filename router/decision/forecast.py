@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from cachetools import LRUCache
 
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.decision.cost_model import MODES, UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
-from router.decision.kept_sizes import NO_SPANS, KeptSizes
+from router.decision.kept_sizes import NO_SPANS, KeptShares, KeptSizes
 from router.decision.kinds import Kind, Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
@@ -27,9 +26,6 @@ from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read, ReadCost
 from skim_common.models.info import ModelInfo
-
-SHARES = 256
-"""So many ways to select are remembered, each with the share that it kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,7 @@ class Forecaster:
         self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
         self._sent = Counter[bytes]()
-        self._shares: LRUCache[tuple[str, float], float] = LRUCache(SHARES)
-        self.kinds = Kinds()
+        self._shares, self.kinds = KeptShares(), Kinds()
 
     def speeds(self) -> dict[str, Speeds]:
         """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
@@ -136,7 +131,7 @@ class Forecaster:
         alike = min(max(dense.tokens, coming), sizes.opening)
         if alike > kept.kept:
             kept = Found(alike, alike, dense.age)
-        share = self._kept_share(options, windows, sizes)
+        share = self._shares.of(_way(options, windows), options, sizes)
         forecast = Forecast(ids, salt, hashes, sizes, dense, read, kept, share, coming, windows)
         selector, later = self._selector(options, windows), 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
@@ -186,7 +181,7 @@ class Forecaster:
 
     def _reads(self, forecast: Forecast, options: PrefillOptions) -> Reads:
         size, known = int(forecast.ids.size), self._known_kept(forecast, options)
-        share = self._kept_share(options, forecast.windows, forecast.sizes)
+        share = self._shares.of(_way(options, forecast.windows), options, forecast.sizes)
         kept = self._kept_tokens(forecast.sizes, known, share)
         return Reads(
             dense=Read.of(size, forecast.known_dense),
@@ -229,13 +224,10 @@ class Forecaster:
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
             ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
-        if options.wanted_coverage is not None and selection.reused_tokens <= forecast.sizes.opening:
-            way = _way(options, windows, forecast.sizes)
-            share, kept = self._shares.get(way), forecast.sizes.share_of(int(selection.kept.token_ids.size))
-            if kept is not None:
-                self._shares[way] = kept if share is None else (share + kept) / 2
-        as_expected = forecast.kind is not None and forecast.kind[0] == _way(options, windows, forecast.sizes)[0]
-        return replace(forecast, select_ms=took if as_expected else None)
+        way, sizes = _way(options, windows), forecast.sizes
+        if selection.reused_tokens <= sizes.opening:
+            self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))
+        return replace(forecast, select_ms=took if forecast.kind and forecast.kind[0] == way else None)
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
@@ -305,27 +297,16 @@ class Forecaster:
         for ledger in self._of_speculator:
             ledger.wrote(tokens)
 
-    def _kept_share(self, options: PrefillOptions, windows: WindowReads | None, sizes: KeptSizes) -> float:
-        """The share of what may be dropped that a selection with these options keeps. By coverage: as the last ones
-        did."""
-        if options.fixed_rate is not None:
-            return options.fixed_rate
-        if (share := self._shares.get(_way(options, windows, sizes))) is not None:
-            return share
-        return options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
 
-
-def _way(options: PrefillOptions, windows: WindowReads | None, sizes: KeptSizes) -> tuple[str, float]:
-    """How it is scored, and the coverage that is wanted."""
-    name = "lexical" if options.selector == "lexical" else "windows" if windows else "whole"
-    return name, options.covering(sizes.droppable).wanted_coverage or 0.0
+def _way(options: PrefillOptions, windows: WindowReads | None) -> str:
+    """How a prompt is scored."""
+    return "lexical" if options.selector == "lexical" else "windows" if windows else "whole"
 
 
 def _kind(forecast: Forecast, options: PrefillOptions) -> Kind:
     size = int(forecast.ids.size)
     parts = forecast.known_dense, forecast.kept.tokens, size - forecast.sizes.droppable
-    way, _ = _way(options, forecast.windows, forecast.sizes)
-    return way, size.bit_length(), *(4 * part // size for part in parts)
+    return _way(options, forecast.windows), size.bit_length(), *(4 * part // size for part in parts)
 
 
 def _ends(hashes: Sequence[bytes]) -> Sequence[int]:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from kv_transfer.messages import Int32Array
+from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.spans import droppable_of
 
 NO_SPANS: Int32Array = np.empty((0, 2), np.int32)
+WAYS = 256
+"""So many ways to select by a coverage are remembered, each with the share that it kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,3 +71,25 @@ class KeptSizes:
         """As `kept`, of a later turn, whose tokens begin at `start`: all are kept if at most `whole` may be dropped."""
         behind = KeptSizes(self.fixed[start:], self.rest[start:])
         return float(behind.fixed.size) if behind.droppable <= whole else behind.kept(share)
+
+
+class KeptShares:
+    """The shares that selections by a coverage kept of what may be dropped: for each way to score (a word) and each
+    coverage, the mean of the latest, where each counts half as much as the next one."""
+
+    def __init__(self) -> None:
+        self._found: LRUCache[tuple[str, float | None], float] = LRUCache(WAYS)
+
+    def of(self, way: str, options: SelectionOptions, sizes: KeptSizes) -> float:
+        """The share that a selection will keep; before there was one, the largest."""
+        if options.fixed_rate is not None:
+            return options.fixed_rate
+        most = options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
+        return self._found.get((way, options.covering(sizes.droppable).coverage), most)
+
+    def selected(self, way: str, options: SelectionOptions, sizes: KeptSizes, kept: int) -> None:
+        """Learn that a new selection kept so many tokens."""
+        share = sizes.share_of(kept)
+        if share is not None and options.wanted_coverage is not None:
+            key = way, options.covering(sizes.droppable).coverage
+            self._found[key] = (self._found.get(key, share) + share) / 2
