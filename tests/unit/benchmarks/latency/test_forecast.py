@@ -27,7 +27,7 @@ ONE = Measured(
     reason="sooner",
     estimates={"dense": 1000.0, "speculative": 300.0},
     first_ms={"dense": 1200.0, "speculative": 400.0},
-    parts={},
+    parts={"dense": {"tokenize": 20.0}, "speculative": {}},
     load=1.0,
 )
 
@@ -92,8 +92,8 @@ def result():
 
 def test_forecasts_of_long_times_count_and_regrets_of_all(result):
     prompts = result["prompts"]
-    assert ratios(prompts, "dense") == [1000 / 1200, 200 / 1200]
-    assert right(ratios(prompts)) == 1 / 4  # the other three are wrong: .75, .17 and 2.25
+    assert ratios(prompts, "dense") == [1020 / 1200, 220 / 1200]
+    assert right(ratios(prompts)) == 1 / 4  # the other three are wrong: .75, .18 and 2.25
     assert right([]) == 1.0
     assert regrets(prompts) == [400 / 1200, 1200 / 400, 100 / 150]
     assert "Right: 25% of 4 forecasts, of the worst shape (plain) 25%" in describe(result)
