@@ -95,10 +95,10 @@ class SpeculatorActor(PoolActor):
                     selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)
                 note_select_parts(span, selection, self._engine.info)
-            if self._drafts is not None and selection.kept.session is not None and request.decode is not None:
-                session = selection.kept.session.id
-                self._draft_spans.begin(session, request.trace)
-                begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
+            if self._drafts is not None:
+                selection = begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
+            if selection.kept.session is not None:
+                self._draft_spans.begin(selection.kept.session.id, request.trace)
             return encode(selection)
         except Exception as error:
             await self._watch.check()

@@ -14,6 +14,10 @@ from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 from kv_transfer.options import DraftAhead
 from skim_common.errors import WireError
 
+UNDRAFTED = 2
+"""The first tokens of an answer, which no session drafts: the first one leaves without waiting for drafts, so a target
+asks for them after the second one."""
+
 # The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3
 

@@ -1,5 +1,6 @@
 """The small interface that every speculator engine implements: vLLM, the lexical selector and a mock."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,16 +82,26 @@ class Drafted:
     alternative_probs: Float32Array = field(default_factory=_no_probs)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How many sessions an engine can draft for at a time, and how many tokens they may have together."""
+
+    sessions: float = math.inf
+    tokens: float = math.inf
+
+
 class SpeculatorEngine(Engine, Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
+    session_limits: the drafting side opens no session beyond them (`drafting.drafter`).
     eos_token_ids: the tokens that end an answer, as far as they are known. Nothing is drafted ahead behind one.
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
     supports_branches: bool
     supports_drafts: bool = True
+    session_limits: SessionLimits = SessionLimits()
     eos_token_ids: frozenset[int] = frozenset()
 
     async def score(self, request: ScoreRequest) -> Scores:

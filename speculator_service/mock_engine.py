@@ -11,7 +11,7 @@ from kv_transfer.mock_compute import MockCompute
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, engine_salt
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, SessionLimits, engine_salt
 from speculator_service.limits import check_length
 from speculator_service.scoring.score_queries import ScoreQueries
 
@@ -39,6 +39,7 @@ class MockSpeculator(BranchingEngine):
         fail_every: int = 0,
         max_model_len: int | None = None,
         head_profile: bool = False,
+        max_sessions: int | None = None,
         seed: int = 0,
     ) -> None:
         """Scoring takes latency_ms, ms_per_token for each computed prompt token and ms_per_look_ahead for each
@@ -47,7 +48,7 @@ class MockSpeculator(BranchingEngine):
         cache_tokens: capacity of the prefix cache, in blocks of block_size tokens; 0 caches nothing. It holds prompts
         and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
         fail_every n: every nth call of `score` raises EngineUnavailableError. head_profile: it can read in windows.
-        seed: for sampled drafts.
+        max_sessions: of `session_limits`. seed: for sampled drafts.
         """
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens, has_head_profile=head_profile)
@@ -56,6 +57,8 @@ class MockSpeculator(BranchingEngine):
         self._ms_per_look_ahead = ms_per_look_ahead
         self._fail_every = fail_every
         self._ms_per_draft = ms_per_draft
+        if max_sessions is not None:
+            self.session_limits = SessionLimits(max_sessions)
         self._closed = False
         self._random = np.random.default_rng(seed)
         self.sessions: dict[str, tuple[int, int]] = {}

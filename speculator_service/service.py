@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.spans import droppable, mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
@@ -105,6 +106,7 @@ class SpeculatorService:
     def draft_context(self, request: SelectRequest) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
+        A prompt that fills the engine's positions has none: no draft would fit behind it.
         The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
         over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
@@ -112,8 +114,10 @@ class SpeculatorService:
         if not self.address or decode is None:
             return None
         limit = min(self.info.max_model_len, self.info.max_position)
+        if request.token_ids.size + UNDRAFTED >= limit:
+            return None
         if reads_in_windows(self.engine, request):
-            return "kept" if request.token_ids.size < limit else None
+            return "kept"
         context = decode.draft_context
         return None if context == "full" and request.options.selector == "lexical" else context
 

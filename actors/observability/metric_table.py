@@ -135,7 +135,12 @@ _ALL = (
     Metric("skim_speculator_branches_drafted_total", "counter", "branches drafted ahead"),
     Metric("skim_speculator_opened_total", "counter", "sessions opened by a selection"),
     Metric("skim_speculator_restored_total", "counter", "sessions restored from the state that a target sent"),
-    Metric("skim_speculator_evicted_total", "counter", "sessions closed because they were idle or too many"),
+    Metric(
+        "skim_speculator_refused_total",
+        "counter",
+        "selections that got no session because the replica drafts for as many answers as it can",
+    ),
+    Metric("skim_speculator_evicted_total", "counter", "sessions closed because they were idle"),
     Metric("skim_speculator_lost_total", "counter", "draft requests for sessions that the replica does not have"),
     Metric("skim_speculator_sessions", "gauge", "current number of sessions"),
     Metric("skim_speculator_rollbacks_total", "counter", "drafting rounds after a rejected draft"),

@@ -198,8 +198,7 @@ class AsyncPair:
             frame=prompt.chat.frame if prompt.chat else None,
         )
         selection = await service.select(request)
-        begin_drafts(self.drafts, request, selection, service.draft_context(request))
-        return selection
+        return begin_drafts(self.drafts, request, selection, service.draft_context(request))
 
     def generate(
         self,

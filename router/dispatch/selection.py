@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from actors.observability.pool_spans import note_selection
+from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
@@ -128,7 +129,7 @@ class SelectionClient:
             state.options.selection,
             state.spans.protected,
             cache_salt=state.prompt.cache_salt,
-            decode=state.decode if state.decode.method == "remote" else None,
+            decode=state.decode if _can_use_drafts(state) else None,
             question=state.spans.question,
             affinity=state.affinity,
             rate_spans=state.spans.rate_spans,
@@ -139,3 +140,9 @@ class SelectionClient:
             links=state.links,
             frame=state.prompt.chat.frame if state.prompt.chat else None,
         )
+
+
+def _can_use_drafts(state: PromptState) -> bool:
+    """Whether the answer can use drafts of a session. Its last token needs none."""
+    most = state.prompt.max_tokens  # 0: any number
+    return state.decode.method == "remote" and (not most or most > UNDRAFTED + 1)

@@ -80,10 +80,11 @@ class AnswerRecord:
         return np.array(self._parts[0].token_ids, np.int32)
 
     def continuation(self, index: int) -> GenerateRequest:
-        """The request that continues answer `index` alone, on any replica."""
+        """The request that continues answer `index` alone, on any replica. The drafting session is the first one's."""
         asked, part = self.asked, self._parts[index]
         part.before = part.cumulative_logprob or 0.0
         answered = len(part.token_ids)
+        prompt = asked.prompt.extended(part.token_ids) if answered else asked.prompt
         sampling: dict[str, Any] = {**asked.sampling, "n": 1}
         sampling.pop("prompt_logprobs", None)  # the first output had them
         sampling.pop("stream_interval", None)  # so that each token shows that the replica makes progress
@@ -93,7 +94,7 @@ class AnswerRecord:
         return replace(
             asked,
             request_id=asked.request_id if len(self._parts) == 1 else f"{asked.request_id}-{index}",
-            prompt=asked.prompt.extended(part.token_ids) if answered else asked.prompt,
+            prompt=prompt if index == 0 else replace(prompt, session=None),
             sampling=sampling,
             answered=answered,
         )

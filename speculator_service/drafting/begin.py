@@ -1,5 +1,7 @@
 """Begins the drafting session of a selection."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kv_transfer.drafts import SessionState
@@ -7,15 +9,18 @@ from kv_transfer.messages import Selection, SelectRequest
 from speculator_service.drafting.drafter import DraftService
 
 
-def begin_drafts(drafts: DraftService, request: SelectRequest, selection: Selection, context: str | None) -> None:
+def begin_drafts(drafts: DraftService, request: SelectRequest, selection: Selection, context: str | None) -> Selection:
     """Begin the session that `selection` names; without one, do nothing.
 
     context: by `SpeculatorService.draft_context`. A session over the kept prompt is read in the background.
+    Returns the selection for the target. It names no session if the speculator has no room for one more.
     """
-    if selection.kept.session is None or request.decode is None:
-        return
-    session, mode = selection.kept.session.id, request.decode.draft_ahead
+    kept = selection.kept
+    if kept.session is None or request.decode is None:
+        return selection
+    session, mode = kept.session.id, request.decode.draft_ahead
     if context == "kept":
-        drafts.read(SessionState(session, selection.kept, np.empty(0, np.int32), mode, request.cache_salt))
+        begun = drafts.read(SessionState(session, kept, np.empty(0, np.int32), mode, request.cache_salt))
     else:
-        drafts.adopt(session, selection.kept.look_ahead_tokens, mode)
+        begun = drafts.adopt(session, kept.look_ahead_tokens, mode, tokens=kept.context_length)
+    return selection if begun else replace(selection, kept=replace(kept, session=None))

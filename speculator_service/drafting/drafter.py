@@ -34,9 +34,9 @@ class Counters:
     """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages.
 
     drafts: tokens sent. opened: sessions adopted after a selection. restored: sessions opened from a SessionState.
-    lost: rows whose session is not here. ahead_hits, ahead_misses: rows after drafting ahead whose answer matched a
-    branch, or matched none. branches_drafted: branches continued ahead. evicted: sessions closed because they were idle
-    or too many.
+    refused: selections that got no session because the engine drafts for as many answers as it can. evicted: sessions
+    closed because they were idle. lost: rows whose session is not here. ahead_hits, ahead_misses: rows after drafting
+    ahead whose answer matched a branch, or matched none. branches_drafted: branches continued ahead.
     """
 
     rounds: int = 0
@@ -47,6 +47,7 @@ class Counters:
     branches_drafted: int = 0
     opened: int = 0
     restored: int = 0
+    refused: int = 0
     evicted: int = 0
     lost: int = 0
 
@@ -54,9 +55,10 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session begins with `adopt`, after a selection, or with a SessionState in a DraftRequest. It ends with its
-    request. It is evicted if it is idle for too long, or if it is the least recently used of too many. Later rows of an
-    evicted session are answered with `lost`.
+    A session begins with `adopt`, after a selection, or with a SessionState in a DraftRequest, if it is within the
+    engine's `session_limits`. No session ends to make room for another one: opening it again would cost more than its
+    drafts save. It ends with its request, or is evicted if it is idle for too long. Later rows of an evicted session
+    are answered with `lost`.
     """
 
     def __init__(
@@ -65,7 +67,6 @@ class DraftService:
         *,
         mode: DraftAhead = "chain",
         idle_s: float = 300.0,
-        max_sessions: int = 256,
         max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
         on_end: Callable[[DrafterSession], None] = lambda session: None,
@@ -80,7 +81,6 @@ class DraftService:
         self._engine = engine
         self._mode: DraftAhead = mode
         self._idle_s = idle_s
-        self._max_sessions = max_sessions
         self._clock, self._on_end = clock, on_end
         self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -91,24 +91,35 @@ class DraftService:
         """The counters, and `sessions`: the current number of sessions."""
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
-    def adopt(self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None) -> None:
+    def adopt(
+        self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None, *, tokens: int = 0
+    ) -> bool:
         """Add a session that the engine keeps after a selection. The target's first drafts are the look-ahead tokens.
 
-        mode: the request's mode of drafting ahead; None means this service's default.
+        mode: the request's mode of drafting ahead; None means this service's default. tokens: of its prompt.
+        Returns False, and closes the engine's session, if there is no room for it.
         """
-        added = self._add(session, mode or self._mode)
+        if not self._has_room(tokens):
+            self.counters.refused += 1
+            self._start(self._end(DrafterSession(session, "off", self._clock())))
+            return False
+        added = self._add(session, mode or self._mode, tokens)
         added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self.counters.opened += 1
+        return True
 
-    def read(self, state: SessionState) -> None:
+    def read(self, state: SessionState) -> bool:
         """As `adopt`, for a session over the kept prompt. The engine reads it now, while the target reads it too; until
         then, the session's rows get no drafts."""
-        self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead)
+        tokens = int(state.prompt.token_ids.size)
+        if not self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead, tokens=tokens):
+            return False
         session = self._sessions[state.session]
         session.opening = True
         info = self._engine.info
         prompt = state.prompt.in_reading_order(min(info.max_model_len, info.max_position))
         session.work = self._start(self._open(session, replace(state, prompt=prompt)))
+        return True
 
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
@@ -140,10 +151,10 @@ class DraftService:
         return DraftReply(request.sequence, drafts, lost)
 
     def evict(self) -> None:
-        """Close sessions that were idle for too long; if there are too many, close the least recently used."""
+        """Close sessions that were idle for too long."""
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
-            if len(self._sessions) <= self._max_sessions and self._clock() - oldest.used <= self._idle_s:
+            if self._clock() - oldest.used <= self._idle_s:
                 return
             self._close(oldest.id)
             self.counters.evicted += 1
@@ -154,17 +165,28 @@ class DraftService:
             self._close(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _add(self, name: str, mode: DraftAhead) -> DrafterSession:
-        session = self._sessions[name] = DrafterSession(name, mode, self._clock())
-        self._sessions.move_to_end(name)
+    def _has_room(self, tokens: int) -> bool:
+        """Whether the engine can draft for one more session, over a prompt of `tokens` tokens. One always fits."""
         self.evict()
+        limits, held = self._engine.session_limits, self._sessions.values()
+        within = tokens + sum(session.tokens for session in held) <= limits.tokens
+        return not held or (len(held) < limits.sessions and within)
+
+    def _add(self, name: str, mode: DraftAhead, tokens: int) -> DrafterSession:
+        session = self._sessions[name] = DrafterSession(name, mode, self._clock(), tokens)
+        self._sessions.move_to_end(name)
         return session
 
     def _restore(self, state: SessionState) -> None:
-        """Open a lost session again from its kept prompt. Its rows get no drafts until then; other rows do not wait."""
-        session = self._sessions.get(state.session)
+        """Open a lost session again from its kept prompt. Its rows get no drafts until then; other rows do not wait.
+
+        Without room it stays lost, and the target asks less and less often.
+        """
+        session, tokens = self._sessions.get(state.session), int(state.prompt.token_ids.size)
         if session is None:
-            session = self._add(state.session, state.draft_ahead or self._mode)
+            if not self._has_room(tokens):
+                return
+            session = self._add(state.session, state.draft_ahead or self._mode, tokens)
             session.opening = True
             session.work = self._start(self._open(session, state, restores=True))
         session.set_answer(state.answer)

@@ -28,6 +28,7 @@ NO_DRAFTS = DraftParams(0, 0.0, 0)
 @dataclass(slots=True, eq=False)
 class DrafterSession:
     """answer: int32 [A], the tokens that the target has accepted. used: time of the last row, in the clock's seconds.
+    prompt_tokens: of the prompt that the drafts continue.
 
     sent: the drafts of the last reply, until the target answers them. params: how they were drafted. opening: the kept
     prompt is still being prefilled. work: the engine's latest work for a row, or the opening; it holds the lock.
@@ -37,6 +38,7 @@ class DrafterSession:
     id: str
     mode: DraftAhead
     used: float
+    prompt_tokens: int = 0
     answer: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     sent: Drafted = NOTHING
     params: DraftParams = NO_DRAFTS
@@ -48,6 +50,11 @@ class DrafterSession:
     rounds: int = 0
     drafts: int = 0
     accepted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of prompt and answer, which the session has in the KV cache."""
+        return self.prompt_tokens + int(self.answer.size)
 
     def extend(self, row: DraftRow) -> None:
         """Add a row's tokens to the answer. A row may repeat known tokens, or shorten the answer (a rollback).

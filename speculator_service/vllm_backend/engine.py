@@ -8,6 +8,7 @@ Tested on CPU; `--device cuda` runs the same tests on a GPU.
 import asyncio
 import itertools
 import logging
+import math
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, engine_salt
+from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, SessionLimits, engine_salt
 from speculator_service.limits import check_ids, check_length, check_prompt
 from speculator_service.scoring.heads import HeadProfile
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
@@ -37,6 +38,9 @@ from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
 logger = logging.getLogger(__name__)
+
+SESSIONS_SHARE = 0.5
+"""The share of the prefix cache that drafting sessions may fill. The rest is for prompts, and for answers that grow."""
 
 
 class VllmSpeculator(BranchingEngine):
@@ -83,6 +87,8 @@ class VllmSpeculator(BranchingEngine):
         )
         # The states of other layers cannot be found again by the blocks of the attention layers.
         self.supports_drafts = bool(cached) or not config.is_hybrid
+        most = self._engine.vllm_config.scheduler_config.max_num_seqs
+        self.session_limits = SessionLimits(most, SESSIONS_SHARE * cached if cached else math.inf)
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)

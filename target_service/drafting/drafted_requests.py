@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import Int32Array, KeptPrompt
 from target_service.drafting.acceptance import PositionAcceptance
 from target_service.drafting.draft_count import DraftCounts
@@ -75,6 +76,10 @@ class DraftedRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def drafters(self) -> set[str]:
+        """The addresses of the drafters of all requests."""
+        return {request.session.address for request in self._requests.values() if request.session is not None}
+
     def get(self, request_id: str) -> DraftedRequest | None:
         return self._requests.get(request_id)
 
@@ -141,7 +146,7 @@ class DraftedRequests:
                 free[row.request_id] = one_hot(tokens)
             elif request.session is None:
                 self._counters["no_session"] += 1
-            elif row.answer.size > 1:  # The first token reaches the client without waiting for an exchange.
+            elif row.answer.size >= UNDRAFTED:
                 (adaptive if request.adaptive else fixed).append((row, request))
         counts = [min(request.most, row.room) for row, request in fixed]
         if self.counts.rest():

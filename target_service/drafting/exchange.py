@@ -1,7 +1,7 @@
 """The exchange with the drafters: in each step one message per drafter, with a row for every request it drafts for."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -85,10 +85,16 @@ class DraftExchange:
         closed.append(session.id)
         del closed[:-MAX_CLOSED]
 
-    def flush(self) -> None:
-        """Report ended sessions now. Called if no further step is expected soon."""
-        for drafter in self._drafters.values():
-            if drafter.closed:
+    def flush(self, busy: Collection[str] | None = None) -> None:
+        """Report ended sessions now, because no message to their drafters is expected soon: each has its place there
+        until then.
+
+        busy: the drafters that running requests have sessions with; the next rows will report to them. A drafter that
+        did not answer last time is left for later. None: no request runs.
+        """
+        for address, drafter in self._drafters.items():
+            later = busy is not None and (address in busy or drafter.failures)
+            if drafter.closed and not later:
                 drafter.pending, drafter.restored = [], []
                 reply, reason = self._exchange(drafter)
                 self._take(drafter, reply, reason, {})

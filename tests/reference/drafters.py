@@ -11,7 +11,7 @@ import numpy as np
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import Int32Array, KeptPrompt
-from speculator_service.engine import Drafted
+from speculator_service.engine import Drafted, SessionLimits
 
 Drafting = Callable[[DraftRow, list[int]], Draft]
 """Makes the drafts for a row from the answer so far, which includes the row's tokens."""
@@ -84,6 +84,7 @@ class KnowingEngine:
     """
 
     supports_branches = True
+    session_limits = SessionLimits()
     eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self, answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> None:

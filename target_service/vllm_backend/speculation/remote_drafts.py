@@ -77,12 +77,11 @@ class RemoteDrafts:
                 self._exchange.close(session)
         for new in scheduled.scheduled_new_reqs:
             self._begin_request(new)
-        if not scheduled.total_num_scheduled_tokens:
-            self._exchange.flush()
+        self._exchange.flush(self._requests.drafters() if scheduled.total_num_scheduled_tokens else None)
         rows = len(scheduled.num_scheduled_tokens)
         drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         decodes = bool(rows) and rows + drafts == scheduled.total_num_scheduled_tokens
-        self._step = _Step(now, rows, drafts) if decodes else None
+        self._step = _Step(time.perf_counter(), rows, drafts) if decodes else None
 
     def _begin_request(self, new: Any) -> None:
         params = new.sampling_params

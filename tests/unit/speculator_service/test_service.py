@@ -223,6 +223,17 @@ async def test_an_engine_that_does_not_draft_keeps_no_session(make_request):
     assert not engine.asked.keep_session
 
 
+@pytest.mark.parametrize("context", ["full", "kept"])
+@pytest.mark.parametrize(("tokens", "drafted"), [(47, True), (48, False), (50, False)])
+async def test_a_prompt_that_leaves_no_positions_for_drafts_has_no_session(make_request, tokens, drafted, context):
+    """The first draft follows two tokens of the answer. The engine has 50 positions."""
+    engine = ScriptedEngine([0.1] * tokens)
+    request = replace(make_request(range(tokens), look_ahead=0), decode=DecodeOptions(draft_context=context))
+    selection = await SpeculatorService(engine, "h:1").select(request)
+    assert (selection.kept.session is not None) == drafted
+    assert engine.asked.keep_session == (drafted and context == "full")
+
+
 async def test_the_cache_salt_reaches_the_engine(make_request):
     engine = ScriptedEngine([0.1, 0.2])
     await SpeculatorService(engine).select(replace(make_request([7, 8]), cache_salt="tenant"))

@@ -39,6 +39,12 @@ async def patient(rig):
     await rig.call(patience(GANG_WAIT_S))
 
 
+async def test_the_limits_of_sessions_are_those_of_the_engine(rig):
+    config, limits = rig.engine._engine.vllm_config, rig.engine.session_limits
+    assert limits.sessions == config.scheduler_config.max_num_seqs
+    assert limits.tokens == config.cache_config.kv_cache_size_tokens / 2
+
+
 async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):
     """Full and kept sessions of several lengths and orders at once, while other prompts are scored."""
     lengths = {"a": 1, "b": 31, "c": 64, "d": 300, "e": 700}

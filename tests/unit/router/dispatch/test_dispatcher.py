@@ -408,3 +408,13 @@ async def test_a_seeded_prompt_gets_drafts_only_if_it_asks_for_them(sampling, ex
         pass
     assert pools.generates[0].decode.method == ("remote" if drafted else "none")
     assert (pools.generates[0].prompt.session is not None) == drafted
+
+
+@pytest.mark.parametrize(("max_tokens", "drafted"), [(1, False), (2, False), (3, False), (4, True), (0, True)])
+async def test_an_answer_too_short_for_drafts_of_a_session_has_none(max_tokens, drafted):
+    """The first two tokens and the last one come without such drafts. 0: any number of tokens."""
+    pools = LocalPools()
+    await run(pools, prompt(sampling={"max_tokens": max_tokens or 5}, max_tokens=max_tokens))
+    assert (pools.selects[0].decode is not None) == drafted
+    assert (pools.generates[0].prompt.session is not None) == drafted
+    assert bool(pools.speculator_engine.sessions) == drafted

@@ -10,7 +10,7 @@ from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
 from skim_common.models.info import ModelInfo
-from speculator_service.engine import Drafted
+from speculator_service.engine import Drafted, SessionLimits
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 
@@ -58,6 +58,7 @@ class ToyEngine:
     """
 
     eos_token_ids = frozenset()
+    session_limits = SessionLimits()
 
     def __init__(self, table, *, branching=True, seed=0, steps=1):
         self.table = np.asarray(table)

@@ -128,6 +128,24 @@ def test_ended_sessions_are_reported_until_the_drafter_answers(
     assert (client.requests[-1].closed, client.requests[-1].rows) == (["last"], [])
 
 
+def test_ends_are_reported_in_a_busy_step_only_to_drafters_that_no_row_would_tell(
+    exchange: DraftExchange, clients: dict[str, ScriptedClient]
+) -> None:
+    """Each session has its place on its drafter until then, also while the target runs answers without drafts."""
+    ended = {address: request(address) for address in clients}
+    exchange.ask(ended.values())
+    for asked in ended.values():
+        exchange.close(asked.session)
+    exchange.flush({"a:1", "b:1"})
+    assert [len(client.requests) for client in clients.values()] == [1, 1]
+    exchange.flush({"a:1"})
+    assert [[r.closed for r in client.requests] for client in clients.values()] == [[[]], [[], ["s"]]]
+    clients["a:1"].fails = "timeouts"
+    for busy in (set(), set(), None):
+        exchange.flush(busy)
+    assert len(clients["a:1"].requests) == 3, "one that does not answer is asked again only when nothing runs"
+
+
 def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:

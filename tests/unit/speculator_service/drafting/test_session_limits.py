@@ -1,0 +1,168 @@
+"""More answers than the engine can draft for: the first ones keep their sessions and drafts, the others run without."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
+from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.wire.codec import decode, encode
+from speculator_service.drafting.begin import begin_drafts
+from speculator_service.drafting.drafter import DraftService
+from speculator_service.engine import SessionLimits
+from target_service.drafting.drafted_requests import DraftedRequests, Row
+from target_service.drafting.exchange import DraftExchange
+from target_service.drafting.settings import DraftSettings
+from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, session_state, settle
+
+TABLE = np.eye(8)[np.roll(np.arange(8), -1)]  # one token can follow another, so every draft is accepted
+K = 3
+LIMIT = 4
+
+
+class MakingRoom(DraftService):
+    """The negative control: the least recently used session ends for a new one."""
+
+    def _has_room(self, tokens):
+        while len(self._sessions) >= self._engine.session_limits.sessions:
+            self._close(next(iter(self._sessions)))
+        return True
+
+
+class Client:
+    """The target's end of a draft channel without a network."""
+
+    def __init__(self, service):
+        self.counters, self._service, self._loop = {}, service, asyncio.get_running_loop()
+
+    def exchange(self, request):
+        answered = self._service.handle(decode(encode(request), DraftRequest))
+        return decode(encode(asyncio.run_coroutine_threadsafe(answered, self._loop).result(60)), DraftReply)
+
+    def close(self):
+        pass
+
+
+def begun(service, name, prompt=PROMPT, context="kept"):
+    """The prompt for the target after a selection, with its session if there is room for one."""
+    decoding = DecodeOptions(draft_context=context, draft_ahead="off")
+    request = SelectRequest(name, prompt.token_ids, SelectionOptions(), ids().reshape(0, 2), decode=decoding)
+    selection = Selection(replace(prompt, session=SessionHandle("here:1", name)), 1.0)
+    return begin_drafts(service, request, selection, context).kept
+
+
+class Target:
+    """Decodes answers together, greedily. verified: the drafts of each verification, by answer."""
+
+    def __init__(self, service, names):
+        client = Client(service)
+        self._exchange = DraftExchange(lambda address: client, len(TABLE))
+        self._requests = DraftedRequests(K)
+        self._answers = {name: ids(1) for name in names}
+        self.verified = {name: [] for name in names}
+        self.drafted = set()
+        for name in names:
+            session = begun(service, name).session
+            self.drafted |= {name} if session else set()
+            settings = DraftSettings(K, False, 0, "off", ids(), session)
+            self._requests.begin(name, settings, lambda: PROMPT, 0.0, 0)
+
+    async def step(self):
+        batch = [Row(name, answer, K) for name, answer in self._answers.items()]
+        _, asked = self._requests.plan(batch, len(batch))
+        proposals = await asyncio.to_thread(self._exchange.ask, asked.values())
+        for name, answer in self._answers.items():
+            drafts = proposals[asked[name].session].tokens.tolist() if asked.get(name, (0,))[0] in proposals else []
+            self.verified[name].append(len(drafts))
+            added = [int(answer[-1] + 1 + i) % len(TABLE) for i in range(len(drafts) + 1)]
+            assert drafts == added[:-1]
+            self._answers[name] = np.append(answer, np.array(added, np.int32))
+
+    def stats(self):
+        return self._exchange.stats() | self._requests.stats()
+
+
+async def decoded(service_of, answers, steps=20):
+    engine = ToyEngine(TABLE)
+    engine.session_limits = SessionLimits(LIMIT)
+    service = service_of(engine, mode="off")
+    target = Target(service, [f"s{i}" for i in range(answers)])
+    for _ in range(steps):
+        await target.step()
+    await settle()
+    return engine, service, target
+
+
+@pytest.mark.parametrize("times", [1, 2, 8])
+async def test_no_session_is_opened_again_and_all_keep_their_drafts(times):
+    steps = 20
+    engine, service, target = await decoded(DraftService, times * LIMIT, steps)
+    assert len(target.drafted) == LIMIT
+    for name, drafts in target.verified.items():
+        assert drafts[2:] == [K if name in target.drafted else 0] * (steps - 2)
+    assert engine.calls["open"] == LIMIT
+    counts, stats = service.metrics(), target.stats()
+    assert (counts["opened"], counts["refused"], counts["sessions"]) == (LIMIT, (times - 1) * LIMIT, LIMIT)
+    assert (counts["restored"], counts["evicted"], counts["lost"], stats["restored"]) == (0, 0, 0, 0)
+    assert stats["no_session"] == (times - 1) * LIMIT * steps
+    await service.close()
+
+
+@pytest.mark.parametrize(("times", "thrashes"), [(1, False), (2, True)])
+async def test_a_drafter_that_makes_room_opens_sessions_again_in_every_step(times, thrashes):
+    engine, service, target = await decoded(MakingRoom, times * LIMIT)
+    assert (engine.calls["open"] > 2 * times * LIMIT) == thrashes
+    assert (target.stats()["restored"] > times * LIMIT) == thrashes
+    assert all(sum(drafts[2:]) == 18 * K for drafts in target.verified.values()) != thrashes
+    await service.close()
+
+
+async def test_the_next_answer_gets_the_place_of_a_session_that_ended():
+    engine = ToyEngine(TABLE)
+    engine.session_limits = SessionLimits(2)
+    service = DraftService(engine)
+    assert [bool(begun(service, name).session) for name in "abc"] == [True, True, False]
+    await service.handle(DraftRequest(0, closed=["a"]))
+    assert [bool(begun(service, name).session) for name in "de"] == [True, False]
+    await settle()
+    assert engine.sessions == {"b", "d"}
+
+
+async def test_sessions_fill_the_tokens_that_the_engine_has_for_them():
+    """Answers grow, so an equal prompt may find no room later. One session always finds some."""
+    engine = ToyEngine(TABLE)
+    engine.session_limits = SessionLimits(tokens=10)
+    service, short, long = DraftService(engine), KeptPrompt.dense([1, 2, 3]), KeptPrompt.dense(range(1, 21))
+    assert begun(service, "long", long).session
+    assert not begun(service, "a", short).session
+    await service.handle(DraftRequest(0, closed=["long"]))
+    assert [bool(begun(service, name, short).session) for name in "abcd"] == [True, True, True, False]
+    await service.handle(DraftRequest(0, closed=["a"], restored=[session_state([5] * 5, "b")]))
+    assert not begun(service, "e", short).session
+
+
+async def test_a_session_over_the_whole_prompt_counts_all_of_its_tokens_and_leaves_the_engine_if_refused():
+    engine = ToyEngine(TABLE)
+    engine.session_limits = SessionLimits(tokens=10)
+    service, sparse = DraftService(engine), KeptPrompt(ids(1, 2), ids(0, 5), 6)
+    engine.sessions |= {"a", "b"}
+    assert [bool(begun(service, name, sparse, "full").session) for name in "ab"] == [True, False]
+    await settle()
+    assert engine.sessions == {"a"}
+    assert begun(service, "c", sparse).session, "over the kept prompt it has two tokens"
+
+
+async def test_a_lost_session_is_not_restored_in_the_place_of_another():
+    engine = ToyEngine(TABLE)
+    engine.session_limits = SessionLimits(1)
+    service = DraftService(engine)
+    begun(service, "a")
+    reply = await service.handle(DraftRequest(0, restored=[session_state([5], "b")]))
+    await settle()
+    assert (reply.drafts, engine.sessions, service.metrics()["restored"]) == ([], {"a"}, 0)
+    await service.handle(DraftRequest(0, closed=["a"], restored=[session_state([5], "b")]))
+    await settle()
+    assert engine.sessions == {"b"}
