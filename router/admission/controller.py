@@ -98,9 +98,15 @@ class Admission:
         finally:
             self._end(ticket)
 
-    def selected(self, ticket: Ticket, waited_ms: float) -> None:
-        """The speculator has answered. waited_ms: how long the request waited there."""
+    def selected(self, ticket: Ticket, waited_ms: float, *, drafts: bool = False) -> None:
+        """The speculator has answered. waited_ms: how long the request waited there. drafts: it reads for drafts now.
+
+        Nobody tells when it has read that. Its model is smaller than the target's, whose first output is taken for it.
+        """
         self._speculator.learn(ticket.found_ms, waited_ms)
+        if drafts:
+            ticket.reads_for_drafts = True
+            self._speculator.begin_aside(ticket.work.drafts_ms)
         self._leave_speculator(ticket)
         self._dispatch()
 
@@ -108,6 +114,7 @@ class Admission:
         """The prompt runs dense, although it was to be selected. work: what it costs now."""
         if ticket.stage == "select":
             self._leave_speculator(ticket)
+        self._end_drafts_read(ticket)
         self._target.leave(ticket.work.target_ms)
         ticket.work = replace(ticket.work, target_ms=work.target_ms)
         self._target.enter(work.target_ms)
@@ -126,6 +133,7 @@ class Admission:
         elapsed_ms = 1e3 * (self._clock() - ticket.sent_at)
         self._target.learn(ticket.found_ms, elapsed_ms - output.timings.get("prefill", elapsed_ms))
         self._leave_target(ticket)
+        self._end_drafts_read(ticket)
         ticket.stage, ticket.began_at = "answer", self._clock()
         self._dispatch()
 
@@ -185,7 +193,7 @@ class Admission:
         """The predicted wait of a prompt behind what the pools have and behind `queued`, in both pools together."""
         speculator_ms, target_ms = self._speculator.ahead_ms, self._target.ahead_ms
         for other in queued:
-            speculator_ms += other.speculator_ms
+            speculator_ms += other.speculator_ms + other.drafts_ms
             target_ms += other.target_ms
         in_target = self._target.wait_ms(target_ms)
         if not work.selects:
@@ -275,6 +283,11 @@ class Admission:
         self._speculator.leave(ticket.work.speculator_ms)
         ticket.stage = "ready"
 
+    def _end_drafts_read(self, ticket: Ticket) -> None:
+        if ticket.reads_for_drafts:
+            ticket.reads_for_drafts = False
+            self._speculator.end_aside(ticket.work.drafts_ms)
+
     def _leave_target(self, ticket: Ticket) -> None:
         self._target.leave(ticket.work.target_ms)
         self._at_target_ms = self._at_target_ms - ticket.work.target_ms if self._target.requests else 0.0
@@ -293,6 +306,7 @@ class Admission:
             self._target.leave(ticket.work.target_ms)
         if ticket.stage == "prefill":
             self._leave_target(ticket)
+        self._end_drafts_read(ticket)
         ticket.stage = "end"
         self._ongoing -= ticket.first
         now = self._clock()

@@ -71,7 +71,7 @@ class PoolLoad:
 
     def __init__(self, clock: Callable[[], float], headroom: PoolHeadroom = NO_HEADROOM) -> None:
         self._clock, self._headroom = clock, headroom
-        self.requests = 0
+        self.requests = self._aside = 0
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
         self._pairs, self._paired_at = 0, -math.inf
@@ -84,7 +84,20 @@ class PoolLoad:
     def leave(self, work_ms: float) -> None:
         """A request's first output came, or it ended without one. work_ms: as when it entered."""
         self.requests -= 1
-        self.ahead_ms = self.ahead_ms - work_ms if self.requests else 0.0
+        self._done(work_ms)
+
+    def begin_aside(self, work_ms: float) -> None:
+        """The pool does some work that is no request: nobody waits for its end, but requests wait behind it."""
+        self._aside += 1
+        self.ahead_ms += work_ms
+
+    def end_aside(self, work_ms: float) -> None:
+        """work_ms: as when it began."""
+        self._aside -= 1
+        self._done(work_ms)
+
+    def _done(self, work_ms: float) -> None:
+        self.ahead_ms = self.ahead_ms - work_ms if self.requests or self._aside else 0.0
 
     @property
     def has_headroom(self) -> bool:

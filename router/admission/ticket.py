@@ -51,7 +51,7 @@ class Ticket:
 
     first: it is the first prompt of its request. load: the predicted wait as a share of the longest one allowed
     (`router.admission.load_shedding`). queued_ms: waited in the router. found_ms: the work before it in the pool where
-    it is.
+    it is. reads_for_drafts: the speculator has its `work.drafts_ms`.
     """
 
     request: AdmissionRequest
@@ -64,13 +64,14 @@ class Ticket:
     entry: "QueueEntry[Ticket] | None" = None
     stage: Literal["queue", "select", "ready", "prefill", "answer", "end"] = "queue"
     found_ms: float = 0.0
+    reads_for_drafts: bool = False
     sent_at: float = 0.0
     began_at: float = 0.0
 
     @property
     def cost(self) -> float:
         """What it takes of its key's share."""
-        return max(1.0, self.work.total_ms) / self.request.share
+        return max(1.0, self.work.total_ms + self.work.drafts_ms) / self.request.share
 
     @property
     def may_be_refused(self) -> bool:

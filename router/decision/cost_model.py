@@ -19,13 +19,16 @@ from skim_common.models.costs import Read
 class Work:
     """Milliseconds of computing until the first token, by pool; 0 where they are not known.
 
-    selects: whether the prompt goes to the speculator first. most_tokens: of the answer.
+    selects: whether the prompt goes to the speculator first. most_tokens: of the answer. drafts_ms: the speculator's
+    read of the kept prompt for drafts, after the selection. The prompt's own first token does not wait for it, but the
+    prompts behind do.
     """
 
     speculator_ms: float = 0.0
     target_ms: float = 0.0
     selects: bool = False
     most_tokens: int = 0
+    drafts_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:

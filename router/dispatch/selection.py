@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from actors.observability.pool_spans import note_selection
-from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
@@ -103,7 +102,8 @@ class SelectionClient:
                     raise
                 note_selection(span, state.wire_id, selection)
             computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
-            self._admission.selected(ticket, 1e3 * (time.perf_counter() - sent) - computing_ms)
+            waited_ms = 1e3 * (time.perf_counter() - sent) - computing_ms
+            self._admission.selected(ticket, waited_ms, drafts=selection.kept.session is not None)
         except (InvalidRequestError, DeadlineError):
             raise
         except (TimeoutError, SkimError) as error:
@@ -129,7 +129,7 @@ class SelectionClient:
             state.options.selection,
             state.spans.protected,
             cache_salt=state.prompt.cache_salt,
-            decode=state.decode if _can_use_drafts(state) else None,
+            decode=state.decode if state.uses_drafts else None,
             question=state.spans.question,
             affinity=state.affinity,
             rate_spans=state.spans.rate_spans,
@@ -140,9 +140,3 @@ class SelectionClient:
             links=state.links,
             frame=state.prompt.chat.frame if state.prompt.chat else None,
         )
-
-
-def _can_use_drafts(state: PromptState) -> bool:
-    """Whether the answer can use drafts of a session. Its last token needs none."""
-    most = state.prompt.max_tokens  # 0: any number
-    return state.decode.method == "remote" and (not most or most > UNDRAFTED + 1)

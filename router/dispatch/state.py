@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.observability.tracing import NO_SPAN, Span
+from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import DecodeOptions
 from router.admission.ticket import PromptGroup
@@ -84,6 +85,12 @@ class PromptState:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt.token_ids)
+
+    @property
+    def uses_drafts(self) -> bool:
+        """Whether the answer can use drafts of a session. Its last token needs none."""
+        most = self.prompt.max_tokens  # 0: any number
+        return self.decode.method == "remote" and (not most or most > UNDRAFTED + 1)
 
     @property
     def keep_rate(self) -> float:

@@ -1,6 +1,7 @@
 """Admission in virtual time: what waits, what is refused before any work, and in which order the pools get it."""
 
 import asyncio
+import functools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from kv_transfer.messages import GenerateOutput
 from router.admission import pool_load
 from router.admission.controller import Admission
 from router.admission.pool_load import ENOUGH, PoolHeadroom
-from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGroup
+from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGroup, Ticket
 from router.decision.cost_model import Work
 from skim_common.deadline import Deadline
 from tests.unit.actors.local_meter import LocalMeter
@@ -26,6 +27,7 @@ class World:
         self.admission = Admission(self.meter, **limits)
         self.server = asyncio.Lock()
         self.ran, self.refused = [], {}
+        self.without_drafts = set()  # names of prompts that the speculator gives no session
 
     async def prefill(self, name, ms):
         arrived = asyncio.get_running_loop().time()
@@ -42,7 +44,9 @@ class World:
             async with self.admission.admitted(request, work, less) as ticket:
                 if work.selects:
                     await asyncio.sleep(work.speculator_ms / 1e3)
-                    self.admission.selected(ticket, 0.0)
+                    self.admission.selected(
+                        ticket, 0.0, drafts=bool(work.drafts_ms) and name not in self.without_drafts
+                    )
                 self.admission.sent(ticket)
                 self.admission.prefilled(ticket, await self.prefill(name, ticket.work.target_ms))
                 self.admission.answered(ticket, 1)
@@ -66,10 +70,10 @@ class World:
 def scenario(test):
     """Run an async test in virtual time."""
 
-    def in_virtual_time():
-        run(test())
+    @functools.wraps(test)
+    def in_virtual_time(**parameters):
+        run(test(**parameters))
 
-    in_virtual_time.__name__ = test.__name__
     return in_virtual_time
 
 
@@ -365,3 +369,49 @@ async def test_of_a_pool_with_a_right_pace_a_probe_takes_one_prompt_out_of_order
         assert world.admission._target.requests <= 2
     await asyncio.gather(*tasks)
     assert world.ran == list(range(30))
+
+
+DRAFTED = Work(speculator_ms=100.0, target_ms=1000.0, selects=True, drafts_ms=400.0)
+
+
+@pytest.mark.parametrize(("refused", "aside_ms"), [(False, 400.0), (True, 0.0)])
+@scenario
+async def test_the_speculators_read_for_drafts_is_work_that_others_find_there(refused, aside_ms):
+    """From the selection to the target's first output. It is no request of the pool."""
+    world = World()
+    world.without_drafts = {"a"} if refused else set()
+    speculator = world.admission._speculator
+    task = world.start("a", work=DRAFTED)
+    await asyncio.sleep(0.05)
+    assert (speculator.ahead_ms, world.admission.reading) == (100.0, 1)
+    await asyncio.sleep(0.1)
+    assert (speculator.ahead_ms, world.admission.reading) == (aside_ms, 0)
+    await task
+    assert (speculator.ahead_ms, world.admission.reading) == (0.0, 0)
+
+
+@pytest.mark.parametrize("stage", ["select", "prefill"])
+@scenario
+async def test_a_prompt_that_ends_early_leaves_no_read_for_drafts(stage):
+    world = World()
+    task = world.start("a", work=DRAFTED)
+    await asyncio.sleep(0.05 if stage == "select" else 0.5)
+    task.cancel()
+    await asyncio.wait({task})
+    assert world.admission._speculator.ahead_ms == 0.0
+
+
+@pytest.mark.parametrize("drafts_ms", [0.0, 400.0])
+@scenario
+async def test_the_wait_behind_queued_prompts_has_their_reads_for_drafts(drafts_ms):
+    """The own first token does not wait for the own read, so a deadline leaves room for it."""
+    admission = World().admission
+    for pool in (admission._speculator, admission._target):
+        for _ in range(ENOUGH):
+            pool.learn(1000.0, 1000.0)
+    queued = [Work(100.0, 10.0, selects=True, drafts_ms=drafts_ms)] * 3
+    assert admission._wait_ms(DRAFTED, queued) == 3 * (100.0 + drafts_ms)
+    request = AdmissionRequest(deadline=Deadline.after(2000))
+    assert admission._slack_ms(request, DRAFTED) == 2000.0 - DRAFTED.total_ms
+    ticket = Ticket(request, True, DRAFTED, 0.0, False, asyncio.get_running_loop().create_future())
+    assert ticket.cost == 1500.0
