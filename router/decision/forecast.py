@@ -171,13 +171,32 @@ class Forecaster:
                 if not self._sent[block]:
                     del self._sent[block]
 
-    def work(self, forecast: Forecast, options: PrefillOptions, most_tokens: int, *, selects: bool) -> Work:
-        """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured."""
+    def work(
+        self,
+        forecast: Forecast,
+        options: PrefillOptions,
+        most_tokens: int,
+        *,
+        selects: bool,
+        reads_for_drafts: bool = False,
+    ) -> Work:
+        """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured.
+
+        reads_for_drafts: the speculator then reads the kept prompt, for drafts.
+        """
         reads = self._reads(forecast, options)
         if not selects:
             return Work(0.0, self.target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
         read, kept = self._selector(options, forecast.windows).estimate(reads.read), self.target.estimate(reads.kept)
-        return Work(read or 0.0, kept or 0.0, True, most_tokens)
+        drafts = self._drafts_ms(reads.kept) if reads_for_drafts else 0.0
+        return Work(read or 0.0, kept or 0.0, True, most_tokens, drafts)
+
+    def _drafts_ms(self, kept: Read) -> float:
+        """The speculator's read of the kept prompt for drafts. Its sessions have what the target has cached of it.
+
+        If only windows were read so far, their speed counts. It is a little too fast: they run fewer layers.
+        """
+        return self.speculator.estimate(kept) or self.windows.estimate(kept) or 0.0
 
     def _reads(self, forecast: Forecast, options: PrefillOptions) -> Reads:
         size, known = int(forecast.ids.size), self._known_kept(forecast, options)
@@ -224,6 +243,8 @@ class Forecaster:
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
             ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
+        if selection.kept.session is not None:
+            self._speculator_wrote(selection.kept.token_ids.size)
         way, sizes = _way(options, windows), forecast.sizes
         if selection.reused_tokens <= sizes.opening:
             self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))

@@ -27,10 +27,13 @@ def admit(
     priority = FIRST_PRIORITY if step else state.prompt.priority
     share = request.caller.key.share if request.caller else 1.0
     asking = AdmissionRequest(request.key, share, priority, request.deadline, call.group)
-    work = forecaster.work(state.forecast, state.options, most_tokens, selects=decision.speculative)
+    drafts = state.reads_for_drafts
+    work = forecaster.work(
+        state.forecast, state.options, most_tokens, selects=decision.speculative, reads_for_drafts=drafts
+    )
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(state)) is not None:
-        less = forecaster.work(state.forecast, options, most_tokens, selects=True)
+        less = forecaster.work(state.forecast, options, most_tokens, selects=True, reads_for_drafts=drafts)
     return admission.admitted(asking, work, less)
 
 

@@ -93,6 +93,11 @@ class PromptState:
         return self.decode.method == "remote" and (not most or most > UNDRAFTED + 1)
 
     @property
+    def reads_for_drafts(self) -> bool:
+        """Whether the speculator reads the kept prompt for drafts. Over the whole prompt, the scores have read it."""
+        return self.uses_drafts and (self.forecast.windows is not None or self.decode.draft_context == "kept")
+
+    @property
     def keep_rate(self) -> float:
         """The share of the prompt that was kept, which can exceed the requested rate."""
         return self.kept_tokens / self.prompt_tokens

@@ -1,19 +1,20 @@
 """Forecasts over simulated pools: conversations and documents, with caches, speeds and a clock of the test."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from router.decision.cache_ledger import CacheLedger, Found
 from router.decision.forecast import Forecaster
 from router.decision.kinds import TRIAL, Kinds
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
-from tests.unit.router.simulated_pools import OPTIONS, World, text
+from tests.unit.router.simulated_pools import INFO, LATE, OPTIONS, World, text
 
 
 def test_a_fresh_deployment_is_speculative():
@@ -293,3 +294,43 @@ def test_a_wrong_forecast_of_a_kind_does_not_choose_for_ever(trials, monkeypatch
     modes = [heavy(world, f"{number}") for number in range(4 * TRIAL)]
     assert modes[: TRIAL // 2] == ["dense"] * (TRIAL // 2)
     assert (modes[-8:] == ["speculative"] * 8) == trials
+
+
+def test_the_speculators_read_for_drafts_is_work_of_its_pool():
+    """It reads what the target does, behind what it has of an earlier turn. No first token waits for it."""
+    world = World()
+    world.learn()
+    first, turn = text("conversation", 5000), text("turn", 2000)
+
+    def works(ids):
+        forecast = world.forecaster.look(np.array(ids, np.int32), None, OPTIONS)
+        return [world.forecaster.work(forecast, OPTIONS, 0, selects=True, reads_for_drafts=r) for r in (False, True)]
+
+    plain, drafted = works(first)
+    assert (plain.drafts_ms, drafted.total_ms) == (0.0, plain.total_ms)
+    assert drafted.drafts_ms == pytest.approx(20 + 0.1 * (65 + 0.2 * 5000), rel=0.1)
+    world.run(first, [], "speculative")
+    assert works(first + turn)[1].drafts_ms == pytest.approx(20 + 0.1 * (0.2 * 2000 + 65 + LATE), rel=0.25)
+    dense = world.forecaster.look(np.array(first, np.int32), None, OPTIONS)
+    assert world.forecaster.work(dense, OPTIONS, 0, selects=False, reads_for_drafts=True).drafts_ms == 0.0
+
+
+def test_without_whole_reads_the_speed_of_windows_prices_the_read_for_drafts():
+    forecaster, ids = Forecaster(lambda: 0.0), np.array(text("a", 5000), np.int32)
+    for pool in (forecaster.target, forecaster.windows):
+        for size in (1000, 4000, 16_000):
+            pool.measure(Read.of(size), 0.1 * size, 0.0)
+    work = forecaster.work(forecaster.look(ids, None, OPTIONS), OPTIONS, 0, selects=True, reads_for_drafts=True)
+    assert work.drafts_ms == pytest.approx(0.1 * (64 + 0.2 * (5000 - 64)), rel=0.01)
+
+
+def test_a_session_fills_the_speculators_cache_with_the_kept_prompt():
+    """Then a prefix that was read long ago is gone sooner."""
+    for session, known in ((None, True), (SessionHandle("a:1", "s"), False)):
+        forecaster, ids = Forecaster(lambda: 0.0), np.array(text("a", 5000), np.int32)
+        forecaster.know("speculator", replace(INFO, cache_tokens=6000), 1.0)
+        selection = Selection(replace(KeptPrompt.dense(ids[:2000]), session=session), 0.9)
+        forecaster.selected(forecaster.look(ids, None, OPTIONS), selection, OPTIONS)
+        other = np.array(text("b", 500), np.int32)
+        forecaster.selected(forecaster.look(other, None, OPTIONS), Selection(KeptPrompt.dense(other), 0.9), OPTIONS)
+        assert (forecaster.look(ids, None, OPTIONS).read.tokens > 4000) == known

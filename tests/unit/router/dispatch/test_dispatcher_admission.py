@@ -9,6 +9,7 @@ from kv_transfer.options import AUTO, DecodeOptions
 from router.admission.controller import Admission
 from router.admission.load_shedding import KEEP
 from router.admission.ticket import AdmissionRequest, OverloadedError
+from router.decision.forecast import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
@@ -174,3 +175,29 @@ async def test_the_queue_learns_whose_prompt_it_is_and_the_weight_of_its_key(who
     request = Request(PREFILL.resolve(DEFAULTS, None, None), DecodeOptions(), caller=who)
     await collect(dispatcher, CallState(request))
     assert [(one.key, one.share) for one in seen] == [asked]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "method", "reads"),
+    [
+        (4, "kept", "remote", True),
+        (3, "kept", "remote", False),
+        (4, "full", "remote", False),
+        (4, "kept", "none", False),
+    ],
+)
+async def test_the_read_for_drafts_is_asked_for_with_the_prompt(monkeypatch, max_tokens, context, method, reads):
+    asked, work = [], Forecaster.work
+
+    def noted(self, *args, reads_for_drafts=False, **options):
+        asked.append(reads_for_drafts)
+        return work(self, *args, reads_for_drafts=reads_for_drafts, **options)
+
+    monkeypatch.setattr(Forecaster, "work", noted)
+    pools = LocalPools()
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), LocalMeter())
+    decode = DecodeOptions(method=method, draft_context=context)
+    call = CallState(Request(PrefillOptions(enabled="always", min_prompt_tokens=256), decode))
+    async for _ in dispatcher.run("r", prompt(max_tokens=max_tokens), call):
+        pass
+    assert set(asked) == {reads}
