@@ -14,11 +14,10 @@ from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
 from actors.observability.exposition import OF_CLIENTS, QUEUES, named
 from actors.observability.pool_spans import answer_span
 from actors.pool_actor import PoolActor
-from actors.ray_hooks.replica_draining import Draining, own_replica
+from actors.ray_hooks.replica_draining import Draining, handover, own_replica
 from kv_transfer.messages import ACCEPTED, GenerateRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
-from skim_common.errors import HandoverError
 from target_service.engine import TargetEngine
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
@@ -71,13 +70,13 @@ class TargetActor(PoolActor):
                 if self._engine_traces and (headers := answer.span.headers):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
                 stream = joined(self._engine.generate(request), request.interval_ms, deadline=deadline)
-                async with aclosing(stream) as outputs:
+                async with aclosing(self._draining.each(stream)) as outputs:
                     async for output in outputs:
                         answer.add(output)
                         for piece in pieces(output):
                             yield encode(piece)
                         if self._draining.deadline_passed and not output.finished:
-                            raise HandoverError("this replica stops; another one continues the answer")
+                            raise handover()
         except Exception as error:
             await self._watch.check()
             yield reply_to_failure(error, "target")

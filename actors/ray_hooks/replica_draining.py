@@ -5,11 +5,15 @@ tells the replica's own class nothing before the end. So this reads Serve's stat
 (ray.serve._private.replica.Replica): `_shutting_down` and `_deployment_config`.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from ray._private.worker import global_worker
+
+from skim_common.errors import HandoverError
 
 HOOKED = (
     ("ray._private.worker", "global_worker", ""),
@@ -23,6 +27,9 @@ HOOKED = (
 SPARE_S = 5.0
 """So long before the kill, answers are handed over: Serve needs up to 2 s to see that the replica is idle."""
 
+POLL_S = 0.25
+Item = TypeVar("Item")
+
 
 class Draining:
     """The end of a replica. replica: Serve's object of it; None outside Serve. clock: seconds."""
@@ -30,6 +37,8 @@ class Draining:
     def __init__(self, replica: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._replica, self._clock = replica, clock
         self._began: float | None = None
+        self._waits: set[asyncio.Timeout] = set()
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def deadline_passed(self) -> bool:
@@ -40,6 +49,41 @@ class Draining:
             self._began = self._clock()
         allowed = self._replica._deployment_config.graceful_shutdown_timeout_s
         return self._clock() - self._began >= allowed - min(SPARE_S, allowed / 2)
+
+    async def each(self, stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        """The items of `stream`, which is closed in any case. Raises HandoverError when `deadline_passed` becomes true
+        while it waits for one, such as the first token of a long prompt.
+        """
+        async with aclosing(stream):
+            while True:
+                wait = asyncio.timeout(None)  # without a timer, which would cost as much as the way of a token
+                try:
+                    async with wait:
+                        self._waits.add(wait)
+                        if self._watch is None:
+                            self._watch = asyncio.create_task(self._end_waits())
+                        item = await anext(stream)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    if not wait.expired():
+                        raise
+                    raise handover() from None
+                finally:
+                    self._waits.discard(wait)
+                yield item
+
+    async def _end_waits(self) -> None:
+        """Runs while there may be waits: a token is seldom further away than a poll."""
+        while self._waits:
+            await asyncio.sleep(POLL_S)
+            while self._waits and self.deadline_passed:
+                self._waits.pop().reschedule(0)
+        self._watch = None
+
+
+def handover() -> HandoverError:
+    return HandoverError("this replica stops; another one continues the answer")
 
 
 def own_replica() -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.vllm_options import settings_of_flags, with_located_files
+from cluster.config.paths import with_located_paths
+from cluster.config.vllm_options import settings_of_flags
 from skim_common.errors import SkimError
 
 READER = "router.vllm_front.flags"
@@ -32,7 +33,7 @@ def read_words(words: Sequence[str], own: Collection[str]) -> tuple[str | None, 
         return next(iter(words), None), {}
     lines = _apart(words)
     (given, at_default), (theirs, their_defaults) = _read(lines, own)
-    given, theirs = with_located_files(given, Path.cwd()), with_located_files(theirs, Path.cwd())
+    given, theirs = with_located_paths(given, Path.cwd()), with_located_paths(theirs, Path.cwd())
     if wrong := theirs.keys() & {"model_tag", "model", "revision"}:
         shown = theirs["model_tag"] if "model_tag" in wrong else f"{SPECULATOR}{min(wrong)}"
         raise SkimError(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config import vllm_options
+from cluster.config.paths import with_located_paths
 from skim_common.environment import unless_set
 from skim_common.models.source import located
 
@@ -168,7 +169,7 @@ class PoolConfig(BaseModel):
     def _named_and_located(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """vLLM's own config files write dashes. A relative path starts at the config file's folder."""
         options = {name.replace("-", "_"): value for name, value in options.items()}
-        return vllm_options.with_located_files(options, (info.context or {}).get("folder", Path()))
+        return with_located_paths(options, (info.context or {}).get("folder", Path()))
 
     @model_validator(mode="after")
     def _options_that_are_taken(self) -> Self:

@@ -14,7 +14,7 @@ from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from kv_transfer.options import DecodeOptions
 from router.options.policies import PolicyOptions
-from router.options.settings import RouterConfig
+from router.options.settings import File, RouterConfig
 from skim_common.errors import SkimError
 from target_service.drafting.stages import check_stages
 
@@ -76,9 +76,9 @@ class ChannelConfig(BaseModel):
     deadline_ms: float = Field(250.0, gt=0, le=10_000, description="longest wait of a step for its drafts")
     max_branches: int = Field(64, ge=1, description="guessed branches that a speculator replica drafts ahead at a time")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must send")
-    tls_cert: str | None = Field(None, description="server certificate, a PEM file on the pools' machines")
-    tls_key: str | None = Field(None, description="private key of the certificate, a PEM file")
-    tls_ca: str | None = Field(None, description="certificate authority that clients trust, a PEM file")
+    tls_cert: File | None = Field(None, description="server certificate, a PEM file on the pools' machines")
+    tls_key: File | None = Field(None, description="private key of the certificate, a PEM file")
+    tls_ca: File | None = Field(None, description="certificate authority that clients trust, a PEM file")
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -3,9 +3,7 @@
 A name is that of vLLM's flag, with underscores. What no table names is an option of the engine alone.
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from skim_common.errors import SkimError
@@ -51,12 +49,6 @@ SETTINGS = {
     "spec_model": "target.engine_options.draft_model",
 }
 """Options with the setting of Skim that stands for each. One that begins with a dot is of the pool."""
-
-FILES = frozenset({
-    "allowed_local_media_path", "chat_template", "generation_config", "hf_config_path", "reasoning_parser_plugin",
-    "ssl_certfile", "ssl_keyfile", "tool_parser_plugin",
-})  # fmt: skip
-"""Options whose value may be the path of a file or a folder."""
 
 _SPECULATIVE = {"method": "spec_method", "num_speculative_tokens": "spec_tokens", "model": "spec_model"}
 """Fields of `speculative_config` that are options of their own."""
@@ -113,32 +105,6 @@ REFUSED = {
     "weight_transfer_config": "weights are not changed while they serve: use `skim deploy`; leave it out",
 }  # fmt: skip
 """Options that Skim does not take, with the reason and what to do."""
-
-
-def with_located_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options, with the files that they name as absolute paths. A relative one starts at `folder`."""
-    located = dict(options)
-    for name in FILES & options.keys():
-        located[name] = _located(options[name], folder)
-    if isinstance(adapters := options.get("lora_modules"), list):
-        located["lora_modules"] = [_located_adapter(adapter, folder) for adapter in adapters]
-    return located
-
-
-def _located(value: Any, folder: Path) -> Any:
-    # A template may also be the text itself, a generation config a word, and an adapter a name of the hub.
-    if isinstance(value, str) and value and os.path.exists(path := os.path.join(folder, value)):
-        return os.path.abspath(path)
-    return value
-
-
-def _located_adapter(adapter: Any, folder: Path) -> Any:
-    if isinstance(adapter, str) and "=" in adapter and not adapter.startswith("{"):
-        name, _, path = adapter.partition("=")
-        return f"{name}={_located(path, folder)}"
-    if isinstance(adapter, Mapping) and "path" in adapter:
-        return {**adapter, "path": _located(adapter["path"], folder)}
-    return adapter
 
 
 def check(options: Mapping[str, Any], *, has_front: bool) -> None:

@@ -6,6 +6,7 @@ The pools read their models, and the router reads config and tokenizer. The head
 from typing import Any
 from urllib.parse import urlsplit
 
+from cluster.config.paths import hub_names
 from cluster.config.schema import DeploymentConfig
 from skim_common.models.source import is_hub_name
 
@@ -14,10 +15,10 @@ SERVING = ("router", "speculator", "target", "prefill")
 
 
 def downloads(config: DeploymentConfig, component: str) -> bool:
-    """Whether the pods of `component` download from a hub: a serving pod, if any model of the config is a hub name."""
-    models = [pool.model for pool in config.pools.values()]
-    drafting = config.target.engine_options.get("draft_model")
-    return component in SERVING and any(map(is_hub_name, [*models, *([drafting] if drafting else [])]))
+    """Whether the pods of `component` download from a hub: a serving pod, if any pool names a repository of a hub."""
+    return component in SERVING and any(
+        is_hub_name(pool.model) or hub_names(pool.engine_options) for pool in config.pools.values()
+    )
 
 
 def variables(config: DeploymentConfig) -> list[dict[str, Any]]:

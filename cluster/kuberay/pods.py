@@ -38,8 +38,10 @@ CONTAINER_SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
-# Ray's sessions and logs are in /tmp; vLLM, Triton and torch write caches to the home of the image's user.
+# Ray's sessions and logs, and Inductor's cache, are in /tmp; vLLM and Triton write caches to the home of their user.
 HOME = "/home/skim"
+USER = {"HOME": HOME, "USER": "skim"}
+"""Environment. An image without an entry for user 1000 has neither home nor name, and torch asks for the name."""
 WRITABLE = {"tmp": "/tmp", "home": HOME}
 
 
@@ -124,14 +126,17 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    private["HOME"] = HOME
-    plain = {**private, **SERVE_SWITCHES, **DRAINING_SWITCHES}
-    env: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
+    env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES})
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(config, variable, "api-key", needed="api_key" in config.target.engine_options))
     return env
+
+
+def variables(values: Mapping[str, str]) -> list[Object]:
+    """Environment variables of a container."""
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def _secret(config: DeploymentConfig, variable: str, key: str, *, needed: bool) -> Object:

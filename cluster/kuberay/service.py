@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -12,23 +11,25 @@ import yaml
 from cluster.config.kubernetes import PodConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
+from cluster.kuberay.paths import PodPaths
 from cluster.kuberay.pods import (
     API_KEYS_PATH,
     CONTAINER_SECURITY,
     NONE,
     TLS_PATH,
+    USER,
     WRITABLE,
     Object,
     metadata,
     ray_pod,
     resources,
+    variables,
 )
 from cluster.kuberay.rollout import autoscales, upgrade_strategy, with_queue
 from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
 from skim_common.errors import SkimError
-from skim_common.models.source import is_hub_name
 
 API_VERSION = "ray.io/v1"
 ROUTER_RESOURCE = "router_pool"
@@ -92,6 +93,7 @@ def _autoscaler(config: DeploymentConfig) -> Object:
             "version": "v2",
             "idleTimeoutSeconds": idle_timeout_s,
             "resources": resources("500m", "1Gi"),
+            "env": variables(USER),
             "securityContext": CONTAINER_SECURITY,
             # It runs in the head pod and shares its volumes.
             "volumeMounts": [{"name": name, "mountPath": path} for name, path in WRITABLE.items()],
@@ -217,19 +219,13 @@ def _without_sizes(settings: Object) -> Object:
 def _in_the_pods(config: DeploymentConfig) -> Object:
     """The settings with the pods' paths and addresses, and without secrets, which the pods read themselves."""
     settings: Object = config.model_dump(mode="json", exclude={"kubernetes"})
-    for pool in (settings["speculator"], settings["target"], settings["target"]["prefill"]):
-        if pool is not None:
-            pool["model"] = _model_path(config, pool["model"])
-    if (
-        settings["speculator"]["model"] == settings["target"]["model"]
-        and config.speculator.model != config.target.model
-    ):
-        raise SkimError(
-            f"speculator.model and target.model: both would be {settings['target']['model']} in the pods: "
-            "give the folders different names"
-        )
-    settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
     settings["target"]["engine_options"].pop("api_key", None)
+    paths = PodPaths(config)
+    for name, pool in (("speculator", settings["speculator"]), ("target", settings["target"])):
+        paths.put_into(name, pool)
+    if settings["target"]["prefill"] is not None:
+        paths.put_into("target.prefill", settings["target"]["prefill"])
+    settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
     if config.router.tls_cert:
         raise SkimError(
             "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"
@@ -237,13 +233,6 @@ def _in_the_pods(config: DeploymentConfig) -> Object:
     settings["router"]["api_keys_file"] = _api_keys_file(config)
     settings["channel"] |= {"token": None, **_tls(config)}
     return settings | {"spans_machines": True}
-
-
-def _model_path(config: DeploymentConfig, model: str) -> str:
-    if is_hub_name(model):
-        return model
-    mount, path = PurePosixPath(config.kubernetes.models.mount_path), PurePosixPath(model)
-    return str(path if path.is_relative_to(mount) else mount / path.name)
 
 
 def _api_keys_file(config: DeploymentConfig) -> str | None:

@@ -24,6 +24,9 @@ REASONS = {
 
 DROPPED = ""
 
+REGION_BYTES = 192
+"""About what one of `Explained.regions` takes: a tuple and its numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
@@ -54,10 +57,10 @@ class Explained:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Bytes of what grows with the request."""
         kept, scores = self.selection.kept, self.selection.unit_scores
         arrays = (kept.token_ids, kept.positions, self.protected, self.units, *(() if scores is None else (scores,)))
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + REGION_BYTES * len(self.regions)
 
     def as_json(self) -> dict[str, Any]:
         """JSON values. Spans are half-open ranges of token positions in the original prompt.

@@ -5,6 +5,8 @@ A stream that was opened before its first token has only a part of them in its h
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import itemgetter
 
 from cachetools import FIFOCache
 from fastapi import FastAPI, Request
@@ -15,23 +17,32 @@ from router.explain.selection_log import AskOthers, engine_names
 from router.options.errors import HttpError
 
 MAX_REPORTS = 4096
+MAX_BYTES = 16 * 2**20
 
 
 class RequestReports:
-    """The values of the latest requests by API key's name and id, at most `MAX_REPORTS`."""
+    """The values of the latest requests by API key's name and id, as JSON text: at most `MAX_REPORTS` and `MAX_BYTES`.
+
+    A completions request with many prompts has many values. The client may choose the id.
+    """
 
     def __init__(self) -> None:
-        self._reports: FIFOCache[tuple[str, str], Mapping[str, str]] = FIFOCache(MAX_REPORTS)
+        # The headers, and the bytes that count: at least the share of one of MAX_REPORTS.
+        self._reports: FIFOCache[tuple[str, str], tuple[str, int]] = FIFOCache(MAX_BYTES, getsizeof=itemgetter(1))
 
     def add(self, request_id: str, values: Mapping[str, str], key: str = "") -> None:
         """values: of the headers, by name. request_id: the engines' id of the first prompt."""
-        self._reports[key, request_id] = values
+        headers = json.dumps(values)
+        size = max(len(headers) + len(request_id), MAX_BYTES // MAX_REPORTS)
+        self._reports.pop((key, request_id), None)
+        with suppress(ValueError):  # larger than all that may be held
+            self._reports[key, request_id] = headers, size
 
     def held(self, request_id: str, key: str = "") -> str | None:
         """The report as JSON text, by the id in the response's body; None if none is held."""
         for name in engine_names(request_id):
             if (key, name) in self._reports:
-                return json.dumps({"id": request_id, "headers": self._reports[key, name]})
+                return f'{{"id": {json.dumps(request_id)}, "headers": {self._reports[key, name][0]}}}'
         return None
 
     def add_route(self, app: FastAPI, ask_others: AskOthers | None = None) -> None:
@@ -50,6 +61,6 @@ class RequestReports:
             if found is not None:
                 return Response(found, media_type="application/json")
             message = (
-                f"no values are held for {request_id}: it has no first token yet, is too old, or its router is gone"
+                f"no values are held for {request_id}: it has no first token yet, is too old or too long, or its router is gone"
             )
             return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)

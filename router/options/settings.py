@@ -1,6 +1,6 @@
 """The settings of the HTTP endpoint: what an operator may choose."""
 
-from pathlib import Path
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -10,8 +10,11 @@ from router.options.policies import Wish
 
 
 def _beside_the_config(file: str, info: ValidationInfo) -> str:
-    """An absolute path. A relative one starts at the config file's folder."""
-    return str((info.context or {}).get("folder", Path()) / file)
+    return file and os.path.join((info.context or {}).get("folder", ""), os.path.expanduser(file))
+
+
+File = Annotated[str, AfterValidator(_beside_the_config)]
+"""An absolute path. A relative one starts at the config file's folder."""
 
 
 class RouterConfig(BaseModel):
@@ -94,13 +97,11 @@ class RouterConfig(BaseModel):
     audit_max_ongoing: int = Field(
         4, ge=0, description="no audit runs while a router has more requests than this at the target"
     )
-    tls_cert: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+    tls_cert: File | None = Field(
         None, description="certificate chain of the endpoint, a PEM file on the machines with a Serve proxy; null: HTTP"
     )
-    tls_key: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
-        None, description="private key of the certificate, a PEM file"
-    )
-    api_keys_file: Annotated[str, AfterValidator(_beside_the_config)] | None = Field(
+    tls_key: File | None = Field(None, description="private key of the certificate, a PEM file")
+    api_keys_file: File | None = Field(
         None,
         description="names and hashes of the API keys that the endpoint takes (SECURITY.md), a file on the routers' "
         "machines; read again when it changes; null: only the keys of target.engine_options.api_key and VLLM_API_KEY",

@@ -180,12 +180,12 @@ def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = No
         settings = settings_of(params.chat_template_kwargs)
         params = replace(params, chat_template_kwargs=settings, tool_choice=None, response_format=None)
         if (key := repr(params)) not in frames:
+            encode = partial(renderer.tokenizer.encode, add_special_tokens=False)
             try:
                 _, rendered = await renderer.render_messages_async(frame_messages(), params)
-            except Exception:
-                logger.warning("chats are not read in windows: their template refuses a single text", exc_info=True)
+            except Exception:  # of the template: prompts are read whole
+                logger.warning("no windows: the chat template refuses a lone user message", exc_info=True)
                 rendered = {}
-            encode = partial(renderer.tokenizer.encode, add_special_tokens=False)
             frames[key] = frame_of(rendered.get("prompt"), encode)
         return frames[key]
 

@@ -1,5 +1,6 @@
 """A replica that Serve stops hands its answers over before it is killed."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,41 @@ async def test_a_replica_that_stops_hands_its_answers_over_before_it_is_killed(t
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
     assert [output.finished for output in seen] == [False] * len(seen)
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_a_request_without_a_token_is_handed_over_too(monkeypatch):
+    """The prompt takes longer than the replica has. Serve would kill it, and the router count a death."""
+    monkeypatch.setattr("actors.ray_hooks.replica_draining.POLL_S", 0.001)
+    actor, replica = await target(prefill_ms=3.6e6), StoppingReplica(60.0)
+    actor._draining = Draining(replica, lambda: replica.now)
+    stream = actor.generate(generate_request())
+    assert await anext(stream) == ACCEPTED
+    reply = asyncio.ensure_future(anext(stream))
+    for replica._shutting_down, replica.now in ((False, 100.0), (True, 200.0), (True, 254.9)):
+        await asyncio.sleep(0.05)
+        assert not reply.done()
+    replica.now = 255.1
+    with pytest.raises(HandoverError, match="another one continues the answer"):
+        decode(await reply, GenerateOutput)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
+
+
+async def test_a_cancelled_request_is_not_handed_over(monkeypatch):
+    monkeypatch.setattr("actors.ray_hooks.replica_draining.POLL_S", 0.001)
+    actor, replica = await target(prefill_ms=3.6e6), StoppingReplica(60.0)
+    actor._draining = Draining(replica, lambda: replica.now)
+    stream = actor.generate(generate_request())
+    assert await anext(stream) == ACCEPTED
+    reply = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.01)
+    reply.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reply
+    while actor._draining._watch is not None:  # it ends with the last wait
+        await asyncio.sleep(0.001)
     assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.explain.request_reports import MAX_REPORTS, RequestReports
+from router.explain.request_reports import MAX_BYTES, MAX_REPORTS, RequestReports
 from router.http.response import MAX_VALUE_CHARS, bounded
 
 
@@ -19,6 +19,21 @@ async def test_the_latest_reports_are_held():
     reports.add("new", {})
     assert json.loads(reports.held("r1")) == {"id": "r1", "headers": {"x-skim-mode": "speculative"}}
     assert reports.held("r2") is None
+
+
+@pytest.mark.parametrize(("name", "values"), [("r", {"x": "1, " * 2**19}), ("r" * 2**20, {})])
+async def test_long_reports_are_bounded_by_their_bytes(name, values):
+    """Values of many prompts, or long names. Control: as many short ones are all held."""
+    reports, short = RequestReports(), RequestReports()
+    for number in range(64):
+        reports.add(f"{number}{name}", values)
+        short.add(f"{number}", {})
+    assert all(short.held(f"{number}") for number in range(64))
+    sizes = [len(found) for number in range(64) if (found := reports.held(f"{number}{name}"))]
+    assert 0 < sum(sizes) <= MAX_BYTES < 64 * sizes[-1]
+    assert reports.held(f"63{name}")
+    reports.add("r", {"x": "y" * MAX_BYTES})
+    assert reports.held("r") is None
 
 
 @pytest.mark.parametrize("name", ["r", "r-0", "r_0"])

@@ -1,6 +1,7 @@
 """What the explain view holds, for how long, and where it looks for what it does not hold."""
 
 import json
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
-from router.explain.explained import Explained
+from router.explain.explained import REGION_BYTES, Explained
 from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -81,6 +82,8 @@ def test_the_log_is_bounded_in_bytes_and_counts_held_text():
     one = entry(100).nbytes
     assert one == 2 * 4 * 100  # ids and positions of the kept tokens
     assert entry(100, HeldPrompt(np.arange(100, dtype=np.int32))).nbytes == one + TEXT_BYTES_PER_TOKEN * 100
+    made = entry(100).explained
+    assert replace(made, regions=[(0, 1, 0.5)] * 9).nbytes == one + 9 * REGION_BYTES
     log = SelectionLog(max_bytes=3 * one)
     for name in "abcd":
         log.add(name, entry(100))
