@@ -238,7 +238,8 @@ SHOWN = (
         "answer quality without an option (`keep_rate: auto`, with the guard)",
         "lengths-qwen-default",
         _default,
-        f"72 prompts of 12 tasks of 5 families that dense can do, 2,048 to 8,192 tokens; {QWEN}",
+        "72 prompts of 12 tasks of 5 families that dense can do, 2,048 to 8,192 tokens (the last with an older"
+        f" selection); {QWEN}",
         BY_LENGTH,
     ),
     Claim(
@@ -252,7 +253,8 @@ SHOWN = (
         "the same, longer prompts and all tasks",
         "lengths-qwen-long",
         _by_length("auto + guard", 0.0),
-        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200",
+        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200,"
+        " with an older selection",
         BY_LENGTH,
     ),
     Claim(

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 
-KEEP_RATE = 0.2
-"""Where the file and the command line leave the share to `auto`."""
-
 File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A deployment file with both models.")]
 Target = Annotated[Path | None, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name.")]
 Speculator = Annotated[Path | None, typer.Option(metavar="MODEL", help="Speculator.")]
@@ -30,7 +27,7 @@ Prompt = Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")]
 Answer = Annotated[int, typer.Option(min=1, help="Tokens of an answer.")]
 KeepRate = Annotated[
     float | None,
-    typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, else 0.2."),
+    typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, or of `auto`."),
 ]
 WeightBits = Annotated[float, typer.Option(min=1, max=32, help="Bits of a stored weight of both models.")]
 KvBits = Annotated[float, typer.Option(min=1, max=32, help="Bits of a number in the KV caches.")]
@@ -42,10 +39,11 @@ PageFile = Annotated[
 
 @dataclass(frozen=True)
 class Inputs:
-    """The models on their GPU, the share to keep, and the deployment file, if there is one."""
+    """The models on their GPU, the share to keep (None: what the default keeps), and the deployment file, if there is
+    one."""
 
     sizer: "Sizer"
-    keep_rate: float
+    keep_rate: float | None
     config: "DeploymentConfig | None"
 
     def check_positions(self, tokens: int, options: str) -> None:
@@ -95,16 +93,16 @@ def read_inputs(
 
     chosen = gpu_named(gpu)
     own = [located(str(model), Path.cwd()) if model else None for model in (target, speculator)]
-    rate, windows, config = KEEP_RATE, True, load_config(file) if file else None
+    rate, windows, config = keep_rate, True, load_config(file) if file else None
     if config is not None:
         own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
-        rate = config.selection.keep_rate if isinstance(config.selection.keep_rate, float) else KEEP_RATE
+        rate = keep_rate or config.selection.fixed_rate
         windows = config.selection.for_prompt(windows=True).read == "windows"
     if own[0] is None or own[1] is None:
         raise SkimError("give a deployment file, or both --target and --speculator")
     models = (Model.load(own[0]), Model.load(own[1]))
     sizer = Sizer(*models, chosen, Machine.of(chosen), weight_bits, kv_bits, windows=windows)
-    return Inputs(sizer, keep_rate or rate, config)
+    return Inputs(sizer, rate, config)
 
 
 def write_files(

@@ -59,6 +59,7 @@ def simulate(
 
     Only the configs of the models are read: no weights, no GPU.
     """
+    from cluster.plan.kept import kept_by_default
     from cluster.plan.pools import Load
     from cluster.plan.simulate.compare import compare
     from router.options.settings import RouterConfig
@@ -70,7 +71,7 @@ def simulate(
     pools = inputs.config.pools if inputs.config else {}
     result = compare(
         inputs.sizer,
-        Load(qps, prompt, answer, slo_ttft, slo_tpot, inputs.keep_rate),
+        Load(qps, prompt, answer, slo_ttft, slo_tpot, inputs.keep_rate or kept_by_default(prompt)),
         traffic,
         scaling={name: pool.autoscaling for name, pool in pools.items() if pool.autoscaling},
         min_prompt_tokens=router.min_prompt_tokens,

@@ -5,6 +5,7 @@ decides whether the prompt is compressed at all.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -149,10 +150,12 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
         text = rendered(without_marks(asked, keeps) if keeps else messages)
         marked = MarkedChat(asked, text, keeps, system="system" in options.keep_by_role)
         chat = marked.contents(rendered(marked.messages))
-        framed = rendered(frame_messages())
     except Exception as error:  # templates raise jinja2's errors and, through it, any other
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
-    chat = chat._replace(frame=frame_of(framed, partial(tokenizer.encode, add_special_tokens=False)))
+    lone = None
+    with suppress(Exception):  # a template that refuses a lone user message: the prompt is read whole
+        lone = rendered(frame_messages())
+    chat = chat._replace(frame=frame_of(lone, partial(tokenizer.encode, add_special_tokens=False)))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     token_ids = np.asarray(encoded.input_ids, np.int32)
     spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)

@@ -5,12 +5,14 @@ replica that prefills and decodes gives its prefills the first right, so its dec
 prefills) as long.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.plan.engine import Engine, Memory
 from cluster.plan.formulas import mean_wait
 from cluster.plan.gpus import Gpu
+from cluster.plan.kept import kept_by_default
 from skim_common.models.costs import Read
 from target_service.drafting.acceptance import expected_tokens
 
@@ -22,7 +24,8 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the deployment must carry. qps: prompts per second. prompt, answer: tokens. keep_rate: of the prompt.
+    """What the deployment must carry. qps: prompts per second. prompt, answer: tokens. keep_rate: of the prompt; None:
+    what the default keeps.
 
     slo_ttft, slo_tpot: the longest mean time to the first token, and the longest mean time per token of an answer, in
     seconds. acceptance: the probability that a draft is accepted if those before it are.
@@ -33,8 +36,12 @@ class Load:
     answer: int
     slo_ttft: float
     slo_tpot: float
-    keep_rate: float = 0.2
+    keep_rate: float | None = 0.2
     acceptance: float = 0.7
+
+    def kept(self, prompt: int) -> int:
+        """The tokens that the target reads of a prompt of so many tokens."""
+        return math.ceil(prompt * (kept_by_default(prompt) if self.keep_rate is None else self.keep_rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ def _rows(tpot: Callable[[float], float], tokens_per_second: float, most: int) -
 
 def draft_step_s(engine: Engine, load: Load, rows: float) -> float:
     """Seconds of one draft for each of `rows` sessions of a speculator, over the kept prompts."""
-    return engine.step_s(max(rows, 1.0), load.keep_rate * load.prompt + load.answer / 2)
+    return engine.step_s(max(rows, 1.0), load.kept(load.prompt) + load.answer / 2)
 
 
 def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
@@ -126,7 +133,7 @@ def speculator_pool(engine: Engine, gpu: Gpu, replicas: int, load: Load, target:
     """
     rate = load.qps / replicas
     service = engine.select_s(Read(load.prompt))
-    session = engine.read_s(Read(round(load.keep_rate * load.prompt))) if drafts else 0.0
+    session = engine.read_s(Read(load.kept(load.prompt))) if drafts else 0.0
     rows = target.rows * target.replicas / replicas if drafts else 0.0
     per_round = target.tpot * expected_tokens(load.acceptance, drafts)
     drafting = min(1.0, rows) * drafts * draft_step_s(engine, load, rows) / per_round

@@ -9,6 +9,7 @@ from cluster.plan.size import Plan, Sizer
 
 MEDIAN_ERRORS = {"ttft": 0.042, "turns": 0.044, "decode": 0.413, "gpu-ttft": 0.028}
 """Median error of the same formulas by kind of measurement. `python -m benchmarks.report.planned` computes them."""
+DEFAULT = "what the default kept of prompts of this length, with Qwen2.5-Coder 0.5B for 1.5B"
 
 
 def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | None = None) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | N
         "target": sizer.target.name,
         "speculator": sizer.speculator.name,
         "gpu": asdict(sizer.gpu),
-        "load": asdict(load),
+        "load": {**asdict(load), "keep_rate": round(sizer.kept(load) / load.prompt, 3)},
         "skim": _shown(skim, load, price),
         "plain": _shown(plain, load, price),
         "plain_on_the_same_gpus": _shown(same, load, price),
@@ -29,7 +30,7 @@ def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | N
         "pays_from_tokens": pays_from,
         "verdict": verdict(load, skim, plain, same),
         "median_errors": MEDIAN_ERRORS,
-        "assumptions": _assumptions(sizer),
+        "assumptions": _assumptions(sizer, load),
     }
 
 
@@ -103,7 +104,7 @@ def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | Non
     return {"best_alone": best, "speed_up_alone": speeds[best], "speed_ups": speeds, "in_the_plan": skim.drafts}
 
 
-def _assumptions(sizer: Sizer) -> list[str]:
+def _assumptions(sizer: Sizer, load: Load) -> list[str]:
     known = "measured on this GPU" if sizer.gpu.measured else "measured on an H200 and assumed for this GPU"
     prefill = f"efficiencies {known}, with two models and without CUDA graphs"
     if sizer.speculator_machine:
@@ -116,4 +117,5 @@ def _assumptions(sizer: Sizer) -> list[str]:
         f"The speculator reads a prompt {read}.",
         "Decoding, tensor parallelism, exchanges of drafts, batches: by formula; not measured on a GPU.",
         "Times are means under Poisson arrivals of equal prompts. Nothing comes from a prefix cache.",
+        *([f"Kept: {DEFAULT}."] if load.keep_rate is None else []),
     ]

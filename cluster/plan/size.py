@@ -106,7 +106,7 @@ class Sizer:
         dense, target = (self.engine(self.target, ranks) for ranks in (plain_ranks, target_ranks))
         speculator = self.engine(self.speculator, speculator_ranks)
         select = speculator.select_s(Read(prompt))
-        kept = target.read_s(Read(math.ceil(load.keep_rate * prompt)))
+        kept = target.read_s(Read(load.kept(prompt)))
         return dense.read_s(Read(prompt)), self.machine.skim_s + select + kept
 
     def pays_from(self, load: Load, plan: Plan, plain: Plan) -> int | None:
@@ -137,7 +137,7 @@ class Sizer:
 
     def kept(self, load: Load) -> int:
         """The tokens that the target reads of a prompt."""
-        return math.ceil(load.keep_rate * load.prompt)
+        return load.kept(load.prompt)
 
     def _plain(self, engine: Engine, replicas: int, load: Load) -> Plan | None:
         pool = target_pool(engine, self.gpu, replicas, load, load.prompt)

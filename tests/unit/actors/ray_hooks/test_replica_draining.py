@@ -79,8 +79,7 @@ async def test_a_cancelled_request_is_not_handed_over(monkeypatch):
     reply.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reply
-    while actor._draining._watch is not None:  # it ends with the last wait
-        await asyncio.sleep(0.001)
+    await actor._draining._watch  # it ends with the last wait
     assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
 
 

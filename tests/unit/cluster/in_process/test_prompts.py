@@ -152,6 +152,16 @@ def test_messages_that_the_template_refuses(tokenizer, monkeypatch):
         render([{"role": "user", "content": "Hello."}], tokenizer)
 
 
+def test_a_template_that_refuses_a_lone_user_message(tokenizer, document, monkeypatch):
+    """There is no frame for windows, so the prompt is read whole. Control: the model's own template."""
+    chat = [{"role": "system", "content": "Be brief."}, *document.messages]
+    assert render(chat, tokenizer).chat.frame is not None
+    wants_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", wants_system + tokenizer.chat_template)
+    prompt = render(chat, tokenizer)
+    assert (prompt.chat.frame, prompt.question is None) == (None, False)
+
+
 def test_spans_that_overlap_count_once():
     prompt = RenderedPrompt(np.arange(10, dtype=np.int32), np.array([[0, 8], [5, 10]], np.int32))
     options = PrefillOptions(min_prompt_tokens=1)
