@@ -65,12 +65,16 @@ def size(
 
     Only the configs of the models are read: no weights, no GPU.
     """
+    from cluster.plan.kept import kept_by_default
     from cluster.plan.pools import Load
     from cluster.plan.report import answer as plan_answer
 
     inputs = read_inputs(file, target, speculator, gpu, keep_rate, weight_bits, kv_bits)
     inputs.check_positions(prompt + answer, "--prompt plus --answer")
-    load = Load(qps, prompt, answer, slo_ttft, slo_tpot, inputs.keep_rate, acceptance)
+    rate = inputs.keep_rate
+    load = Load(
+        qps, prompt, answer, slo_ttft, slo_tpot, rate or kept_by_default(prompt), acceptance, by_default=rate is None
+    )
     sizer = inputs.calibrated(address) if calibrate else inputs.sizer
     result = plan_answer(sizer, load, price, drafts)
 

@@ -24,8 +24,9 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the deployment must carry. qps: prompts per second. prompt, answer: tokens. keep_rate: of the prompt; None:
-    what the default keeps.
+    """What the deployment must carry. qps: prompts per second. prompt, answer: tokens. keep_rate: of the prompt.
+
+    by_default: it is what the default keeps, so that prompts of other lengths have other shares.
 
     slo_ttft, slo_tpot: the longest mean time to the first token, and the longest mean time per token of an answer, in
     seconds. acceptance: the probability that a draft is accepted if those before it are.
@@ -36,12 +37,13 @@ class Load:
     answer: int
     slo_ttft: float
     slo_tpot: float
-    keep_rate: float | None = 0.2
+    keep_rate: float = 0.2
     acceptance: float = 0.7
+    by_default: bool = False
 
     def kept(self, prompt: int) -> int:
         """The tokens that the target reads of a prompt of so many tokens."""
-        return math.ceil(prompt * (kept_by_default(prompt) if self.keep_rate is None else self.keep_rate))
+        return math.ceil(prompt * (kept_by_default(prompt) if self.by_default else self.keep_rate))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | N
         "target": sizer.target.name,
         "speculator": sizer.speculator.name,
         "gpu": asdict(sizer.gpu),
-        "load": {**asdict(load), "keep_rate": round(sizer.kept(load) / load.prompt, 3)},
+        "load": asdict(load),
         "skim": _shown(skim, load, price),
         "plain": _shown(plain, load, price),
         "plain_on_the_same_gpus": _shown(same, load, price),
@@ -117,5 +117,5 @@ def _assumptions(sizer: Sizer, load: Load) -> list[str]:
         f"The speculator reads a prompt {read}.",
         "Decoding, tensor parallelism, exchanges of drafts, batches: by formula; not measured on a GPU.",
         "Times are means under Poisson arrivals of equal prompts. Nothing comes from a prefix cache.",
-        *([f"Kept: {DEFAULT}."] if load.keep_rate is None else []),
+        *([f"Kept: {DEFAULT}."] if load.by_default else []),
     ]

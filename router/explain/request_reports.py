@@ -61,7 +61,7 @@ class RequestReports:
             if found is not None:
                 return Response(found, media_type="application/json")
             message = (
-                f"no values are held for {request_id}: it has no first token yet, is too old, has too many prompts, or its"
-                " router is gone"
+                f"no values are held for {request_id}: it has no first token yet, is too old, has too many prompts, or"
+                " its router is gone"
             )
             return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)

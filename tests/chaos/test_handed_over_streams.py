@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -96,19 +97,21 @@ def quiet_long(served: Served, quiet: list[Stream]) -> list[Stream]:
     return asyncio.run(streams(served.url, LONG_BODIES, len(LONG_BODIES)))
 
 
-def one_stops(served: Served, settings: dict[str, Any]) -> list[Stream]:
-    """The long streams, while Serve stops one of the two replicas under them."""
+def one_stops(
+    served: Served, settings: dict[str, Any], bodies: Sequence[dict[str, Any]] = LONG_BODIES, wait_s: float = 0
+) -> list[Stream]:
+    """The streams, while Serve stops one of the two replicas under them. wait_s: until then, where none has begun."""
     settings = {**settings, "target": {**settings["target"], "max_ongoing_requests": MOST_ON_ONE}}
     use(settings)
     fewer = config_from_settings({**settings, "target": {**settings["target"], "replicas": 1}})
 
     async def run() -> list[Stream]:
-        begun = [asyncio.Event() for _ in LONG_BODIES]
+        begun = [asyncio.Event() for _ in bodies]
         async with httpx.AsyncClient(base_url=served.url, timeout=120) as client:
             running = asyncio.gather(
-                *(stream(client, *each) for each in zip(LONG_BODIES, [e.set for e in begun], strict=True))
+                *(stream(client, *each) for each in zip(bodies, [e.set for e in begun], strict=True))
             )
-            await asyncio.gather(*(event.wait() for event in begun))
+            await (asyncio.sleep(wait_s) if wait_s else asyncio.gather(*(event.wait() for event in begun)))
             await asyncio.to_thread(apply, fewer, progress=str)
             return await running
 
@@ -122,6 +125,20 @@ def test_a_replica_that_stops_hands_over_the_streams_that_outlive_its_time(
     moved = one_stops(served, settings)
     assert differing(quiet_long, moved) == []
     # Without the handover, Serve would kill the replica, and the cause would be `died`.
+    causes = [migration["cause"] for stream in moved for migration in migrations(served.url, stream)]
+    assert causes
+    assert set(causes) == {"drained"}
+
+
+@pytest.mark.nightly
+def test_a_replica_that_stops_hands_over_requests_without_a_token(
+    served: Served, updated: Load, settings: dict[str, Any]
+) -> None:
+    """Each prefill takes longer than a stopping replica has. Two such stops would end the request as its two deaths."""
+    slow = {"prefill_ms": 2e3 * DRAIN_TIMEOUT_S, "decode_ms": 1.0}
+    settings = {**settings, "target": {**settings["target"], "engine_options": slow}}
+    moved = one_stops(served, settings, greedy_bodies(len(LONG_BODIES), prompt_tokens=1100, answer_tokens=4), wait_s=2)
+    assert [stream.errors for stream in moved] == [[]] * len(moved)
     causes = [migration["cause"] for stream in moved for migration in migrations(served.url, stream)]
     assert causes
     assert set(causes) == {"drained"}

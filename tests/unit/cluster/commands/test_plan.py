@@ -72,11 +72,21 @@ def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):
     config.write_text(
         f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}}}\nselection: {{keep_rate: 0.4}}\n"
     )
-    for words, rate in (((), 0.4), (("--keep-rate", 0.1), 0.1)):
+    models = config.read_text().replace("{keep_rate: 0.4}", "{keep_rate: auto}")
+    (default := tmp_path / "default.yaml").write_text(models)
+    asked = (
+        ((config,), 0.4),
+        ((config, "--keep-rate", 0.1), 0.1),
+        ((default,), 0.3),
+        ((default, "--prompt", 4096), 0.37),
+    )
+    for words, rate in asked:
         file = tmp_path / "plan.json"
-        assert skim("plan", "size", config, *words, "--json", file).code == 0
+        ran = skim("plan", "size", *words, "--json", file)
+        assert ran.code == 0
         result = json.loads(file.read_text())
         assert result["load"]["keep_rate"] == rate
+        assert result["load"]["by_default"] == (words[0] is default) == ("Kept: what the default kept" in ran.out)
         assert (result["target"], result["speculator"]) == pair
 
 

@@ -42,7 +42,7 @@ def test_the_share_of_a_prompt(tokens, share):
 
 def test_a_load_without_a_keep_rate():
     """Control: with one, nothing depends on the length."""
-    default, fixed = replace(LONG, keep_rate=None), LONG
+    default, fixed = replace(LONG, by_default=True), LONG
     assert [default.kept(n) for n in (1000, 4096, 32000)] == [1000, 1516, 9600]
     assert [fixed.kept(n) for n in (1000, 4096, 32000)] == [200, 820, 6400]
     own = sizer()
