@@ -45,11 +45,15 @@ class TargetActor(PoolActor):
         self._prefills = options.get("kv_role") == "prefill"
         async with self._start("prefill" if self._prefills else "target", own):
             if own.engine != "mock":
-                await fetch_on_nodes(group, filter(None, (own.model, options.get("draft_model"))))
+                from vllm_hooks.adapters import paths_of
+
+                adapters = paths_of(options.get("lora_modules") or ()).values()
+                await fetch_on_nodes(group, filter(None, (own.model, options.get("draft_model"), *adapters)))
             with ray_for_ranks(group):
                 self._engine = create_engine(
                     own.engine, own.model, tensor_parallel=own.tensor_parallel, options=options
                 )
+            await self._engine.prepare()
             most = options.get("max_logprobs", CANDIDATES)
             await self._probe(own, lambda: find_failure(self._engine, own.model, max_logprobs=most))
         self._draining = Draining(own_replica())

@@ -10,6 +10,9 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest
 class TargetEngine(Engine, Protocol):
     """Prefills kept prompts at their original positions and decodes from position `context_length`."""
 
+    async def prepare(self) -> None:
+        """Load what requests may name, before the first of them; the actor awaits it at its start. Raises SkimError."""
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Stream outputs until one is `finished`. Closing the generator, or cancelling its task, aborts the request.
 

@@ -186,6 +186,9 @@ def serve(
             **{f"router.{name}": value for name, value in (("host", host), ("port", port)) if value is not None},
         },
     )
+    from cluster.serve.front_process import prepare_check
+
+    prepare_check(deployment)  # it starts beside these imports
     from cluster.serve.deployment import deployed
     from cluster.serve.watch import Changes, RayGoneError, watch
 

@@ -19,11 +19,14 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 def check(config: ConfigFile) -> None:
     """Check a deployment file, and whether its models fit together if they are on this machine or on the hub."""
     from cluster.config.load import load_config
-    from cluster.serve.preflight import absent_folders, check_models
+    from cluster.serve.front_process import prepare_check
 
     deployment = load_config(config)
+    prepare_check(deployment)
+    from cluster.serve.preflight import absent_folders, check_deployment
+
     absent = absent_folders(deployment)
-    notice = check_models(deployment) if not absent else None
+    notice = check_deployment(deployment) if not absent else None
     _print_line(f"{config} is valid: {_pools(deployment)}")
     if notice:
         _print_line(f"  {notice}")

@@ -3,21 +3,16 @@
 A flag is the target's and the endpoint's, as vLLM has it; `--speculator.FLAG` is the speculator's.
 """
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.config.paths import with_located_paths
 from cluster.config.vllm_options import settings_of_flags
+from cluster.serve.front_process import front_process
 from skim_common.errors import SkimError
-
-READER = "router.vllm_front.flags"
-"""The program that reads flags as vLLM does."""
 
 SPECULATOR = "--speculator."
 
@@ -63,19 +58,7 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read(lines: Sequence[Sequence[str]], own: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
-    """What each line gives, and the names whose value is vLLM's default. In a process of its own (see the program)."""
-    ran = subprocess.run(
-        [sys.executable, "-P", "-m", READER],
-        input=json.dumps({"lines": lines, "own": sorted(own)}),
-        env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        cause = (ran.stderr.strip().splitlines() or ["no message"])[-1]
-        raise SkimError(f"vLLM cannot read its flags on this machine: {cause}")
-    answer = json.loads(ran.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise SkimError(answer["error"])
-    return [(line["given"], frozenset(line["at_default"])) for line in answer["lines"]]
+    """What each line gives, and the names whose value is vLLM's default, read by vLLM."""
+    front = front_process()
+    front.send("read_flags", lines=lines, own=sorted(own))
+    return [(line["given"], frozenset(line["at_default"])) for line in front.receive()]

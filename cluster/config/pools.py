@@ -280,6 +280,8 @@ class TargetConfig(PoolConfig):
         update = {name: getattr(self, name) for name in inherited}
         if "engine_options" in update:
             update["engine_options"] = self.options_of_engine
+        elif adapters := self.options_of_engine.get("lora_modules"):
+            update["engine_options"] = {**prefill.engine_options, "lora_modules": adapters}
         prefill = prefill.model_copy(update=update)
         _check_memory_share(prefill)
         return self.model_copy(update={"prefill": prefill})

@@ -23,8 +23,8 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, on_own_cores, taken_by_one
 from cluster.serve.preflight import (
+    check_deployment,
     check_memory,
-    check_models,
     check_one_node,
     check_port,
     fetch_weights,
@@ -66,7 +66,7 @@ def deployed(
         check_port(config.router.host, config.router.port)
         check_certificate(config.router)
     config = with_pinned_models(config)
-    if notice := check_models(config):
+    if notice := check_deployment(config):
         progress(notice)
     with ExitStack() as stack:
         if address is None:
@@ -85,7 +85,7 @@ def deployed(
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
     config = with_pinned_models(config)
-    if notice := check_models(config):
+    if notice := check_deployment(config):
         progress(notice)
     join_ray(address)
     try:

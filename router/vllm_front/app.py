@@ -7,7 +7,8 @@ import argparse
 import logging
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +22,11 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve import create_error_response
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
-from vllm.reasoning import ReasoningParserManager
-from vllm.tool_parsers import ToolParserManager
 
 from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import ApiKeys
@@ -38,6 +40,7 @@ from router.options.request import shown
 from router.options.settings import RouterConfig
 from router.vllm_front import body_errors, flags, metrics, renderer
 from router.vllm_front.engine_client import PooledEngineClient
+from router.vllm_front.late_options import check_late_options
 from router.vllm_front.metrics import FrontMetrics
 from skim_common.errors import SkimError, one_line
 from skim_common.symbols import VLLM
@@ -97,23 +100,17 @@ async def build_openai_app(
     """
     VLLM.check(HOOKED)
     args, vllm_config = front_config(model)
-    adapters = [adapter.name for adapter in args.lora_modules or ()]
-    client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
-    tasks = await client.get_supported_tasks()
-    front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
-    app = build_app(args, tasks, client.model_config)
-    front.count_requests_of(app)
+    keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
+    with _in_one_sentence():
+        front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
+        adapters = [adapter.name for adapter in args.lora_modules or ()]
+        client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
+        app = await _vllm_app(args, client, front, model)
     app.state.metrics = dispatcher.clients = front
-    await init_app_state(client, app.state, args, tasks)
-    for served in app.state.openai_serving_models.base_model_paths:
-        served.model_path = model.root
-    for adapter in app.state.openai_serving_models.lora_requests.values():
-        adapter.lora_path = adapter.lora_name  # clients see no path of this machine
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
     body_errors.bound_body_errors(app)
     app.state.server = types.SimpleNamespace()
-    keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
     if keys.wanted:
         app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
@@ -133,6 +130,42 @@ async def build_openai_app(
     return app
 
 
+async def _vllm_app(
+    args: argparse.Namespace, client: PooledEngineClient, front: FrontMetrics, model: ServedModel
+) -> FastAPI:
+    """vLLM's app, which tells clients no path of this machine. Raises errors of any type."""
+    tasks = await client.get_supported_tasks()
+    app = build_app(args, tasks, client.model_config)
+    front.count_requests_of(app)
+    await init_app_state(client, app.state, args, tasks)
+    check_late_options(args, client, app.state.online_renderer)
+    models: OpenAIServingModels = app.state.openai_serving_models
+    for served in models.base_model_paths:
+        served.model_path = model.root
+    for adapter in models.lora_requests.values():
+        adapter.lora_path = adapter.lora_name
+    models.load_lora_adapter = models.unload_lora_adapter = _refuse_adapter
+    return app
+
+
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Any error but SkimError becomes a SkimError with its cause."""
+    try:
+        yield
+    except SkimError:
+        raise
+    except Exception as error:  # of any type: vLLM's own, and those of middlewares and plugins
+        logger.exception("the HTTP app cannot be built")
+        cause = f"{type(error).__name__}: {one_line(error)}"
+        raise SkimError(f"the HTTP app cannot be built with these target.engine_options: {cause}") from error
+
+
+async def _refuse_adapter(request: object, base_model_name: str | None = None) -> ErrorResponse:
+    """In place of the front's methods behind VLLM_ALLOW_RUNTIME_LORA_UPDATING: one router would know, and no target."""
+    return create_error_response("the adapters are fixed while the endpoint runs: name them in lora_modules")
+
+
 def _problem_of(error: Exception) -> str:
     """What is wrong with a body. The text of Python's own errors is about vLLM's code; others are vLLM's sentences."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
@@ -145,18 +178,11 @@ def _problem_of(error: Exception) -> str:
 
 
 def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
-    """vLLM's arguments and configuration of the front, as `vllm serve` makes them. Raises SkimError.
-
-    A front loads the files of parser plug-ins before anything names their parsers.
-    """
+    """vLLM's arguments and configuration of the front, as `vllm serve` makes them. Raises SkimError."""
     own = {"model": model.folder, "served_model_name": list(model.names), "max_model_len": model.max_len}
     own["language_model_only"] = True  # the pools get token ids, so vLLM shall refuse images, audio and video
     args = flags.arguments({**model.options, **own})
     try:
-        if args.tool_parser_plugin:
-            ToolParserManager.import_tool_parser(args.tool_parser_plugin)
-        if args.reasoning_parser_plugin:
-            ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
         return args, AsyncEngineArgs.from_cli_args(args).create_engine_config()
     except Exception as error:  # pydantic, transformers and vLLM raise many types here
         logger.exception("vLLM's front refuses its options")

@@ -137,7 +137,8 @@ class PooledEngineClient(EngineClient):
         raise _unsupported("sleep")
 
     async def add_lora(self, lora_request: Any) -> bool:
-        """The front announces an adapter. The target has those of its list, and no others while it runs."""
+        """The front announces an adapter. Each replica of the target has loaded those of its list before it served, and
+        loads no others."""
         if lora_request.lora_name not in self._adapters:
             raise _unsupported("further LoRA adapters: name them in target.engine_options.lora_modules")
         return True

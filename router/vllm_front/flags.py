@@ -1,20 +1,19 @@
-"""The flags of `vllm serve`, read by vLLM's own parser: a person's command line, and the options of a deployment.
-
-As a program it reads the words of a command line. The command line of Skim runs it as a process of its own: the import
-of vLLM changes the environment, which Ray's processes would inherit, and takes 0.6 GB.
-"""
+"""The flags of `vllm serve`, read by vLLM's own parser: a person's command line, and the options of a deployment."""
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from vllm.engine.arg_utils import _expand_json_human_readable_numbers
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.import_utils import import_from_path
 
 from skim_common.errors import SkimError, one_line
 
@@ -112,11 +111,39 @@ def _config_apart(word: str) -> list[str]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """vLLM's own checks of a command line. Raises SkimError."""
+    """What `vllm serve` checks before its engine starts, plugins and names of parsers included. Raises SkimError."""
     try:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:
         raise SkimError(f"`vllm serve` does not take this: {one_line(error).removeprefix('Error: ')}") from None
+    structured = args.structured_outputs_config
+    for manager, kind, plugins, names in (
+        (ToolParserManager, "tool", [args.tool_parser_plugin], [args.tool_call_parser]),
+        (
+            ReasoningParserManager,
+            "reasoning",
+            [args.reasoning_parser_plugin, structured.reasoning_parser_plugin],
+            [args.reasoning_parser, structured.reasoning_parser],
+        ),
+    ):
+        for plugin in filter(None, plugins):
+            _import_plugin(kind, plugin)
+        for name in filter(None, names):
+            if name not in (known := manager.list_registered()):
+                raise SkimError(f"vLLM has no {kind} parser {name!r}; choose one of {', '.join(known)}")
+
+
+def _import_plugin(kind: str, path: str) -> None:
+    """As the managers' own methods, which only log an error. Raises SkimError."""
+    try:
+        import_from_path(Path(path).stem, path)
+    except BaseException as error:  # whatever the file raises, SystemExit too
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        what = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
+        raise SkimError(
+            f"{kind}_parser_plugin {path} cannot be imported ({what}); correct the file or its path"
+        ) from None
 
 
 def _plain(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -129,21 +156,3 @@ def _plain(convert: Callable[[str], Any]) -> Callable[[str], Any]:
         return json.loads(_expand_json_human_readable_numbers(text))
 
     return read
-
-
-def main() -> None:
-    """Read a JSON object from stdin: `lines`, each the words of a command line, and `own`, as in `given_flags`.
-
-    The last line of stdout is the answer as JSON: `lines`, each with `given` and `at_default`, or `error`.
-    """
-    asked = json.load(sys.stdin)
-    try:
-        read = [given_flags(words, asked["own"]) for words in asked["lines"]]
-        answer: dict[str, Any] = {"lines": [{"given": given, "at_default": sorted(same)} for given, same in read]}
-    except SkimError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

@@ -27,19 +27,24 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_request
 from target_service.sampling import DELTA
-from target_service.vllm_backend.adapters import adapters_of, lora_options
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
-from target_service.vllm_backend.outputs import generate_output
+from target_service.vllm_backend.outputs import generate_output, has_failed
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from target_service.vllm_backend.speculation.methods import TargetSamplingParams, read_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
+from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
 logger = logging.getLogger(__name__)
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain, besides ADAPTER."""
+
+
+UNCOMPILED = (
+    "the structured output of this request cannot be compiled: correct or simplify its grammar, regex or schema"
+)
 
 
 class VllmTarget(TargetEngine):
@@ -51,8 +56,8 @@ class VllmTarget(TargetEngine):
     mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
     linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers
-    see the original positions. lora_modules: `adapters.adapters_of`. stat_loggers: dotted names of classes that receive
-    vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
+    see the original positions. lora_modules: `vllm_hooks.adapters.adapters_of`. stat_loggers: dotted names of classes
+    that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
     vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
     Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
@@ -118,6 +123,10 @@ class VllmTarget(TargetEngine):
         self._transfer_counts = TransferCounts(config, engine_index)
         return self._transfer_counts
 
+    async def prepare(self) -> None:
+        """As TargetEngine.prepare: loads the adapters."""
+        await load_adapters(self._engine, self._adapters)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """As TargetEngine.generate. Decode method remote uses the look-ahead tokens and the session."""
         sampling = self._sampling_params(request)
@@ -142,6 +151,8 @@ class VllmTarget(TargetEngine):
             # AsyncLLM aborts the request when its own generator is closed or cancelled.
             async with aclosing(stream):
                 async for output in stream:
+                    if first and sampling.structured_outputs and has_failed(output):
+                        raise InvalidRequestError(UNCOMPILED)
                     yield await generate_output(output, with_timings=first)
                     first = False
         except VLLMClientError as e:

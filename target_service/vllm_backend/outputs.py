@@ -26,6 +26,11 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
     )
 
 
+def has_failed(output: RequestOutput) -> bool:
+    """Whether vLLM has given the request up, without a token of it."""
+    return any(c.finish_reason == "error" and not c.token_ids for c in output.outputs)
+
+
 async def _in_turns(prompt_logprobs: PromptLogprobs) -> AsyncIterator[list[TokenLogprob] | None]:
     """The candidates of each position. Other tasks run in between: a long prompt takes seconds."""
     made = 0

@@ -1,0 +1,122 @@
+"""A process that has imported vLLM's HTTP front, and answers questions about options before Ray or an engine starts.
+
+It is started once for all questions of a command. Here is its caller's side; `router.vllm_front.program` is its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from cluster.config.schema import DeploymentConfig
+from skim_common.errors import SkimError
+from skim_common.models.source import public_name
+
+PROGRAM = "router.vllm_front.program"
+
+PLAIN = (bool, int, float, type(None))
+"""Types of values that name nothing that could be missing."""
+
+
+class FrontProcess:
+    """The process. Its import of vLLM runs beside what the caller does meanwhile."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it lasts as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", PROGRAM],
+            env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def send(self, question: str, **arguments: Any) -> None:
+        """question: a name of `router.vllm_front.program.QUESTIONS`."""
+        assert self._process.stdin is not None
+        line = json.dumps({"question": question, "folder": str(Path.cwd()), **arguments}, default=str)
+        with suppress(BrokenPipeError):  # `receive` says why
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The answer. Raises SkimError, also if the process has ended."""
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            self._errors.seek(0)
+            cause = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+            raise SkimError(f"vLLM cannot read its options on this machine: {cause}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SkimError(answer["error"])
+        return answer["answer"]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+_kept: FrontProcess | None = None
+
+
+def front_process() -> FrontProcess:
+    """The process of this command; the first call starts it."""
+    global _kept
+    _kept = _kept or FrontProcess()
+    return _kept
+
+
+def end_front_process() -> None:
+    global _kept
+    if _kept is not None:
+        _kept.end()
+    _kept = None
+
+
+def prepare_check(config: DeploymentConfig) -> None:
+    """Start the process if `checked_front` will need it."""
+    if _names_something(config):
+        front_process()
+
+
+@contextmanager
+def checked_front(config: DeploymentConfig) -> Iterator[None]:
+    """At its end, raises SkimError if the router's app cannot be built with these options, or an adapter be served.
+
+    The check runs beside what is in the context. The process ends with it.
+    """
+    try:
+        asks = _names_something(config)
+        if asks:
+            front_process().send("check_front", **_deployment(config))
+        yield
+        if asks:
+            front_process().receive()
+    finally:
+        end_front_process()
+
+
+def _names_something(config: DeploymentConfig) -> bool:
+    options = {name: value for name, value in config.front_options.items() if name != "dtype"}
+    return config.router.api_keys_file is not None or any(not isinstance(value, PLAIN) for value in options.values())
+
+
+def _deployment(config: DeploymentConfig) -> dict[str, Any]:
+    """The arguments of `router.vllm_front.program.check_front`."""
+    target = config.target
+    return {
+        "model": target.model,
+        "root": public_name(target.model),
+        "names": [config.served_model_name, *config.model_aliases],
+        "front_options": config.front_options,
+        "engine_options": target.engine_options,
+        "python_path": target.env.get("PYTHONPATH", ""),
+        "settings": config.router.model_dump(),
+    }

@@ -1,0 +1,88 @@
+"""A program that answers questions about options of `vllm serve`, before Ray or an engine starts.
+
+The command line of Skim runs it as a process of its own: the import of vLLM changes the environment, which Ray's
+processes would inherit, and takes seconds and 0.6 GB. So one process answers all questions of a command.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from skim_common.errors import SkimError
+
+
+class _NoMeter:
+    """A Meter that records nothing."""
+
+    def record(self, name: str, value: float, **tags: str) -> None: ...
+
+
+def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[dict[str, Any]]:
+    """lines: each the words of a command line. own: as in `given_flags`, whose results these are."""
+    from router.vllm_front.flags import given_flags
+
+    read = [given_flags(words, own) for words in lines]
+    return [{"given": given, "at_default": sorted(same)} for given, same in read]
+
+
+def check_front(
+    *,
+    model: str,
+    root: str,
+    names: Sequence[str],
+    front_options: Mapping[str, Any],
+    engine_options: Mapping[str, Any],
+    python_path: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Build a router's app over no pools, and read what the target would read. Raises SkimError for what is refused.
+
+    model: the target's folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's.
+    python_path: the PYTHONPATH of its replicas. settings: fields of RouterConfig.
+    """
+    from router.dispatch.dispatcher import Dispatcher
+    from router.options.request import PrefillOptions, SpeculationOptions
+    from router.options.settings import RouterConfig
+    from router.vllm_front.app import ServedModel, build_openai_app
+    from router.vllm_front.late_options import check_logits_processors
+    from skim_common.models.info import inspect_model
+    from skim_common.models.source import local_folder
+    from vllm_hooks.adapters import adapters_of, lora_options
+
+    lora_options(adapters_of(engine_options.get("lora_modules") or (), names, weights=False), engine_options)
+    sys.path.extend(filter(None, python_path.split(os.pathsep)))
+    check_logits_processors(front_options.get("logits_processors") or ())
+    limit, overrides = engine_options.get("max_model_len"), engine_options.get("hf_overrides")
+    info = inspect_model(model, engine="vllm", max_model_len=limit, overrides=overrides)
+    folder = local_folder(model, weights=False)
+    served = ServedModel(folder, root, tuple(names), info.max_model_len, front_options)
+    own, no_pools = RouterConfig.model_validate(settings), cast(Any, None)
+    dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), own, _NoMeter())
+    asyncio.run(build_openai_app(dispatcher, served, own))
+
+
+QUESTIONS = {"read_flags": read_flags, "check_front": check_front}
+
+
+def main() -> None:
+    """Each line of stdin is a question: JSON with `question`, a name of QUESTIONS, its arguments, and `folder`, the
+    working directory. Each line of stdout is the answer as JSON: `answer`, or `error`, a sentence."""
+    gc.disable()  # collections take a third of vLLM's import
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # plugins may print
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.chdir(asked.pop("folder"))
+        try:
+            answer: dict[str, Any] = {"answer": QUESTIONS[asked.pop("question")](**asked)}
+        except SkimError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
