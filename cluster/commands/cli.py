@@ -217,9 +217,12 @@ def deploy(
     `serve shutdown` takes it down.
     """
     from cluster.config.load import load_config
-    from cluster.serve.deployment import deploy
+    from cluster.serve.front_process import prepare_check
 
     deployment = load_config(config)
+    prepare_check(deployment)  # it starts beside these imports
+    from cluster.serve.deployment import deploy
+
     url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))
     _announce(url, deployment.served_model_name)
 

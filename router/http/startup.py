@@ -20,14 +20,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.options.errors import HttpError
-from skim_common.errors import EngineUnavailableError, SkimError
+from skim_common.errors import EngineUnavailableError, SkimError, one_line
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = (1.0, 30.0)
 """The first and the longest pause between two attempts to build the app, in seconds."""
 
-NOT_BUILT = "the router's HTTP app cannot be built; its replica's log has the cause"
+NOT_BUILT = "the router's HTTP app cannot be built"
 WAITING = "waiting for a replica of each pool; `skim status` says what keeps them"
 
 
@@ -110,8 +110,8 @@ class StartingApp:
             except SkimError as error:
                 self.problem, self.failed = str(error), True
                 logger.error("the router cannot serve: %s", error)
-            except Exception:
-                self.problem, self.failed = NOT_BUILT, True
+            except Exception as error:
+                self.problem, self.failed = f"{NOT_BUILT} ({type(error).__name__}: {one_line(error)})", True
                 logger.exception(NOT_BUILT)
             if self.failed:
                 self._decided.set()

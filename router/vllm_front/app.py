@@ -7,13 +7,14 @@ import argparse
 import logging
 import traceback
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.dependencies.utils import request_body_to_args
+from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -44,6 +45,7 @@ from router.vllm_front.late_options import check_late_options
 from router.vllm_front.metrics import FrontMetrics
 from skim_common.errors import SkimError, one_line
 from skim_common.symbols import VLLM
+from skim_common.validation import sentence
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ async def build_openai_app(
     VLLM.check(HOOKED)
     args, vllm_config = front_config(model)
     keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
-    with _in_one_sentence():
+    with _in_one_sentence(model.options):
         front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
         adapters = [adapter.name for adapter in args.lora_modules or ()]
         client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
@@ -149,8 +151,8 @@ async def _vllm_app(
 
 
 @contextmanager
-def _in_one_sentence() -> Iterator[None]:
-    """Any error but SkimError becomes a SkimError with its cause."""
+def _in_one_sentence(options: Iterable[str]) -> Iterator[None]:
+    """Any error but SkimError becomes a SkimError with its cause. options: the names of those that are given."""
     try:
         yield
     except SkimError:
@@ -158,7 +160,8 @@ def _in_one_sentence() -> Iterator[None]:
     except Exception as error:  # of any type: vLLM's own, and those of middlewares and plugins
         logger.exception("the HTTP app cannot be built")
         cause = f"{type(error).__name__}: {one_line(error)}"
-        raise SkimError(f"the HTTP app cannot be built with these target.engine_options: {cause}") from error
+        given = ", ".join(options) or "none"
+        raise SkimError(f"the HTTP app cannot be built with the target.engine_options {given} ({cause})") from error
 
 
 async def _refuse_adapter(request: object, base_model_name: str | None = None) -> ErrorResponse:
@@ -186,7 +189,8 @@ def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
         return args, AsyncEngineArgs.from_cli_args(args).create_engine_config()
     except Exception as error:  # pydantic, transformers and vLLM raise many types here
         logger.exception("vLLM's front refuses its options")
-        raise SkimError(f"vLLM's front refuses an option of target.engine_options: {one_line(error)}") from error
+        cause = sentence(error) if isinstance(error, ValidationError) else one_line(error)
+        raise SkimError(f"vLLM's front refuses an option of target.engine_options: {cause}") from error
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.utils.import_utils import import_from_path
+from vllm.utils.import_utils import import_from_path, resolve_obj_by_qualname
 
 from skim_common.errors import SkimError, one_line
 
@@ -38,7 +39,8 @@ class _Parser(FlexibleArgumentParser):
             word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
             close = get_close_matches(word.replace("_", "-"), [*self.own, *_flags(self)], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-        raise SkimError(f"`vllm serve` does not take this: {one_line(argparse.ArgumentError(None, message))}{hint}")
+        told = " ".join(message.partition(" [type=")[0].split())
+        raise SkimError(f"`vllm serve` does not take this: {told}{hint}")
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -127,23 +129,25 @@ def _check(args: argparse.Namespace) -> None:
         ),
     ):
         for plugin in filter(None, plugins):
-            _import_plugin(kind, plugin)
+            # The managers' own methods only log an error.
+            with _imported(f"{kind}_parser_plugin {plugin}"):
+                import_from_path(Path(plugin).stem, plugin)
         for name in filter(None, names):
             if name not in (known := manager.list_registered()):
                 raise SkimError(f"vLLM has no {kind} parser {name!r}; choose one of {', '.join(known)}")
+    for name in args.middleware:
+        with _imported(f"middleware {name}"):
+            resolve_obj_by_qualname(name)
 
 
-def _import_plugin(kind: str, path: str) -> None:
-    """As the managers' own methods, which only log an error. Raises SkimError."""
+@contextmanager
+def _imported(what: str) -> Iterator[None]:
+    """What the import of somebody's code raises is a SkimError."""
     try:
-        import_from_path(Path(path).stem, path)
-    except BaseException as error:  # whatever the file raises, SystemExit too
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        what = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
-        raise SkimError(
-            f"{kind}_parser_plugin {path} cannot be imported ({what}); correct the file or its path"
-        ) from None
+        yield
+    except (Exception, SystemExit) as error:
+        cause = f"{type(error).__name__}: {one_line(error)}"
+        raise SkimError(f"{what} cannot be imported ({cause}); correct its name or the file") from None
 
 
 def _plain(convert: Callable[[str], Any]) -> Callable[[str], Any]:
