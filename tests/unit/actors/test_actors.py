@@ -296,3 +296,17 @@ async def test_a_replica_that_goes_closes_its_engine(make):
     actor.__del__()
     assert closed
     actor._engine.close = lambda: None
+
+
+async def test_a_target_has_loaded_what_requests_name_before_it_serves(monkeypatch):
+    """vLLM would read the files of an adapter inside a step, where an error ends the engine."""
+    asked = []
+
+    async def prepare(self):
+        asked.append(self)
+        raise ModelError("the LoRA adapter 'sql' cannot be loaded")
+
+    monkeypatch.setattr(MockTarget, "prepare", prepare)
+    with pytest.raises(ModelError, match="'sql'"):
+        await target()
+    assert len(asked) == 1

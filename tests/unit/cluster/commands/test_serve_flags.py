@@ -3,6 +3,7 @@
 import pytest
 
 from cluster.commands import serve_flags
+from cluster.serve import front_process
 from router.vllm_front.flags import given_flags
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -20,13 +21,15 @@ def serve(skim, monkeypatch):
         raise SkimError("enough")
 
     monkeypatch.setattr("cluster.serve.deployment.deployed", deployed)
+    monkeypatch.setattr(front_process, "prepare_check", lambda config: None)
 
     def run(*words):
         started.clear()
         ran = skim("serve", *words)
         return started[0] if started else ran.error
 
-    return run
+    yield run
+    front_process.end_front_process()
 
 
 @pytest.fixture
@@ -120,5 +123,5 @@ def test_a_plain_line_reads_no_flags(serve, monkeypatch):
 
 
 def test_a_reader_that_fails_says_so(serve, monkeypatch):
-    monkeypatch.setattr(serve_flags, "READER", "router.no_such_program")
-    assert "vLLM cannot read its flags on this machine: " in serve(TARGET, "--speculator", SPECULATOR, "--seed", "1")
+    monkeypatch.setattr(front_process, "PROGRAM", "router.no_such_program")
+    assert "vLLM cannot read its options on this machine: " in serve(TARGET, "--speculator", SPECULATOR, "--seed", "1")

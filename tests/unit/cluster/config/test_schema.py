@@ -315,6 +315,14 @@ def test_pools_with_shares_of_the_gpu_memory_share_a_gpu(write):
     assert [pool.gpus_per_replica for pool in config.pools.values()] == [0.5, 0.5, 0.25]
 
 
+def test_the_prefilling_pool_has_the_adapters_of_the_target(write):
+    """A request for one is read there, whatever else differs."""
+    own = "prefill: {engine_options: {max_num_seqs: 4}}"
+    target = f"model: big, topology: split, engine_options: {{lora_modules: [a=/a], tool_call_parser: hermes}}, {own}"
+    config = load_config(write(f"target: {{{target}}}\nspeculator: {{model: s}}"))
+    assert config.target.prefill.engine_options == {"max_num_seqs": 4, "lora_modules": ["a=/a"]}
+
+
 def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):
     target = "model: big, tensor_parallel: 4, replicas: 3, topology: split, env: {A: 1}"
     prefill = "prefill: {replicas: 2, tensor_parallel: 2}"

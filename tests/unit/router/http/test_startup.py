@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 
 import httpx
@@ -81,7 +82,7 @@ async def test_every_request_is_answered_until_the_pools_are_there():
     [
         (EngineUnavailableError("a replica died"), "a replica died", False),
         (ModelError("two tokenizers"), "two tokenizers", True),
-        (RuntimeError("in /secret/path"), NOT_BUILT, True),
+        (RuntimeError("in /secret/path"), f"{NOT_BUILT} (RuntimeError: in /secret/path)", True),
     ],
 )
 async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
@@ -174,7 +175,8 @@ async def test_a_router_whose_others_are_gone_starts_without_an_app():
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"), [(ModelError("two tokenizers"), "two tokenizers"), (RuntimeError("x"), NOT_BUILT)]
+    ("error", "problem"),
+    [(ModelError("two tokenizers"), "two tokenizers"), (RuntimeError("x"), f"{NOT_BUILT} (RuntimeError: x)")],
 )
 async def test_beside_routers_that_serve_a_start_fails_for_a_mistake(error, problem):
     """So the old routers keep running, and who deployed is told."""
@@ -184,7 +186,7 @@ async def test_beside_routers_that_serve_a_start_fails_for_a_mistake(error, prob
         tried.append(1)
         raise error
 
-    with pytest.raises(SkimError, match=f"^{problem}$"):
+    with pytest.raises(SkimError, match=f"^{re.escape(problem)}$"):
         await StartingApp(build, startup_timeout_s=3600.0, others_serve=Others()).start()
     attempts = len(tried)
     await asyncio.sleep(0.01)

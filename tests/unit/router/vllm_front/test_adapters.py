@@ -15,8 +15,16 @@ from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, LocalP
 PATH = "/data/of/this/machine"
 
 
+@pytest.fixture(scope="module")
+def updating():
+    """vLLM's front has its routes for adapters that come while it runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served():
+async def served(updating):
     """The endpoint of a target with one adapter, and its pools."""
     pools, settings = LocalPools(), RouterConfig()
     options = PrefillOptions(enabled="always", min_prompt_tokens=256)
@@ -62,3 +70,21 @@ async def test_an_adapter_that_the_target_does_not_have_is_refused(served):
     answer = await ask(served, "legal")
     assert answer.status_code == 404
     assert "legal" in answer.json()["error"]["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "legal", "lora_path": "/legal"}),
+        ("/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "/other", "load_inplace": True}),
+        ("/v1/unload_lora_adapter", {"lora_name": "sql"}),
+    ],
+)
+async def test_adapters_are_fixed_while_the_endpoint_runs(served, path, body):
+    """One router would change its list, and no target would know."""
+    answer = await served[0].post(path, json=body)
+    assert answer.status_code == 400
+    assert "the adapters are fixed" in answer.json()["error"]["message"]
+    cards = (await served[0].get("/v1/models")).json()["data"]
+    assert [card["id"] for card in cards] == [MODEL_NAME, "sql"]

@@ -4,6 +4,7 @@ The table is made from vLLM's own parser, so that a flag of a new vLLM fails unt
 """
 
 import argparse
+import colorsys
 import json
 from dataclasses import fields
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ SAMPLES = {
     "limit_mm_per_prompt": ['{"image": 2}'],
     "lora_modules": ["a=b"],
     "max_num_batched_tokens": ["8k"],
-    "middleware": ["a.b"],
+    "middleware": ["json.JSONDecoder"],
     "mm_encoder_attn_backend": ["TORCH_SDPA"],
     "attention_backend": ["CPU_ATTN"],
     "model": [TARGET],
@@ -51,10 +52,12 @@ SAMPLES = {
     "quantization_config": ['{"ignore": ["a"]}'],
     "reasoning_config": ['{"reasoning_start_str": "a", "reasoning_end_str": "b"}'],
     "reasoning_parser": ["qwen3"],
+    "reasoning_parser_plugin": [colorsys.__file__],
     "speculative_config": ['{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'],
     "structured_outputs_config": ['{"backend": "guidance"}'],
     "tokenizer": [TARGET],
     "tool_call_parser": ["hermes"],
+    "tool_parser_plugin": [colorsys.__file__],
     "tool_server": ["localhost:1"],
 }  # fmt: skip
 """Words of options for which no word of GUESSES would do, or none that says much."""
