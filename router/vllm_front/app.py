@@ -60,6 +60,8 @@ HOOKED = (
     *_BODY_READERS,
     ("vllm.entrypoints.launchers.app", "build_app", "args supported_tasks model_config"),
     ("vllm.entrypoints.launchers.api_server.app_state", "init_app_state", "engine_client state args supported_tasks"),
+    ("vllm.entrypoints.openai.models.serving", "OpenAIServingModels.load_lora_adapter", "self request base_model_name"),
+    ("vllm.entrypoints.openai.models.serving", "OpenAIServingModels.unload_lora_adapter", "self request"),
     ("vllm.entrypoints.serve.exception_handling.handlers.exception", "exception_handler", ""),
     ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
     *body_errors.HOOKED,
