@@ -27,6 +27,8 @@ CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 """The files that vllm.lora.lora_model looks for, in this order."""
 
+CHANGES_A_LAYER = "changes_a_layer"
+
 RANKS: tuple[int, ...] = get_args(MaxLoRARanks)
 """The values that vLLM takes for `max_lora_rank`."""
 
@@ -90,7 +92,10 @@ def lora_options(adapters: Mapping[str, LoRARequest], options: Mapping[str, Any]
 
 
 async def load_adapters(engine: AsyncLLM, adapters: Mapping[str, LoRARequest]) -> None:
-    """Load them on all ranks. Raises ModelError, and the engine survives."""
+    """Load them on all ranks of an engine whose worker has the method CHANGES_A_LAYER.
+
+    Raises ModelError for one that vLLM refuses, or that changes nothing; the engine survives.
+    """
     for name, adapter in adapters.items():
         try:
             await engine.add_lora(adapter)
@@ -99,6 +104,8 @@ async def load_adapters(engine: AsyncLLM, adapters: Mapping[str, LoRARequest]) -
         except Exception as error:  # EngineCore reports what a worker raised, of any type, as text
             cause = " ".join(str(error).split()).removeprefix("Call to add_lora method failed: ")
             raise ModelError(f"the LoRA adapter {name!r} cannot be loaded: {cause[:400]}") from error
+        if not any(await engine.collective_rpc(CHANGES_A_LAYER, args=(adapter.lora_int_id,))):
+            raise ModelError(f"the LoRA adapter {name!r} changes no layer of the model: it was made for another one")
 
 
 def _read(module: str | Mapping[str, Any]) -> tuple[str, str]:

@@ -77,6 +77,11 @@ class TargetWorker(RestoringWorker):
             setattr(output.model_runner_output, REPORT, self._drafter.report())
         return output
 
+    def changes_a_layer(self, adapter: int) -> bool:
+        """Whether this rank has a layer that the loaded adapter changes. vLLM ignores names of other layers."""
+        manager = self.get_model().lora_manager
+        return any(map(manager.get_adapter(adapter).check_lora_name, manager.modules))
+
     def draft_stats(self) -> dict[str, Any] | None:
         """The counts of the remote drafts; None without a drafter."""
         return self._drafter.stats() if self._drafter else None

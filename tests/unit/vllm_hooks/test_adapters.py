@@ -127,20 +127,23 @@ def test_an_adapter_of_a_hub(hub, tmp_path, adapter):
 
 
 class Engine:
-    """An engine that refuses the adapters `bad`, as vLLM tells it."""
+    """An engine that refuses the adapters `bad`, as vLLM tells it. changes: what its ranks say of each adapter."""
 
-    def __init__(self, bad=(), error=None):
-        self.loaded, self._bad, self._error = [], bad, error
+    def __init__(self, bad=(), error=None, changes=(False, True)):
+        self.loaded, self._bad, self._error, self._changes = [], bad, error, changes
 
     async def add_lora(self, request):
         if request.lora_name in self._bad:
             raise self._error
         self.loaded.append(request.lora_name)
 
+    async def collective_rpc(self, method, args):
+        return self._changes
+
 
 async def test_all_adapters_are_loaded():
     engine = Engine()
-    await load_adapters(engine, {name: SimpleNamespace(lora_name=name) for name in "ab"})
+    await load_adapters(engine, {name: SimpleNamespace(lora_name=name, lora_int_id=1) for name in "ab"})
     assert engine.loaded == ["a", "b"]
 
 
@@ -151,3 +154,10 @@ async def test_one_that_a_worker_refuses_is_one_sentence():
         await load_adapters(Engine("a", failed), asked)
     with pytest.raises(EngineDeadError):
         await load_adapters(Engine("a", EngineDeadError()), asked)
+
+
+async def test_one_that_changes_nothing_is_refused():
+    """vLLM ignores it, and each answer would be the model's own."""
+    asked = {"a": SimpleNamespace(lora_name="a", lora_int_id=1)}
+    with pytest.raises(ModelError, match="'a' changes no layer of the model"):
+        await load_adapters(Engine(changes=(False, False)), asked)
