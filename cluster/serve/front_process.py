@@ -3,6 +3,7 @@
 It is started once for all questions of a command. Here is its caller's side; `router.vllm_front.program` is its own.
 """
 
+import atexit
 import json
 import os
 import subprocess
@@ -67,9 +68,11 @@ _kept: FrontProcess | None = None
 
 
 def front_process() -> FrontProcess:
-    """The process of this command; the first call starts it."""
+    """The process of this command; the first call starts it. It ends with the command at the latest."""
     global _kept
-    _kept = _kept or FrontProcess()
+    if _kept is None:
+        _kept = FrontProcess()
+        atexit.register(end_front_process)
     return _kept
 
 
