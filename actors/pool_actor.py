@@ -25,6 +25,7 @@ from actors.work_meter import WorkMeter
 from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
 from skim_common.errors import SkimError
+from skim_common.proxies import call_directly
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class PoolActor(ABC):
     def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
         """Read the settings, and begin to log and to trace. Raises SkimError for a Ray that the hooks do not fit."""
         check_ray()
+        call_directly()
         log_through_serve()
         own = PoolSettings.model_validate(dict(settings))
         self._tracer = create_tracer(own.traces)

@@ -37,6 +37,7 @@ from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
 from router.pools.serve_pools import ServePools
 from skim_common.models.source import local_folder, public_name
+from skim_common.proxies import call_directly
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class RouterDeployment:
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         check_ray()
+        call_directly()
         log_through_serve()
         self._settings = own = RouterConfig.model_validate(dict(settings))
         self._tracer = create_tracer(traces)

@@ -31,6 +31,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve.preflight import free_port
 from skim_common.environment import CORES, KEPT_HEAP
 from skim_common.errors import SkimError
+from skim_common.proxies import client_options
 
 _START_LIMIT_S = 300
 
@@ -69,7 +70,7 @@ def _await_health(process: subprocess.Popen[bytes], url: str, log: Any) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=5, **client_options(url)).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.5)

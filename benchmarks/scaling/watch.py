@@ -17,6 +17,7 @@ import httpx
 
 from benchmarks.scaling.summary import POOLS
 from cluster.serve.app import APP_NAME
+from skim_common.proxies import client_options
 
 PARTS = ("router", *POOLS)
 _TAKEN = {"router": "ray_skim_router_requests_total"} | {pool: f"ray_skim_{pool}_started_total" for pool in POOLS}
@@ -123,6 +124,6 @@ def _read_into(counts: Counts) -> None:
     node: dict[str, Any] = ray.nodes()[0]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     try:
-        counts.read(httpx.get(url, timeout=10).text)
+        counts.read(httpx.get(url, timeout=10, **client_options(url)).text)
     except httpx.TransportError:
         return

@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx2
 import msgspec
-from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import SecretStr
 
 from cluster.batch.rows import BatchRequest, Response, RowFault
 from router.options.headers import LATER_REQUESTS, MOST_LATER_REQUESTS
 from skim_common.errors import EngineUnavailableError, SkimError
+from skim_common.proxies import client_options
 
 CONNECT_TIMEOUT_S = 10.0
 UNAVAILABLE = frozenset({429, 502, 503, 504})
@@ -123,6 +124,7 @@ def _client(endpoint: Endpoint) -> AsyncOpenAI:
         api_key=endpoint.api_key.get_secret_value(),
         max_retries=endpoint.max_retries,
         timeout=httpx2.Timeout(endpoint.timeout_s, connect=CONNECT_TIMEOUT_S),
+        http_client=DefaultAsyncHttpxClient(**client_options(endpoint.url)),
     )
 
 

@@ -21,6 +21,7 @@ from cluster.commands.lazy import lazy_group
 from cluster.commands.pairs import pairs
 from cluster.commands.plan import app as plan_commands
 from skim_common.errors import SkimError
+from skim_common.proxies import call_directly
 
 SERVING = "Serving"
 TOOLS = "One model at a time"
@@ -79,6 +80,7 @@ def main() -> NoReturn:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    call_directly()
     try:
         app()
     except SkimError as error:

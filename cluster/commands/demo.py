@@ -22,6 +22,7 @@ from cluster.serve.preflight import free_port
 from router.http.sse import read_event
 from router.options.headers import read_server_timing
 from skim_common.errors import SkimError
+from skim_common.proxies import client_options
 
 REPOSITORY = Path(__file__).parents[2]
 SHOWN_TOKENS = 360
@@ -58,7 +59,7 @@ def run_demo(
     console.print("Starting a speculator, a target and a router on this machine (about 40 s)")
     with (
         deployed(config, progress=lambda line: console.print(f"  {line}")) as url,
-        httpx.Client(base_url=url, timeout=300) as client,
+        httpx.Client(base_url=url, timeout=300, **client_options(url)) as client,
     ):
         console.print("  warming up\n")
         for mode in (False, True):

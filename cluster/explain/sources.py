@@ -16,6 +16,7 @@ from router.explain.explained import Explained
 from router.explain.prompt_text import PromptText, message_spans, read_token_text
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
+from skim_common.proxies import client_options
 from speculator_service.translation.token_text import TokenText
 
 HTTP_TIMEOUT_S = 30.0
@@ -95,12 +96,15 @@ def from_request(
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(
-            f"{base}/v1/requests/{quote(request_id, safe='')}/selection", headers=headers, timeout=HTTP_TIMEOUT_S
+            f"{base}/v1/requests/{quote(request_id, safe='')}/selection",
+            headers=headers,
+            timeout=HTTP_TIMEOUT_S,
+            **client_options(base),
         )
         explanation = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise SkimError(f"the endpoint {base} did not answer: {error or type(error).__name__}") from None
-    if answer.status_code != httpx.codes.OK or not isinstance(explanation, dict):
+    if answer.status_code != httpx.codes.OK or not isinstance(explanation, dict) or "prompt_tokens" not in explanation:
         told = explanation.get("error") if isinstance(explanation, dict) else None
         message = told.get("message") if isinstance(told, dict) else told
         raise SkimError(f"the endpoint {base} answered {answer.status_code}: {message or 'it is no Skim endpoint'}")

@@ -9,6 +9,7 @@ from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
+from skim_common.proxies import DIRECT_GRPC
 
 Object = dict[str, Any]
 
@@ -126,7 +127,7 @@ def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES})
+    env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC})
     env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):

@@ -9,6 +9,7 @@ from evals.run.ask import Answer, Case, cases_of
 from evals.selection.selectors import DENSE, SELECTORS
 from evals.tasks.registry import Sample
 from skim_common.errors import SkimError
+from skim_common.proxies import client_options
 
 
 class Endpoint:
@@ -28,13 +29,14 @@ class Endpoint:
         httpx.AsyncClient. Raises SkimError without the openai package.
         """
         try:
-            from openai import AsyncOpenAI
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError:
             raise SkimError("--endpoint needs the OpenAI client: pip install openai") from None
         base = url.rstrip("/")
         self._url = base if base.endswith("/v1") else f"{base}/v1"
         key = os.environ.get("OPENAI_API_KEY", "none")
-        self._client = AsyncOpenAI(base_url=self._url, api_key=key, http_client=http_client)
+        http = http_client or DefaultAsyncHttpxClient(**client_options(base))
+        self._client = AsyncOpenAI(base_url=self._url, api_key=key, http_client=http)
         self._look_ahead, self._max_tokens = look_ahead, max_tokens
         self._rates = [rate for rate in keep_rates if rate < 1]
         self.selectors = tuple(name for name in selectors if SELECTORS[name].served is not None)

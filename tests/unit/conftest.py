@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 import cluster.commands.cli
+from skim_common.proxies import DIRECT_GRPC
 from tests.reference.hub_server import hub_server
 
 MODELS = Path(__file__).parents[2] / "demo_models"
@@ -31,6 +32,8 @@ def skim(monkeypatch, capfd):
     """`skim("select", "--speculator", folder)` as a user would run it."""
     for name in cluster.commands.cli.QUIET:
         monkeypatch.setenv(name, os.environ.get(name, cluster.commands.cli.QUIET[name]))
+    for name in ("no_proxy", "NO_PROXY", *DIRECT_GRPC):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # the entry point sets them
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*words) -> Ran:

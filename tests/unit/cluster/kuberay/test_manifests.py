@@ -13,6 +13,7 @@ from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
 from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
+from skim_common.proxies import DIRECT_GRPC
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
 
@@ -166,7 +167,7 @@ def test_every_node_serves_alike(objects):
     nodes = [pod for name, pod in pods(objects) if name.startswith("RayService")]
     for pod in nodes:
         env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
-        assert env.items() >= SERVE_SWITCHES.items()
+        assert env.items() >= (SERVE_SWITCHES | DIRECT_GRPC).items()
     assert len(nodes) >= 4
 
 
