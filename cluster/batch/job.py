@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -14,17 +13,17 @@ from cluster.batch.client import Endpoint, check_endpoint
 from cluster.batch.journal import Journal, Totals
 from cluster.batch.plan import InputPlan, Part, read_plan
 from cluster.batch.progress import Progress
-from cluster.batch.storage import absolute, is_local
+from cluster.batch.storage import absolute, is_local, shared_path
 from cluster.batch.worker import Work, answer_parts
 from cluster.config.load import load_config
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
+from skim_common.proxies import is_loopback
 
 PrintLine = Callable[[str], None]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 FOLDER_VARIABLE = "SKIM_BATCH_DIR"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class BatchOptions:
 
 def check_input(url: str, print_line: PrintLine) -> InputPlan:
     """Read the whole input and print a summary of it. Raises SkimError."""
-    plan = read_plan(absolute(url, Path.cwd()))
+    plan = read_plan(shared_path(absolute(url, Path.cwd())))
     kinds = ", ".join(f"{count} x {url}" for url, count in plan.urls.most_common())
     print_line(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
     for problem in plan.problems:
@@ -59,7 +58,10 @@ def check_input(url: str, print_line: PrintLine) -> InputPlan:
 def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
     """Run the whole batch; None if the output was already finished. After a SkimError it can be run again."""
     plan = check_input(options.input, print_line)
+    source = shared_path(absolute(options.input, Path.cwd()))
     output = absolute(options.output, output_folder())
+    if output.startswith("~"):
+        raise SkimError(f"there is no home folder for {output}: set {FOLDER_VARIABLE}, or give an absolute --output")
     journal = Journal(output)
     if journal.open(plan):
         print_line(f"{output} is already finished")
@@ -72,7 +74,8 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
     with ExitStack() as stack:
         try:
             if left:
-                _answer(options, plan, output, left, progress, stack, print_line)
+                source = journal.unpack(source) if plan.packed else source
+                _answer(options, plan, (source, output), left, progress, stack, print_line)
         except (SystemExit, KeyboardInterrupt):
             print_line(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
             raise
@@ -89,21 +92,24 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
 def output_folder() -> Path:
     """Folder for relative outputs: the working directory. In a Ray job that is a temporary copy, so a fixed folder."""
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        return Path(os.environ.get(FOLDER_VARIABLE, "~/skim-batch")).expanduser()
+        return Path(os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "~/skim-batch")))
     return Path.cwd()
 
 
 def _answer(
     options: BatchOptions,
     plan: InputPlan,
-    output: str,
+    files: tuple[str, str],
     parts: list[Part],
     progress: Progress,
     stack: ExitStack,
     print_line: PrintLine,
 ) -> None:
-    """Answer all rows of `parts`. The endpoint and the connection to Ray stay until `stack` closes."""
-    source = absolute(options.input, Path.cwd())
+    """Answer all rows of `parts`. The endpoint and the connection to Ray stay until `stack` closes.
+
+    files: of the rows, and of the output.
+    """
+    source, output = files
     batch_id = plan.fingerprint[:12]
     local_files = is_local(source) or is_local(output)
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
@@ -113,7 +119,7 @@ def _answer(
     endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
     asyncio.run(check_endpoint(endpoint))
     work = Work(source, output, endpoint, options.concurrency, batch_id)
-    here = local_files or urlsplit(url).hostname in LOOPBACK
+    here = local_files or is_loopback(url)
     node = ray.get_runtime_context().get_node_id() if here else None
     print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
     progress.start()

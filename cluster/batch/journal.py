@@ -2,8 +2,8 @@
 
 `plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
 not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
-and its part's file, or if two jobs run at once), but it is written once. The last step joins the parts, puts their rows
-back into input order and removes them. No file is ever appended to, because object stores cannot append.
+and its part's file, or if two jobs run at once), but it is written once. `input.jsonl` has the rows of a packed input.
+The last step joins the parts, puts their rows back into input order and removes them. No file is ever appended to, because object stores cannot append.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,14 @@ import msgspec
 
 from cluster.batch.plan import InputPlan, Part
 from cluster.batch.rows import BatchAnswer
-from cluster.batch.storage import locate, storage_errors, write
+from cluster.batch.storage import locate, open_rows, storage_errors, write
 from skim_common.errors import SkimError
 
 VERSION = 2
 READ_AHEAD = 16
 """Parts that are read at once while they are joined: an object store serves many parts as fast as one."""
+ROWS_FILE = "input.jsonl"
+CHUNK_BYTES = 2**20
 GLOB = frozenset("*?[]")
 
 _ANSWER = msgspec.json.Decoder(BatchAnswer)
@@ -55,6 +57,7 @@ class Journal:
             raise SkimError(f"--output {url} must not contain the characters {' '.join(sorted(GLOB))}")
         self._folder = f"{self._output}.batch"
         self._plan_file, self._parts = f"{self._folder}/plan.json", f"{self._folder}/parts"
+        self._rows = f"{self._folder}/{ROWS_FILE}"
         self._plan: _Plan | None = None
 
     def open(self, plan: InputPlan) -> bool:
@@ -102,6 +105,15 @@ class Journal:
     def _write_plan(self, plan: _Plan) -> None:
         write(self._fs, self._plan_file, [msgspec.json.encode(plan)])
         self._plan = plan
+
+    def unpack(self, url: str) -> str:
+        """Write the rows of the input at `url`, which is in gzip's format, beside the parts; the URL of that file.
+
+        Workers read rows by their places, which a packed file does not have.
+        """
+        with storage_errors(self._url), open_rows(url) as (file, _):
+            write(self._fs, self._rows, iter(lambda: file.read(CHUNK_BYTES), b""))
+        return f"{self._url}.batch/{ROWS_FILE}"
 
     def done(self) -> set[int]:
         """Indices of the finished parts."""
@@ -156,8 +168,9 @@ class Journal:
         return f"{self._parts}/{part.index:08d}.jsonl"
 
     def _remove_parts(self) -> None:
-        if self._fs.exists(self._parts):
-            self._fs.rm(self._parts, recursive=True)
+        for path in (self._parts, self._rows):
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
 
 def _answers(data: bytes) -> list[BatchAnswer]:

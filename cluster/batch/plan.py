@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.batch.order import Window, prompt_of
 from cluster.batch.rows import BatchRequest, UnusableRowError, parse
-from cluster.batch.storage import locate, storage_errors
+from cluster.batch.storage import locate, open_rows, storage_errors
 from skim_common.errors import SkimError
 
 PARTS = 200
@@ -59,9 +59,11 @@ class Part:
 
 @dataclass(slots=True)
 class InputPlan:
-    """The result of reading the input. fingerprint: SHA-256 of its bytes. problems: the first unusable lines."""
+    """The result of reading the input. fingerprint: SHA-256 of its bytes, unpacked. packed: whether it is in gzip's
+    format; offsets are those of the unpacked rows. problems: the first unusable lines."""
 
     fingerprint: str = ""
+    packed: bool = False
     rows: int = 0
     unusable: int = 0
     problems: list[str] = field(default_factory=list)
@@ -76,8 +78,7 @@ def read_plan(url: str) -> InputPlan:
     """
     plan, sha = InputPlan(), hashlib.sha256()
     rows, lines_of, repeated = _Rows(), dict[bytes, int](), list[str]()
-    fs, path = locate(url)
-    with storage_errors(url), fs.open(path, "rb") as file:
+    with open_rows(url) as (file, plan.packed):
         for number, line in enumerate(file, 1):
             sha.update(line)
             if not line.strip():

@@ -2,8 +2,11 @@
 
 import os
 import uuid
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from gzip import GzipFile
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from skim_common.errors import SkimError
+
+HEAD_BYTES = 1024
+"""The beginning of an input, which shows whether it is text."""
 
 
 def locate(url: str) -> tuple[Any, str]:
@@ -24,6 +30,47 @@ def locate(url: str) -> tuple[Any, str]:
     return fs, path
 
 
+@contextmanager
+def open_rows(url: str) -> Iterator[tuple[BufferedIOBase, bool]]:
+    """The input at `url` from its first byte on, and whether it is in gzip's format: then it is read unpacked.
+
+    Raises SkimError, also for a file that is neither text nor gzip.
+    """
+    fs, path = locate(url)
+    with storage_errors(url), fs.open(path, "rb") as raw:
+        file: BufferedReader | GzipFile = BufferedReader(raw)
+        if packed := file.peek(2).startswith(b"\x1f\x8b"):
+            file = GzipFile(fileobj=file)
+        try:
+            head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
+            if b"\0" in head or not (head.lstrip().startswith(b"{") or _is_text(head.partition(b"\n")[0])):
+                raise SkimError(f"{url} is neither text nor gzip: it must hold one JSON object per line, in UTF-8")
+            yield file, packed
+        except EOFError:
+            raise SkimError(f"{url} ends too soon for a gzip file: it is incomplete") from None
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        getincrementaldecoder("utf-8")().decode(line)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def shared_path(url: str) -> str:
+    """`url`, by which every process of this machine finds the same file. Raises SkimError for a pipe.
+
+    /dev/stdin is another file in each process; a pipe can be read only once, and only here.
+    """
+    if not is_local(url):
+        return url
+    path = locate(url)[1]
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise SkimError(f"{url} is a pipe or a device, and a batch reads its input more than once: write it to a file")
+    return os.path.realpath(path)
+
+
 def is_local(url: str) -> bool:
     """Whether `url` is on a local disk, which other machines may not see."""
     return isinstance(locate(url)[0], LocalFileSystem)
@@ -33,7 +80,7 @@ def absolute(url: str, folder: Path) -> str:
     """`url`, with a relative local path resolved from `folder`. URLs are unchanged."""
     if "://" in url or "::" in url:
         return url
-    return str(folder / Path(url).expanduser())
+    return str(folder / os.path.expanduser(url))
 
 
 @contextmanager
@@ -56,15 +103,21 @@ def write(fs: Any, path: str, chunks: Iterable[bytes], *, scratch: str | None = 
     """Replace the content of `path` by `chunks` in one step: write a temporary file, then move it to `path`.
 
     scratch: folder of the temporary file, on the same file system; default: that of `path`. The move is atomic on local
-    disks (rename) and on object stores (server-side copy). A kill before the move leaves a `*.tmp` file.
+    disks (rename) and on object stores (server-side copy). A kill before the move leaves a `*.tmp` file; an error, such
+    as that of a full disk, leaves none.
     """
     folder, _, name = path.rpartition("/")
     temporary = f"{folder if scratch is None else scratch}/{name}.{uuid.uuid4().hex}.tmp"
-    with fs.open(temporary, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        if isinstance(fs, LocalFileSystem):
-            # Without fsync, a crash of the machine may keep the new name and lose the content.
-            file.flush()
-            os.fsync(file.fileno())
-    fs.mv(temporary, path)
+    try:
+        with fs.open(temporary, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            if isinstance(fs, LocalFileSystem):
+                # Without fsync, a crash of the machine may keep the new name and lose the content.
+                file.flush()
+                os.fsync(file.fileno())
+        fs.mv(temporary, path)
+    except BaseException:
+        with suppress(Exception):
+            fs.rm_file(temporary)
+        raise

@@ -1,6 +1,7 @@
 """`skim batch` as a user runs it, up to the start of Ray."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,26 @@ def test_mistakes_are_one_sentence(skim, tmp_path: Path, monkeypatch, words: lis
     assert ran.code == 2
     assert message in ran.error
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["--output", "out.jsonl"]])
+def test_a_pipe_is_refused_before_ray_starts(skim, tmp_path: Path, monkeypatch, words: list[str]) -> None:
+    monkeypatch.setattr("cluster.batch.job._endpoint", None)
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    ran = skim("batch", "--input", "pipe", *words)
+    assert ran.code == 2
+    assert "pipe is a pipe or a device" in ran.error
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("data", [b"{}", b"PK\x03\x04" + bytes(60)])
+def test_an_input_that_is_no_text_is_refused_before_ray_starts(skim, tmp_path: Path, monkeypatch, data: bytes) -> None:
+    monkeypatch.setattr("cluster.batch.job._endpoint", None)
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_bytes(data)
+    ran = skim("batch", "--input", "in.jsonl", "--output", "out.jsonl")
+    assert (ran.code, "in.jsonl is neither text nor gzip" in ran.error) == ((2, True) if b"\0" in data else (1, False))
 
 
 def test_a_missing_extra_is_named(skim, monkeypatch) -> None:

@@ -1,7 +1,9 @@
 """The job without Ray: the same workers run one after the other, and the endpoint is a function."""
 
 import asyncio
+import gzip
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -89,6 +91,59 @@ def test_rows_come_back_in_order_with_their_errors(asked: list[int], run: Any, t
     assert said[0] == "in.jsonl: 30 rows (29 x /v1/chat/completions)"
     assert said[-1] == f"Wrote {tmp_path}/out.jsonl: 30 rows, 4 of them errors"
     assert "30/30 rows, 4 errors" in said[-2]
+
+
+def test_a_packed_input_is_answered_as_its_rows_and_leaves_nothing(asked: list[int], run: Any, tmp_path: Path) -> None:
+    rows = [row(f"r{i}", seed=i) for i in range(30)]
+    (tmp_path / "in.jsonl").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    said = run()
+    assert said[0] == "in.jsonl: 30 rows (30 x /v1/chat/completions)"
+    assert [r["custom_id"] for r in output_rows(tmp_path / "out.jsonl")] == [f"r{i}" for i in range(30)]
+    assert sorted(asked) == list(range(30))
+    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")) == [
+        "in.jsonl", "out.jsonl", "out.jsonl.batch", "out.jsonl.batch/plan.json"
+    ]  # fmt: skip
+
+
+def test_a_full_disk_leaves_no_temporary_files_and_the_job_goes_on_later(
+    asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = "".join(json.dumps(row(f"r{i}", seed=i)) + "\n" for i in range(30)).encode()
+    (tmp_path / "in.jsonl").write_bytes(gzip.compress(packed))
+    fsync, room = os.fsync, [0]
+
+    def full(number: int) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(28, "No space left on device")
+        fsync(number)
+
+    monkeypatch.setattr("os.fsync", full)
+    for files in (0, 1, 1, 2):  # no room for the plan, for the rows, for a first and for a second part
+        room[0] = files
+        with pytest.raises(SkimError, match="No space left on device"):
+            run()
+        assert [file for file in tmp_path.rglob("*") if file.suffix == ".tmp"] == []
+    room[0] = 100
+    run()
+    assert len(output_rows(tmp_path / "out.jsonl")) == 30
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_a_job_of_a_user_without_a_home_needs_a_folder(
+    asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool
+) -> None:
+    write_rows(tmp_path / "in.jsonl", 3)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not home:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+        with pytest.raises(SkimError, match=r"there is no home folder for ~/skim-batch/out\.jsonl: set SKIM_BATCH_DIR"):
+            run()
+        assert not list(tmp_path.glob("~*"))
+    run(str(tmp_path / "out.jsonl") if not home else "out.jsonl")
+    assert len(output_rows(tmp_path / ("skim-batch/out.jsonl" if home else "out.jsonl"))) == 3
 
 
 def test_rows_about_a_document_are_sent_together(asked: list[int], told: list[int], run: Any, tmp_path: Path) -> None:

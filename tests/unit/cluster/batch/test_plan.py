@@ -1,8 +1,13 @@
 """The input is read once and split into parts that cover each row once, with any blank lines between rows."""
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
+import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -133,3 +138,66 @@ def test_an_input_that_changes_under_the_job_is_noticed(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-20])
     with pytest.raises(SkimError, match=r"changed during the job \(part 2\)"):
         read_part(str(file), plan.parts[2])
+
+
+ROW = json.dumps(row("a", prompt="a text that is long enough to be packed")).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [gzip.compress(ROW * 3), gzip.compress(ROW) + gzip.compress(ROW * 2), gzip.compress(ROW * 3) + bytes(512)],
+    ids=["one member", "two members", "padded"],
+)
+def test_a_gzip_file_is_known_by_its_first_bytes(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "in.jsonl").write_bytes(data)
+    with pytest.raises(SkimError, match=r"twice: 'a' in lines 1 and 2, 'a' in lines 1 and 3"):
+        read_plan(str(tmp_path / "in.jsonl"))
+
+
+def test_the_plan_of_a_packed_file_is_that_of_its_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, 100)
+    (packed := tmp_path / "in").write_bytes(gzip.compress(rows.read_bytes()))
+    plan, same = read_plan(str(rows)), read_plan(str(packed))
+    assert (plan.packed, same.packed) == (False, True)
+    assert (same.fingerprint, same.parts) == (plan.fingerprint, plan.parts)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bz2.compress(ROW),
+        lzma.compress(ROW),
+        b"(\xb5/\xfd\x04\x00" + ROW,
+        ROW.decode().encode("utf-16"),
+        ROW.decode().encode("utf-16-le"),
+        gzip.compress(gzip.compress(ROW)),
+        gzip.compress(b"in.jsonl" + bytes(504) + ROW),
+        bytes(range(255, 0, -1)) * 8,
+        b"{" + bytes(2000),
+    ],
+    ids=["bz2", "xz", "zstd", "utf-16", "utf-16 without a mark", "gzip twice", "tar.gz", "no text", "zeros"],
+)
+def test_other_formats_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "in.jsonl").write_bytes(data)
+    with pytest.raises(SkimError, match=r"in\.jsonl is neither text nor gzip: it must hold one JSON object per line"):
+        read_plan(str(tmp_path / "in.jsonl"))
+
+
+@pytest.mark.parametrize("text", ["\ufeff", "garbage\n", '{"x": "\ud7ff"}\n', "é" * 3000 + "\n", "\x01\n"])
+def test_text_with_unusable_rows_is_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "in.jsonl").write_bytes(text.encode() + ROW + b'{"custom_id": "\xff"}\n')
+    assert read_plan(str(tmp_path / "in.jsonl")).unusable == 1 + (text != "\ufeff")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-20], lambda data: data[:-6] + bytes(6), lambda data: data[:60] + b"damage" + data[66:]],
+    ids=["cut off", "wrong sum", "wrong bytes"],
+)
+def test_a_damaged_gzip_file_is_one_sentence(tmp_path: Path, damage: Any) -> None:
+    (tmp_path / "in.jsonl").write_bytes(
+        damage(gzip.compress(b"".join(os.urandom(30).hex().encode() for _ in range(99))))
+    )
+    with pytest.raises(SkimError, match=r"in\.jsonl.*(ends too soon|CRC|decompressing|length)"):
+        read_plan(str(tmp_path / "in.jsonl"))

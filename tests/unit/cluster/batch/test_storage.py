@@ -1,10 +1,11 @@
 """Paths and URLs, atomic writes, and errors of a storage."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from cluster.batch.storage import absolute, is_local, locate, storage_errors, write
+from cluster.batch.storage import absolute, is_local, locate, shared_path, storage_errors, write
 from skim_common.errors import SkimError
 
 
@@ -39,6 +40,54 @@ def test_a_file_keeps_its_content_until_the_new_one_is_whole(tmp_path: Path) -> 
     assert file.read_text() == "old"
     write(fs, path, [b"new", b"er"])
     assert file.read_text() == "newer"
+
+
+@pytest.mark.parametrize("fails", ["os.fsync", "shutil.move"])
+def test_a_full_disk_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    def full(*_: object, **__: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "plan.json").write_text("old")
+    monkeypatch.setattr(fails, full)
+    fs, path = locate(str(tmp_path / "plan.json"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            write(fs, path, [b"new"])
+        assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+    assert (tmp_path / "plan.json").read_text() == "old"
+
+
+def test_an_error_leaves_no_temporary_object() -> None:
+    fs, path = locate("memory://storage/out.jsonl")
+
+    def broken():
+        yield b"new"
+        raise SkimError("a part is not complete")
+
+    with pytest.raises(SkimError):
+        write(fs, path, broken())
+    assert fs.find("/storage") == []
+
+
+def test_an_input_that_only_this_process_finds_is_named_for_all(tmp_path: Path) -> None:
+    """As the shell's `< in.jsonl` makes it."""
+    rows = tmp_path / "in.jsonl"
+    rows.write_text("{}")
+    with rows.open("rb") as file:
+        assert shared_path(f"/dev/fd/{file.fileno()}") == str(rows)
+    assert shared_path("memory://in.jsonl") == "memory://in.jsonl"
+    assert shared_path(str(tmp_path / "none")) == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_pipe_is_refused(tmp_path: Path, named: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ends = os.pipe()
+    with pytest.raises(SkimError, match=r"is a pipe or a device.*: write it to a file"):
+        shared_path(str(tmp_path / "pipe") if named else f"/dev/fd/{ends[0]}")
+    for end in ends:
+        os.close(end)
 
 
 @pytest.mark.parametrize(
