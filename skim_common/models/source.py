@@ -35,7 +35,7 @@ def is_within_reach(model: str) -> bool:
 
 def located(model: str, base: Path) -> str:
     """A hub name as it is; a folder as an absolute path, where a relative one starts at `base`."""
-    return model if is_hub_name(model, base) else str((base / Path(model).expanduser()).resolve())
+    return model if is_hub_name(model, base) else str((base / os.path.expanduser(model)).resolve())
 
 
 def public_name(model: str) -> str:

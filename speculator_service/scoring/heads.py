@@ -15,6 +15,7 @@ no head finds stays on the first token.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -98,12 +99,14 @@ def load(path: Path) -> HeadProfile:
 
 def save(profile: HeadProfile, path: Path) -> None:
     """Write a profile that `load` reads. Raises SkimError for a file that cannot be written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, path)  # another replica may read it now
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise SkimError(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -114,15 +117,27 @@ def packaged(fingerprint: str) -> HeadProfile | None:
 
 
 def saved_file(fingerprint: str) -> Path:
-    """Where `skim heads` saves the profile of the model with this fingerprint: in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "skim" / "heads" / f"{fingerprint}.json"
+    """Where `skim heads` saves the profile of the model with this fingerprint: in the user's cache folder.
+
+    Raises SkimError for a user without a home, such as a user id of a container that has no name there.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise SkimError("this user has no home folder for the head profile: set XDG_CACHE_HOME or HOME to a folder")
+    return Path(cache) / "skim" / "heads" / f"{fingerprint}.json"
 
 
 def known(fingerprint: str) -> HeadProfile | None:
-    """The profile of `saved_file` on this machine, else the packaged one. Raises SkimError for a file that is none."""
-    file = saved_file(fingerprint)
-    return load(file) if file.exists() else packaged(fingerprint)
+    """The profile of `saved_file` on this machine, else the packaged one. Raises SkimError for a file that is none.
+
+    A cache folder that this user may not enter has none.
+    """
+    try:
+        file = saved_file(fingerprint)
+    except SkimError:
+        return packaged(fingerprint)
+    # Path.exists raises where a folder cannot be entered.
+    return load(file) if os.path.exists(file) else packaged(fingerprint)
 
 
 def row_weights(question: float, last: float, rows: int) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """The file of a head profile: what is read, what is refused, and how its weights count."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,6 +119,53 @@ def test_a_saved_profile_is_found_by_its_model_and_goes_before_the_packaged_one(
     own = brought.model_copy(update={"question": 0.25, "last": 0.75})
     save(own, saved_file(own.fingerprint))
     assert known(own.fingerprint) == own
+
+
+def without_home(monkeypatch):
+    """A user id of a container that has no name there."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+
+def test_a_user_without_a_home_has_no_saved_profile(tmp_path, monkeypatch):
+    without_home(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="home"):
+        Path.home()
+    assert known(FINGERPRINT) is None
+    brought = next(load(file) for file in heads.PACKAGED.iterdir() if file.suffix == ".json")
+    assert known(brought.fingerprint) == brought
+    with pytest.raises(SkimError, match="no home folder for the head profile: set XDG_CACHE_HOME or HOME"):
+        saved_file(FINGERPRINT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_that_may_not_be_entered_has_no_saved_profile(tmp_path, monkeypatch):
+    """As root may enter every folder, `stat` is replaced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(PROFILE, saved_file(FINGERPRINT))
+    original = os.stat
+
+    def stat(path, *args, **kwargs):
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr("os.stat", stat)
+    with pytest.raises(PermissionError):
+        saved_file(FINGERPRINT).exists()
+    assert known(FINGERPRINT) is None
+
+
+def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def replace(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(SkimError, match=r"cannot write .*: No space left on device"):
+        save(PROFILE, tmp_path / "heads.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_and_heads_count_by_their_shares():

@@ -138,6 +138,15 @@ async def test_a_folder_that_cannot_be_written_stops_no_start(tmp_path, caplog):
     assert "is not saved: cannot write" in caplog.text
 
 
+async def test_a_user_without_a_home_can_start(monkeypatch, caplog):
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    await ensure_heads(engine := KnownEngine(), MODEL)
+    assert engine.info.has_head_profile
+    assert "is not saved: this user has no home folder" in caplog.text
+
+
 async def test_without_good_heads_nothing_is_saved_and_the_log_says_it(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         await ensure_heads(engine := KnownEngine({}), MODEL)
