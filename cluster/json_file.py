@@ -13,7 +13,7 @@ from skim_common.errors import SkimError
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file. Raises SkimError naming the file."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SkimError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
 

@@ -45,4 +45,4 @@ def _source(module: str) -> str:
     found = find_spec(module)
     if found is None or found.origin is None:
         raise SkimError(f"this Python has no source of the module {module}: install its standard library")
-    return Path(found.origin).read_text()
+    return Path(found.origin).read_text(encoding="utf-8")

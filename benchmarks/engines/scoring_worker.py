@@ -75,11 +75,15 @@ def _milliseconds(work: Callable[[], object]) -> float:
 @contextmanager
 def _peak_memory() -> Iterator[Callable[[], int]]:
     """Gives a function that returns the largest memory of this process since now, in bytes. Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     yield lambda: _resident("VmHWM")
 
 
 def _resident(name: str) -> int:
     """The bytes in the line `name` of /proc/self/status."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    [line] = [
+        line
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith(f"{name}:")
+    ]
     return 1024 * int(line.split()[1])

@@ -245,7 +245,7 @@ def _finish(module: Any, result: dict[str, Any], json_file: Path | None, plot_fi
         shown.add_row(*row)
     console.print(shown)
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=2) + "\n")
+        json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if plot_file is not None:
         module.plot(result, plot_file)
 

@@ -94,7 +94,7 @@ def make_folder(config: dict[str, Any], folder: Path, tokenizer: Path = TOKENIZE
     tokenizer: the folder of the tokenizer, by default the demo pair's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in _FILES:
         if (tokenizer / name).exists():  # an older model has its chat template in tokenizer_config.json
             shutil.copy(tokenizer / name, folder)

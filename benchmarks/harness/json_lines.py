@@ -28,11 +28,11 @@ class JsonLines:
         wanted = json.loads(json.dumps(head))
         try:
             if not path.exists():
-                path.write_text(json.dumps(wanted) + "\n")
-            whole, _, torn = path.read_text().rpartition("\n")
+                path.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+            whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
             if torn:
                 # The run was stopped in the middle of this line; what follows must begin a new one.
-                path.write_text(f"{whole}\n")
+                path.write_text(f"{whole}\n", encoding="utf-8")
             first, *lines = map(json.loads, whole.splitlines())
             if first.keys() != wanted.keys():
                 raise ValueError
@@ -48,5 +48,5 @@ class JsonLines:
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one more line."""
         if self._path is not None:
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

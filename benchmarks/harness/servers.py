@@ -46,7 +46,7 @@ def dense_server(model: Path, name: str, options: Mapping[str, Any], environment
     port = free_port()
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     words += ["--host", "127.0.0.1", "--served-model-name", name, *option_words(options)]
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
         # In its own process group, so that the engine's processes can be ended with it.
         process = subprocess.Popen(
             words, stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True

@@ -148,7 +148,7 @@ def _ran(settings: BatchSettings, target: Path, mode: str, number: int, folder: 
     """One command on the rows. folder: empty, for its files."""
     system, _, order = mode.partition(" ")
     asked = rows(settings, in_order=order == "sorted")
-    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _ in asked.values()))
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _ in asked.values()), encoding="utf-8")
     files = ["--input", str(folder / "in.jsonl"), "--output", str(folder / "out.jsonl")]
     if system == "run-batch":
         files[::2] = ["--input-file", "--output-file"]
@@ -156,13 +156,15 @@ def _ran(settings: BatchSettings, target: Path, mode: str, number: int, folder: 
         # The line that tells when it accepts rows is an INFO line, which `skim` switches off.
         environment = {**stock_environment(), "VLLM_LOGGING_LEVEL": "INFO"}
     else:
-        (folder / "deployment.yaml").write_text(json.dumps(deployment(settings, target, _PREFILL[system])))
+        (folder / "deployment.yaml").write_text(
+            json.dumps(deployment(settings, target, _PREFILL[system])), encoding="utf-8"
+        )
         words = ["-m", "cluster.batch", "--config", str(folder / "deployment.yaml")]
         words += ["--concurrency", str(settings.concurrency)]
         environment, accepts = {}, _ACCEPTS["skim"]
     began, accepted = execute([sys.executable, *words, *files], environment, accepts)
     try:
-        output = (folder / "out.jsonl").read_text()
+        output = (folder / "out.jsonl").read_text(encoding="utf-8")
         ended = (folder / "out.jsonl").stat().st_mtime
     except FileNotFoundError:
         raise SkimError(f"{mode} wrote no output") from None

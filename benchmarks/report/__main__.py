@@ -105,7 +105,7 @@ def _tasks(files: Sequence[Path]) -> list[str]:
     """What the tasks of these results are, each once. Results without tasks give nothing."""
     tasks: dict[str, str] = {}
     for file in files:
-        for task, what in json.loads(file.read_text()).get("tasks", {}).items():
+        for task, what in json.loads(file.read_text(encoding="utf-8")).get("tasks", {}).items():
             tasks.setdefault(task, what)
     return ["### Tasks\n", *(f"- `{task}`: {what}" for task, what in tasks.items()), ""] if tasks else []
 
@@ -114,7 +114,7 @@ def draw(folder: Path, results: Path = RESULTS) -> None:
     """Draw the plot of each result into `folder`, which is created if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     for section, file in figures(results):
-        import_module(section.module).plot(json.loads(file.read_text()), folder / f"{file.stem}.png")
+        import_module(section.module).plot(json.loads(file.read_text(encoding="utf-8")), folder / f"{file.stem}.png")
 
 
 def figures(results: Path = RESULTS) -> Iterator[tuple[Section, Path]]:
@@ -129,7 +129,7 @@ def _files(section: Section, results: Path) -> list[Path]:
 
 def _block(section: Section, file: Path) -> str:
     """One result: its description, its table, its plot and its command."""
-    result, module = json.loads(file.read_text()), import_module(section.module)
+    result, module = json.loads(file.read_text(encoding="utf-8")), import_module(section.module)
     columns, rows = module.table(result)
     lines = [module.describe(result), "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
     lines += [f"![{section.title}]({PLOTS}/{file.stem}.png)", ""]
@@ -143,4 +143,4 @@ def _row(cells: Sequence[Any]) -> str:
 
 if __name__ == "__main__":
     draw(PAGE.parent / PLOTS)
-    PAGE.write_text(report())
+    PAGE.write_text(report(), encoding="utf-8")

@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 def _cpu() -> str:
     """The CPU's model name if /proc/cpuinfo has it, otherwise what `platform` knows."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

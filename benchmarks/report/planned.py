@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 def results(name: str) -> dict[str, Any]:
     """The committed result of this name."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -29,7 +29,7 @@ CHUNK = 2048
 
 def load_step() -> dict[str, Any]:
     """The committed load step."""
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "scaling" / "load-step.json").read_text())
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "scaling" / "load-step.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -50,5 +50,5 @@ def anchor(title: str) -> str:
 
 
 def _row(claim: Claim, results: Path) -> str:
-    figure = claim.figure(json.loads((results / f"{claim.source}.json").read_text()))
+    figure = claim.figure(json.loads((results / f"{claim.source}.json").read_text(encoding="utf-8")))
     return f"| {claim.what} | {figure} | {claim.on} | [{claim.source}](#{anchor(claim.section)}) |"

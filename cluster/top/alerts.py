@@ -44,7 +44,7 @@ class Alerts:
     """Evaluates the rules. A range that is longer than the known scrapes is as long as they are."""
 
     def __init__(self) -> None:
-        groups = yaml.safe_load(RULES.read_text())["groups"]
+        groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
         self._rules = [
             _Rule(
                 rule["alert"],

@@ -51,7 +51,7 @@ class Quantities:
     """QUANTITIES, with rates over `range_s` seconds."""
 
     def __init__(self, range_s: float) -> None:
-        panels = {panel["title"]: panel for panel in json.loads(DASHBOARD.read_text())["panels"]}
+        panels = {panel["title"]: panel for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]}
         self._nodes = {
             quantity: parse(_filled(_expression(panels[quantity.panel], quantity.legend), range_s, quantity.quantile))
             for quantity in QUANTITIES

@@ -88,7 +88,9 @@ def build(folder: Path, recipe: Recipe) -> str:
     _add_keys_and_values(folder, config.get_text_config())
     if recipe.has_images:  # vLLM wants a processor, although no test sends an image
         processor = IMAGE_PROCESSOR_MAPPING_NAMES.get(recipe.model_type, {}).get("torchvision")
-        (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": processor}))
+        (folder / "preprocessor_config.json").write_text(
+            json.dumps({"image_processor_type": processor}), encoding="utf-8"
+        )
     _set_architecture(folder, recipe.architecture)
     return str(folder)
 
@@ -130,7 +132,7 @@ def write_stub(folder: Path, recipe: Recipe) -> None:
     special = {"unk_token": "t0", "pad_token": "t0", "bos_token": "t1", "eos_token": "t5"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     config = {"model_type": recipe.model_type, "architectures": [recipe.architecture]}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _randomize(model: Any) -> None:
@@ -166,6 +168,6 @@ def _add_keys_and_values(folder: Path, text: Any) -> None:
 
 def _set_architecture(folder: Path, architecture: str) -> None:
     file = folder / "config.json"
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     config["architectures"] = [architecture]
-    file.write_text(json.dumps(config, indent=1))
+    file.write_text(json.dumps(config, indent=1), encoding="utf-8")

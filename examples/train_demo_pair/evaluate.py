@@ -154,7 +154,9 @@ def evaluate(args: argparse.Namespace) -> dict:
             cells[f"{kind} {length}"] = {"samples": done, **cell.means()}
             print(f"{kind} {length}: {cells[f'{kind} {length}']}", flush=True)
             if args.json:
-                args.json.write_text(json.dumps({"settings": settings(args), "cells": cells}, indent=1) + "\n")
+                args.json.write_text(
+                    json.dumps({"settings": settings(args), "cells": cells}, indent=1) + "\n", encoding="utf-8"
+                )
     return {"settings": settings(args), "cells": cells}
 
 
@@ -208,7 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.table:
-        print(table(json.loads(args.table.read_text())))
+        print(table(json.loads(args.table.read_text(encoding="utf-8"))))
     elif args.target:
         print(table(evaluate(args)))
     else:

@@ -50,7 +50,7 @@ class Proof:
         self._writing, self._stopped = threading.Lock(), threading.Event()
         known = self.machine.get("gpu"), self.machine.get("versions")
         self._digests = {step.name: step.digest(self.settings, *known) for step in self.steps}
-        before = json.loads(self.file.read_text()).get("steps", {}) if self.file.exists() else {}
+        before = json.loads(self.file.read_text(encoding="utf-8")).get("steps", {}) if self.file.exists() else {}
         self._entries = {step.name: self._entry(step, before.get(step.name, {})) for step in self.steps}
 
     def run(self, only: Collection[str] = (), *, again: bool = False) -> bool:
@@ -205,4 +205,6 @@ def _end_group(child: "subprocess.Popen[bytes]") -> None:
 
 def _tail(log: Path) -> list[str]:
     """The last lines of a log that are not empty, at most 40."""
-    return [line.rstrip() for line in log.read_text(errors="replace").split("\n") if line.strip()][-40:]
+    return [line.rstrip() for line in log.read_text(errors="replace", encoding="utf-8").split("\n") if line.strip()][
+        -40:
+    ]

@@ -34,7 +34,7 @@ def read_trace(path: Path) -> list[TracedRequest]:
     """The requests of a trace file, in order of time. Raises SkimError for a file in another format."""
     requests = []
     try:
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             ids = tuple(int(block) for block in row["hash_ids"])
             prompt, answer = int(row["input_length"]), int(row["output_length"])

@@ -90,7 +90,7 @@ def _starter(folder: Path) -> Path:
     binary = get_haproxy_binary()
     starter = folder / "haproxy"
     command = shlex.join([sys.executable, "-I", "-S", haproxy_child.__file__, binary])
-    starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     starter.chmod(0o700)
     subprocess.run([starter, "-v"], check=True, capture_output=True, timeout=30)
     return starter

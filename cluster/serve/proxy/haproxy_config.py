@@ -77,7 +77,7 @@ def main(binary: str, *arguments: str) -> None:
     """Become HAProxy. It dies with its parent: a killed parent cannot stop it, and the next Ray needs its port."""
     if "-f" in arguments:
         file = Path(arguments[arguments.index("-f") + 1])
-        file.write_text(changed(file.read_text(), os.environ))
+        file.write_text(changed(file.read_text(encoding="utf-8"), os.environ), encoding="utf-8")
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 

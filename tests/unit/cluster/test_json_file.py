@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,15 @@ def test_a_new_file_has_the_permissions_that_others_have(tmp_path):
 def test_a_device_is_written_to():
     write_json(Path(os.devnull), 1)
     assert not os.path.isfile(os.devnull)
+
+
+def test_a_file_is_utf_8_whatever_the_locale_says(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("Grüße".encode())
+    code = "import sys; from pathlib import Path; from cluster.json_file import read_text; "
+    code += "print(sys.flags.utf8_mode, ascii(open(sys.argv[1]).encoding), ascii(read_text(Path(sys.argv[1]))))"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, file], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["0", "'ANSI_X3.4-1968'", r"'Gr\xfc\xdfe'"]
