@@ -146,16 +146,18 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
     import ray
 
     from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+    from cluster.serve.start_failures import LOCAL_ADVICE, told_in_one_sentence
 
-    try:
+    what, advice = f"cannot reach the Ray cluster at {options.address}", "start it, or correct --address"
+    if options.address is None:
+        what, advice = "cannot start Ray on this machine", LOCAL_ADVICE
+    with told_in_one_sentence(what, advice):
         init_on_loopback(options.address is None or is_on_loopback(options.address))
         with with_environment(ON_LOOPBACK if options.address is None else {}):
             ray.init(
                 address=options.address or "local", include_dashboard=False if options.address is None else None,
                 log_to_driver=False, logging_level="ERROR",
             )  # fmt: skip
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise SkimError(f"cannot reach the Ray cluster at {options.address or 'this machine'}: {error}") from error
     try:
         yield options.endpoint
     finally:

@@ -3,7 +3,8 @@
 `plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
 not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
 and its part's file, or if two jobs run at once), but it is written once. `input.jsonl` has the rows of a packed input.
-The last step joins the parts, puts their rows back into input order and removes them. No file is ever appended to, because object stores cannot append.
+The last step joins the parts, puts their rows back into input order and removes them. No file is ever appended to,
+because object stores cannot append.
 """
 
 from collections.abc import Iterator, Sequence

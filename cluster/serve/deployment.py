@@ -33,7 +33,7 @@ from cluster.serve.preflight import (
 from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
 from cluster.serve.ray_liveness import call_with_timeout, ray_answers
 from cluster.serve.routers import app_handle, drain_connections
-from cluster.serve.start_failures import retried, told_in_one_sentence
+from cluster.serve.start_failures import LOCAL_ADVICE, retried, told_in_one_sentence
 from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set, with_environment
 from skim_common.errors import SkimError
@@ -134,8 +134,7 @@ def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     init_on_loopback(switches.items() >= ON_LOOPBACK.items())
     with with_environment(switches):
         options = {"address": "local", "num_cpus": cpus, "resources": pools, "include_dashboard": False}
-        advice = "free memory, processors or disk of this machine, and start again"
-        retried(lambda: _init_ray("start Ray on this machine", advice, **options))
+        retried(lambda: _init_ray("start Ray on this machine", LOCAL_ADVICE, **options))
 
 
 def join_ray(address: str) -> None:

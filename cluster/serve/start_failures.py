@@ -1,7 +1,9 @@
 """What Ray and Serve raise while a deployment starts: one sentence, one more attempt, and nothing left behind."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 
 import psutil
 import ray
@@ -13,17 +15,34 @@ from skim_common.errors import SkimError
 ATTEMPTS = 2
 """Ray's own limits for its start are short: on a loaded machine the second attempt often keeps them."""
 STOP_LIMIT_S = 10.0
+LOCAL_ADVICE = "free memory, processors or disk of this machine, and start again"
+FULL = (ENOSPC, EDQUOT, ENOMEM, EMFILE, ENFILE)
+"""Errors of a file for which the machine, not the file, is the cause."""
 
 
 @contextmanager
 def told_in_one_sentence(what: str, advice: str) -> Iterator[None]:
-    """Any error but SkimError becomes a SkimError: `what` failed, its reason, and what to do. Ray raises all kinds."""
+    """Any error but SkimError becomes a SkimError: `what` failed, its reason, and what to do. Ray raises all kinds.
+
+    advice: for an error that says nothing more. Ray keeps its token in the user's home, and the rest in /tmp.
+    """
     try:
         yield
     except SkimError:
         raise
     except Exception as error:
-        raise SkimError(f"{what}: {_reason(error)}; {advice}") from error
+        raise SkimError(f"{what}: {_reason(error)}; {_other_advice(error) or advice}") from error
+
+
+def _other_advice(error: Exception) -> str | None:
+    """What to do about a file that may not be written, or a user without a home; None for other errors."""
+    home = os.path.expanduser("~")
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return "set HOME to a folder that this user may write to"
+    if isinstance(error, OSError) and error.filename and error.errno not in FULL:
+        variable = "HOME" if str(error.filename).startswith(home) else "RAY_TMPDIR"
+        return f"let this user write there, or set {variable} to another folder"
+    return None
 
 
 def retried(start: Callable[[], None]) -> None:
@@ -35,7 +54,8 @@ def retried(start: Callable[[], None]) -> None:
             return
         except SkimError as error:
             _end_children_since(before)
-            if attempt == ATTEMPTS or isinstance(error.__cause__, ValueError):  # a wrong value stays wrong
+            # A wrong value stays wrong, and a folder closed.
+            if attempt == ATTEMPTS or isinstance(error.__cause__, ValueError | PermissionError):
                 raise
         except BaseException:  # Ctrl-C
             _end_children_since(before)

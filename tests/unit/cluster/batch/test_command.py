@@ -67,6 +67,21 @@ def test_an_input_that_is_no_text_is_refused_before_ray_starts(skim, tmp_path: P
     assert (ran.code, "in.jsonl is neither text nor gzip" in ran.error) == ((2, True) if b"\0" in data else (1, False))
 
 
+def test_a_folder_of_ray_that_is_closed_is_named(skim, tmp_path: Path, monkeypatch) -> None:
+    def init(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", f"{tmp_path}/.ray")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("ray.init", init)
+    words = ("--input", write_rows(tmp_path / "in.jsonl", 3), "--output", tmp_path / "out.jsonl")
+    ran = skim("batch", *words)
+    assert ran.code == 2
+    assert "cannot start Ray on this machine: [Errno 13] Permission denied" in ran.error
+    assert "let this user write there, or set HOME to another folder" in ran.error
+    monkeypatch.setattr("ray.init", lambda **_: 1 / 0)
+    assert "free memory, processors or disk" in skim("batch", *words).error
+
+
 def test_a_missing_extra_is_named(skim, monkeypatch) -> None:
     monkeypatch.setattr("cluster.batch.command.EXTRA", ("openai", "no_such_package"))
     ran = skim("batch", "--input", "in.jsonl")

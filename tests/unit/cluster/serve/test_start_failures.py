@@ -38,6 +38,25 @@ def test_what_ray_raises_is_one_sentence(raised, reason):
     assert told.value.__cause__ is raised
 
 
+@pytest.mark.parametrize(
+    ("raised", "advice"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/home/me/.ray"),
+            "let this user write there, or set HOME to another",
+        ),
+        (OSError(30, "Read-only file system", "/tmp/ray"), "let this user write there, or set RAY_TMPDIR to another"),
+        (RuntimeError("Could not determine home directory."), "set HOME to a folder that this user may write to"),
+        (OSError(28, "No space left on device", "/home/me/.ray"), "start again"),
+        (ConnectionError("timed out"), "start again"),
+    ],
+)
+def test_the_advice_is_about_the_cause(monkeypatch, raised, advice):
+    monkeypatch.setenv("HOME", "/home/me")
+    with pytest.raises(SkimError, match=f"; {advice}"), told_in_one_sentence("it did not start", "start again"):
+        raise raised
+
+
 def test_a_sentence_of_skim_stays_as_it_is():
     with pytest.raises(SkimError, match=r"^no such folder$"), told_in_one_sentence("it did not start", "start again"):
         raise SkimError("no such folder")
