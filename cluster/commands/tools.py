@@ -21,17 +21,20 @@ from skim_common.errors import SkimError
 def read_prompt(
     model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool, keep_ranges: str = "[]"
 ) -> RenderedPrompt:
-    """The prompt from a text file or a JSON list of token ids. Unlike in serving, nothing of it is protected.
+    """The prompt from a text file or a JSON list of token ids, as `skim.Pair` reads it.
 
     keep_ranges: the option of this name as JSON; only for text that is no chat. Raises SkimError.
     """
     ranges = PREFILL.resolve(PrefillOptions(), None, {"keep_ranges": _json(keep_ranges)})
     if ranges.keep_ranges and (text_file is None or chat):
         raise SkimError("--keep-ranges counts characters of --prompt-file: leave out --prompt-ids and --chat")
-    ids = _read_ids(model, text_file, ids_file, chat=chat)
-    if ranges.keep_ranges and text_file is not None:
-        return render(read_text(text_file), load_tokenizer(str(model)), ranges)
-    return RenderedPrompt(as_token_ids(ids), no_spans())
+    if (text_file is None) == (ids_file is None):
+        raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
+    if ids_file is not None:
+        return RenderedPrompt(as_token_ids(_read_ids(ids_file)), no_spans())
+    assert text_file is not None
+    text = read_text(text_file)
+    return render([{"role": "user", "content": text}] if chat else text, load_tokenizer(str(model)), ranges)
 
 
 def _json(text: str) -> Any:
@@ -41,22 +44,12 @@ def _json(text: str) -> Any:
         return text
 
 
-def _read_ids(model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool) -> list[int]:
-    """The prompt's token ids. Raises SkimError."""
-    if (text_file is None) == (ids_file is None):
-        raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
-    if ids_file is not None:
-        ids = read_json(ids_file)
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-            raise SkimError(f"{ids_file} must hold a JSON list of token ids, for example [1, 17, 4]")
-        return ids
-    assert text_file is not None
-    text = read_text(text_file)
-    tokenizer = load_tokenizer(str(model))
-    if chat:
-        messages = [{"role": "user", "content": text}]
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    return list(tokenizer(text).input_ids)
+def _read_ids(file: Path) -> list[int]:
+    """A prompt's token ids. Raises SkimError."""
+    ids = read_json(file)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise SkimError(f"{file} must hold a JSON list of token ids, for example [1, 17, 4]")
+    return ids
 
 
 def read_options(text: str, name: str) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """`skim select` and `skim generate`, end to end in this process on the demo models."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from transformers import AutoTokenizer
 
 from cluster.commands.tools import highlight_kept
 from cluster.demo_document import make_document
+from cluster.in_process.prompts import load_tokenizer, render
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
@@ -14,7 +16,7 @@ SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
 
 @pytest.fixture(scope="module")
 def document():
-    return make_document(300, seed=2)
+    return make_document(600, seed=2)
 
 
 def select(skim, tmp_path, *words, engine):
@@ -56,6 +58,21 @@ def test_from_a_prompt_to_an_answer(skim, tmp_path, document):
         assert all(logprob <= 0 for logprob in candidates.values())
     assert answer["finish_reason"] in ("length", "stop")
     assert ran.out.strip() == answer["text"].strip()
+
+
+@pytest.mark.parametrize("words", [[], ["--chat"]])
+@pytest.mark.parametrize("granularity", ["text", "chunk"])
+def test_lines_and_sentences_are_kept_as_a_whole(skim, tmp_path, document, words, granularity):
+    """Unless chunks are asked for, which tear them."""
+    (file := tmp_path / "prompt.txt").write_text(document.prompt)
+    words = ("--prompt-file", file, *words, "--granularity", granularity, "--keep-rate", 0.2)
+    selection, _ = select(skim, tmp_path, *words, engine="mock")
+    kept, length = set(selection["kept_positions"]), selection["context_length"]
+    units = render(document.messages if "--chat" in words else document.prompt, load_tokenizer(str(SPECULATOR))).units
+    edges = [*units.tolist(), length]
+    torn = [unit for unit in pairwise(edges) if 0 < len(kept & set(range(*unit))) < unit[1] - unit[0]]
+    assert bool(torn) is (granularity == "chunk")
+    assert len(kept) < 0.5 * length
 
 
 def test_character_ranges_have_their_own_keep(skim, tmp_path, document):
