@@ -1,5 +1,6 @@
 """`Pair`: a speculator and a target in this process, behind plain calls. `skim` shows it to users."""
 
+import weakref
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -184,6 +185,8 @@ class Pair:
         except BaseException:
             self._thread.stop()
             raise
+        # Also without `close`, no thread and no engine stays when the pair is collected or the process ends.
+        weakref.finalize(self, self._thread.drop, self._pair.close)
 
     def select(self, prompt: PromptInput, **options: Unpack[SelectFields]) -> PairSelection:
         """Score a prompt on the speculator and choose what is kept.
@@ -216,6 +219,8 @@ class Pair:
         Raises InvalidRequestError for what the target cannot serve, SkimError without a target.
         """
         kept = self._for_this_target(selection) if isinstance(selection, PairSelection) else selection
+        if not isinstance(kept, KeptPrompt):
+            raise InvalidRequestError("generate takes a selection of `select` or a KeptPrompt")
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
         return self._thread.run(self._answer(kept, fields))
 
@@ -278,7 +283,7 @@ class Pair:
         return PairAnswer(output.completions, kept, reason, output.timings, output.prompt_logprobs)
 
     def close(self) -> None:
-        """Stop the engines; idempotent."""
+        """Stop the engines; idempotent. Raises SkimError in a process that was forked from the pair's."""
         if not self._thread.stopped:
             self._thread.run(self._pair.close())
             self._thread.stop()

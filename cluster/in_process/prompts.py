@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cluster.in_process.template_messages import for_template, reads_parts
 from kv_transfer.messages import Float32Array, Int32Array
 from kv_transfer.spans import mask_of
 from router.decision.rules import Decision, RequestTraits, decide
@@ -28,6 +29,8 @@ from skim_common.models.source import local_folder
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""
+
+KINDS = "a prompt is text, a list of token ids or a list of chat messages"
 
 
 def no_spans() -> Int32Array:
@@ -102,9 +105,14 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
         more = prompt_spans(prompt.token_ids.size, options, None, None, None).protected if asked else no_spans()
         prompt = replace(prompt, protected=np.concatenate([prompt.protected, more]))
         return _divided(prompt, more[more < prompt.token_ids.size]) if prompt.units.size else prompt
-    if not len(prompt):
+    try:
+        is_empty = not len(prompt)
+    except TypeError:  # None, a number, a generator
+        raise InvalidRequestError(KINDS) from None
+    if is_empty:
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
+        _check_text(prompt)
         encoded = tokenizer(prompt, return_offsets_mapping=tokenizer.is_fast)
         return _raw(np.asarray(encoded.input_ids, np.int32), options, prompt, encoded.get("offset_mapping"))
     if all(isinstance(part, Mapping) for part in prompt):
@@ -142,14 +150,22 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     if not tokenizer.chat_template:
         raise InvalidRequestError("the model has no chat template: give the prompt as text or token ids")
 
-    def rendered(chat: Messages) -> str:
+    def as_given(chat: Messages) -> str:
         return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+
+    parts = reads_parts(as_given)
+
+    def rendered(chat: Messages) -> str:
+        return as_given(for_template(chat, parts=parts))
 
     asked, keeps = messages_with_keeps(messages)
     try:
         text = rendered(without_marks(asked, keeps) if keeps else messages)
+        _check_text(text)
         marked = MarkedChat(asked, text, keeps, system="system" in options.keep_by_role)
         chat = marked.contents(rendered(marked.messages))
+    except InvalidRequestError:
+        raise
     except Exception as error:  # templates raise jinja2's errors and, through it, any other
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
     lone = None
@@ -177,6 +193,17 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     )
 
 
+def _check_text(text: str) -> None:
+    """Raise InvalidRequestError for a lone surrogate, which a tokenizer cannot read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the prompt has half of a surrogate pair, {text[error.start]!a}, which is no character: read the text "
+            "with the encoding that it was written with"
+        ) from None
+
+
 def as_token_ids(prompt: Any) -> Int32Array:
     """Token ids as int32 [M]. Raises InvalidRequestError for anything else."""
     try:
@@ -184,7 +211,7 @@ def as_token_ids(prompt: Any) -> Int32Array:
     except ValueError:  # lists of different lengths
         given = np.empty((0, 0))
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise InvalidRequestError("a prompt is text, a list of token ids or a list of chat messages")
+        raise InvalidRequestError(KINDS)
     if given.size and (given.max() > np.iinfo(np.int32).max or given.min() < 0):
         raise InvalidRequestError("token ids are numbers from 0 to 2^31 - 1")
     return given.astype(np.int32)

@@ -1,6 +1,10 @@
 """`Pair` on engines without weights: what it keeps, answers and refuses."""
 
 import asyncio
+import gc
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -300,3 +304,120 @@ def test_a_pair_of_a_hub(hub):
     assert answer.prompt.positions.tolist() == expected.prompt.positions.tolist()
     assert {name for name, _, _ in hub.downloads} == {"demo/target", "demo/speculator"}
     assert "model.safetensors" not in {file for _, file, _ in hub.downloads}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "a prompt is text"),
+        (7, "a prompt is text"),
+        ((word for word in "ab"), "a prompt is text"),
+        ([None], "a prompt is text"),
+        (b"bytes", "a prompt is text"),
+        ("half \ud83d of a pair", r"half of a surrogate pair, '\\ud83d', which is no character"),
+        ([{"role": "user", "content": "half \udc00"}], "half of a surrogate pair"),
+        ([{"role": "user", "content": [{"type": "text", "text": "\ud800", "keep": "always"}]}], "half of a surrogate"),
+    ],
+)
+def test_prompts_of_other_types_are_refused(pair, prompt, message):
+    for call in (pair.select, pair.ask):
+        with pytest.raises(InvalidRequestError, match=message):
+            call(prompt)
+
+
+@pytest.mark.parametrize("selection", [None, "text", [1, 2]])
+def test_generate_takes_selections_alone(pair, selection):
+    with pytest.raises(InvalidRequestError, match="generate takes a selection"):
+        pair.generate(selection)
+
+
+def threads_of_pairs():
+    return [thread for thread in threading.enumerate() if thread.name == "skim-pair"]
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Of each pair that is closed, the name of the thread in which it is."""
+    closed, close = [], AsyncPair.close
+
+    async def noted(self):
+        closed.append(threading.current_thread().name)
+        await close(self)
+
+    monkeypatch.setattr(AsyncPair, "close", noted)
+    return closed
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_a_pair_that_is_dropped_is_closed(closed, cyclic):
+    before = threads_of_pairs()
+    pair = Pair(TARGET, SPECULATOR, engine="mock")
+    assert len(threads_of_pairs()) == len(before) + 1
+    if cyclic:
+        pair.itself = pair
+    del pair
+    gc.collect()
+    assert closed == ["skim-pair"]
+    assert threads_of_pairs() == before
+
+
+def test_a_pair_that_is_collected_in_its_own_thread_waits_for_nothing(closed):
+    pair = Pair(speculator=SPECULATOR, engine="mock")
+    thread, drop = pair._thread, pair._pair.close
+
+    async def collect():
+        thread.drop(drop)
+
+    thread.run(collect())
+    thread._thread.join(30)
+    assert (closed, thread.stopped, thread._thread.is_alive()) == (["skim-pair"], True, False)
+
+
+def test_a_closed_pair_that_is_dropped_is_not_closed_again(closed):
+    with Pair(speculator=SPECULATOR, engine="mock") as pair:
+        pass
+    del pair
+    gc.collect()
+    assert len(closed) == 1
+
+
+FORKED = f"""
+import os, signal, sys
+from cluster.in_process.pair import Pair
+from skim_common.errors import SkimError
+signal.alarm(120)
+pair = Pair({str(TARGET)!r}, {str(SPECULATOR)!r}, engine="mock")
+if os.fork() == 0:
+    for call in (lambda: pair.select("Hello."), lambda: pair.ask("Hello."), pair.close):
+        try:
+            call()
+        except SkimError as error:
+            print(error)
+    sys.exit(0)
+print("child", os.wait()[1])
+print("parent", pair.ask("Hello.", max_tokens=2).reason, flush=True)
+"""
+
+
+def test_a_forked_process_is_told_that_the_pair_is_not_its_own():
+    """It ends, too, with the pair open in both; the parent's goes on."""
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, cwd=MODELS.parent)
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stdout.splitlines()
+    assert all(line.startswith("this pair was opened before this process was forked") for line in said[:3])
+    assert said[3:] == ["child 0", "parent short-prompt"]
+
+
+def test_the_end_of_the_program_closes_a_pair():
+    code = f"""
+from cluster.in_process import async_pair, pair
+close = async_pair.AsyncPair.close
+async def noted(self):
+    await close(self)
+    print("closed", flush=True)
+async_pair.AsyncPair.close = noted
+kept = pair.Pair({str(TARGET)!r}, {str(SPECULATOR)!r}, engine="mock")
+print("open")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=MODELS.parent)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "open\nclosed\n", "")

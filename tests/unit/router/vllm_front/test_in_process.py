@@ -1,0 +1,39 @@
+"""`skim.Pair` and `skim explain` read the prompt that the endpoint makes of the same messages."""
+
+import pytest
+
+from cluster.in_process.prompts import load_tokenizer, render
+from tests.unit.conftest import MODELS
+from tests.unit.router.conftest import MODEL_NAME
+
+LINES = [f"The price of kettle {number} is {number * 37}." for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(MODELS / "target"))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"type": "text", "text": line} for line in LINES]}],
+        [{"role": "user", "content": [{"type": "text", "text": LINES[0]}]}],
+        [{"role": "user", "content": [*LINES[:2], {"type": "text", "text": LINES[2]}]}],
+        [{"role": "user", "content": [{"type": "input_text", "text": LINES[0]}, {"type": "text", "text": ""}]}],
+        [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "user", "content": "\n".join(LINES)},
+            {"role": "assistant", "content": None},
+            {"role": "user", "content": []},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Yes."}]},
+            {"role": "user", "content": [{"type": "text", "text": LINES[1]}, {"type": "text", "text": LINES[2]}]},
+        ],
+        [{"role": "user", "content": "\n".join(LINES)}],
+    ],
+    ids=["parts", "one part", "texts among parts", "an empty part", "a conversation", "a text"],
+)
+async def test_the_prompt_of_messages_is_that_of_the_endpoint(client, tokenizer, messages):
+    answer = await client.post("/tokenize", json={"model": MODEL_NAME, "messages": messages})
+    assert answer.status_code == 200, answer.text
+    assert render(messages, tokenizer).token_ids.tolist() == answer.json()["tokens"]
