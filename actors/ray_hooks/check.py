@@ -3,7 +3,6 @@
 import functools
 
 from actors.ray_hooks import (
-    autoscaling,
     broadcast,
     controller,
     deployment_version,
@@ -20,7 +19,6 @@ from actors.ray_hooks import (
 from skim_common.symbols import RAY, Symbol
 
 MODULES = (
-    autoscaling,
     broadcast,
     controller,
     deployment_version,

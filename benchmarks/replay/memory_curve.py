@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.replay.cost_profiles import LLAMA_70B, PROFILES, tokens_held
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest
 from kv_transfer.mock_compute import MockPrefixCache
 
 CAPACITIES = tuple(2**k * 25_000 for k in range(9))

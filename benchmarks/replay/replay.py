@@ -25,11 +25,11 @@ from benchmarks.harness.models import random_prompt, usable_ids
 from benchmarks.harness.servers import MODEL, SETTLE_S, skim_config, stock_server
 from benchmarks.replay.cost_profiles import PROFILES, tokens_held
 from benchmarks.replay.memory_curve import curves
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, copies, read_trace
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import sample, scaled, shared_tokens, token_ids, within
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest, copies, read_trace
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
 from skim_common.models.costs import cache_cost

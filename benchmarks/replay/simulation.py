@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from benchmarks.harness.models import Shape, make_model, usable_ids
 from benchmarks.replay.cost_profiles import Profile, tokens_held
+from benchmarks.replay.mooncake import TracedRequest
 from benchmarks.replay.results import Replayed
 from benchmarks.replay.trace import scaled, token_ids
 from benchmarks.replay.virtual_time import run
 from benchmarks.report.progress import Progress
-from cluster.plan.simulate.trace import TracedRequest
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,

@@ -1,4 +1,4 @@
-"""What a replay takes of a trace (`cluster.plan.simulate.trace`), and the prompts that its ids become.
+"""What a replay takes of a trace (`benchmarks.replay.mooncake`), and the prompts that its ids become.
 
 Each id stands for one block of `block_tokens` random tokens that follow from the id, and lengths are scaled in the same
 way.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest, conversations
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, conversations
 from kv_transfer.messages import Int32Array
 from skim_common.errors import SkimError
 

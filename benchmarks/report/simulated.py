@@ -1,4 +1,4 @@
-"""`skim plan simulate` against a real deployment under a load step: `python -m benchmarks.report.simulated`.
+"""The simulation of a day against a real deployment under a load step: `python -m benchmarks.report.simulated`.
 
 `benchmarks.scaling.load_step` measures both. The engine speeds of the simulation (operations per second, and seconds of
 a step), the seconds of a speculative request besides both engines, and the share that is kept come from its calibration
@@ -16,11 +16,11 @@ import numpy as np
 
 from benchmarks.report.planned import ROOT, bench_model, cpu_engine
 from benchmarks.scaling.load_step import SPECULATOR, TARGET
+from benchmarks.scaling.simulated_day.day import System, simulate
+from benchmarks.scaling.simulated_day.pool import PoolPlan
+from benchmarks.scaling.simulated_day.traffic import Traffic
 from cluster.plan.engine import LOOK_AHEAD, Engine, Model
 from cluster.plan.gpus import Machine
-from cluster.plan.simulate.day import System, simulate
-from cluster.plan.simulate.pool import PoolPlan
-from cluster.plan.simulate.traffic import Traffic
 from skim_common.models.costs import Read
 
 BIN_S = 15.0

@@ -1,7 +1,7 @@
 """A load step on one replica of each pool: `python -m benchmarks.scaling.load_step FILE.json`.
 
 Both engines are vLLM with random weights, on a core each. Before the step, single prompts of other lengths measure how
-fast each engine reads; at these speeds `benchmarks.report.simulated` compares the step with `skim plan simulate`. Then
+fast each engine reads; at these speeds `benchmarks.report.simulated` compares the step with its simulation. Then
 requests arrive at random times: at LIGHT, STEP and again LIGHT per second, whether or not the earlier ones are
 answered. Every prompt is speculative and new to all caches.
 """

@@ -23,10 +23,8 @@ from cluster.commands.plan_inputs import (
     table_of,
     write_files,
 )
-from cluster.commands.plan_simulate import simulate
 
 app = typer.Typer(help="Plan a deployment from the configs of its models (docs/plan.md).", no_args_is_help=True)
-app.command()(simulate)
 
 
 @app.callback()

@@ -11,13 +11,13 @@ from benchmarks.harness.models import TARGET, bench_pair
 from benchmarks.replay import simulation as replay_simulation
 from benchmarks.replay.cost_profiles import LLAMA_8B, LLAMA_70B, PROFILES, tokens_held
 from benchmarks.replay.memory_curve import curves, hit_share
+from benchmarks.replay.mooncake import read_trace
 from benchmarks.replay.replay import ReplaySettings, _rounds, run
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import CONVERSATION, shared_tokens, within
 from benchmarks.report import plots
 from benchmarks.report.__main__ import details
 from benchmarks.report.progress import silent
-from cluster.plan.simulate.trace import read_trace
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.openai_server import openai_server
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, conversations, copies, read_trace
 from benchmarks.replay.trace import CONVERSATION, sample, scaled, shared_tokens, token_ids, within
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest, conversations, copies, read_trace
 from skim_common.errors import SkimError
 
 IDS = range(8, 900)

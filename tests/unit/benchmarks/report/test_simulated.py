@@ -1,4 +1,4 @@
-"""What the plan says about the error of its simulation is what the committed load step gives."""
+"""What the page says about the error of its simulation is what the committed load step gives."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,9 @@ import pytest
 from benchmarks.report.planned import ROOT
 from benchmarks.report.simulated import BIN_S, calibrated, compared, curves, error, load_step
 from benchmarks.scaling.load_step import CALIBRATED, LENGTHS
-from cluster.plan.simulate.compare import SYSTEMS
+from benchmarks.scaling.simulated_day.compare import SYSTEMS
+
+PAGE = ROOT / "benchmarks" / "scaling" / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def errors(found):
 
 
 def test_the_page_has_the_errors_of_the_committed_run(found, errors):
-    page = " ".join((ROOT / "docs" / "plan.md").read_text().split())
+    page = " ".join(PAGE.read_text().split())
     assert f"| first token | {errors['first']:.1%} |" in page
     assert f"| requests that wait | {errors['waiting']:.1%} |" in page
     measured, simulated, _ = compared(found)
@@ -33,7 +35,7 @@ def test_the_page_has_the_errors_of_the_committed_run(found, errors):
 
 
 def test_the_day_of_the_page_is_the_committed_one():
-    page = " ".join((ROOT / "docs" / "plan.md").read_text().split())
+    page = " ".join(PAGE.read_text().split())
     day = json.loads((ROOT / "benchmarks" / "scaling" / "simulated-day.json").read_text())
     skim, requests, plain = (day["systems"][name] for name in SYSTEMS)
     hours = [sum(one["gpu_hours"].values()) for one in (skim, requests)]

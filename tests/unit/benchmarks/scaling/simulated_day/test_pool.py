@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks.scaling.simulated_day.pool import ANSWER, READ, PoolPlan, SimulatedPool
+from benchmarks.scaling.simulated_day.scaling import Autoscaler
 from cluster.config.pools import AutoscalingConfig
-from cluster.plan.simulate.pool import ANSWER, READ, PoolPlan, SimulatedPool
-from cluster.plan.simulate.scaling import Autoscaler
 from cluster.serve.autoscaling import Load
-from tests.unit.cluster.plan.simulate.engines import Timed
+from tests.unit.benchmarks.scaling.simulated_day.engines import Timed
 
 WORK = AutoscalingConfig(policy="work", max_replicas=8, drain_s=4, upscale_delay_s=0, downscale_delay_s=60)
 

@@ -7,7 +7,7 @@ from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingContext
 
-from actors.ray_hooks.autoscaling import settled
+from benchmarks.scaling.simulated_day.serve_delays import settled
 from cluster.config.pools import AutoscalingConfig
 from cluster.serve.app import scaling_options
 from cluster.serve.autoscaling import Load, WorkPolicy

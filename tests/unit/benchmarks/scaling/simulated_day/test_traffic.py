@@ -1,10 +1,9 @@
-"""The built-in day and traces as traffic: rates, turns, what is known of each prompt."""
+"""The day as traffic: rates, turns, what is known of each prompt."""
 
 import numpy as np
 import pytest
 
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest
-from cluster.plan.simulate.traffic import BY_DAY, DAY_S, LENGTHS, NEW_TOKENS, PAUSE_S, RATES, daily, traced
+from benchmarks.scaling.simulated_day.traffic import BY_DAY, DAY_S, LENGTHS, NEW_TOKENS, PAUSE_S, RATES, daily
 
 DAY = daily(qps=2.0, prompt=10_000, answer=300, seed=3)
 
@@ -55,15 +54,3 @@ def test_the_busiest_window_has_most_tokens_and_its_long_prompts():
     assert (DAY.prompt[window] <= length).mean() > 0.9
     assert qps * length == pytest.approx(DAY.prompt[window].sum() / 6 / 3600, rel=0.15)
     assert qps * answer == pytest.approx(DAY.answer[window].sum() / 6 / 3600, rel=0.15)
-
-
-def test_a_trace_keeps_its_times_and_its_sharing():
-    def request(at: float, *blocks: int, short: int = 0) -> TracedRequest:
-        return TracedRequest(at, len(blocks) * TRACE_BLOCK - short, 100, blocks)
-
-    found = traced([request(5, 0, 1, 2), request(9, 0, 7), request(20, 0, 1, 2, short=9), request(30, 4)])
-    assert found.at.tolist() == [0, 4, 15, 25]
-    assert found.seconds == 26
-    assert found.before.tolist() == [-1, 0, 0, -1]
-    assert found.known.tolist() == [0, TRACE_BLOCK, 3 * TRACE_BLOCK - 10, 0]  # the last token is never known
-    assert found.pause.tolist() == [np.inf, 4, 15, np.inf]

@@ -1,4 +1,4 @@
-"""What Serve's autoscaler makes of a policy's wish, at a given time: for a simulation in virtual time."""
+"""What Serve's autoscaler makes of a policy's wish at a given time, by two functions of Ray that are not public."""
 
 from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingConfig

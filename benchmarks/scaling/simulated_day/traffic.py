@@ -1,11 +1,8 @@
-"""The requests of a simulation: a built-in day of conversations, or a trace. Pure."""
+"""The requests of a simulation: a day of conversations. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from cluster.plan.simulate.trace import TRACE_BLOCK, TracedRequest
 
 DAY_S = 86400.0
 RATES = (
@@ -89,20 +86,3 @@ def daily(qps: float, prompt: int, answer: int, seed: int = 0, share: float = 1.
     at, prompts, known, before, paused = (column[there][order] for column in (at, prompts, known, before, paused))
     answers = np.full(at.size, answer)
     return Traffic(DAY_S, at, prompts.astype(np.int64), answers, known.astype(np.int64), before, paused, share)
-
-
-def traced(requests: Sequence[TracedRequest]) -> Traffic:
-    """The requests of a trace at their own times. A prompt follows the latest one that shares its longest beginning."""
-    latest: dict[int, int] = {}  # by block: the latest request that has it
-    first = requests[0].at_s
-    at = np.array([request.at_s - first for request in requests])
-    prompt = np.array([request.prompt_tokens for request in requests])
-    shared, before = np.zeros(at.size, np.int64), np.full(at.size, -1)
-    for number, request in enumerate(requests):
-        count = next((i for i, block in enumerate(request.blocks) if block not in latest), len(request.blocks))
-        if count:
-            shared[number], before[number] = count * TRACE_BLOCK, latest[request.blocks[count - 1]]
-        latest.update(dict.fromkeys(request.blocks, number))
-    pause = np.where(before < 0, np.inf, at - at[before])
-    answer = np.array([request.answer_tokens for request in requests])
-    return Traffic(float(at[-1]) + 1.0, at, prompt, answer, np.minimum(shared, prompt - 1), before, pause)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from cluster.plan.simulate.pool import TimedEngine
+from benchmarks.scaling.simulated_day.pool import TimedEngine
 from router.decision.cost_model import Mode, Reads, estimate, sooner
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime

@@ -1,7 +1,7 @@
 """The traffic on one system, in ticks of virtual time: every request's first token, and the replicas over time.
 
-Real: the router's decision (`cluster.plan.simulate.decision`), the policies of autoscaling with Serve's delays and
-gains (`cluster.plan.simulate.scaling`). The engines take the time that the plan's cost model computes. Approximated:
+Real: the router's decision (`decision.py`), the policies of autoscaling with Serve's delays and gains (`scaling.py`).
+The engines take the time that the plan's cost model computes. Approximated:
 
 - A pool reads one prompt at a time on each replica, in order of arrival, on the replica that is free first. Affinity
   may choose a busier one.
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.plan.simulate.decision import Decider
-from cluster.plan.simulate.pool import ANSWER, NUMBER, READ, PoolPlan, SimulatedPool
-from cluster.plan.simulate.traffic import Traffic
+from benchmarks.scaling.simulated_day.decision import Decider
+from benchmarks.scaling.simulated_day.pool import ANSWER, NUMBER, READ, PoolPlan, SimulatedPool
+from benchmarks.scaling.simulated_day.traffic import Traffic
 from router.decision.cost_model import Mode, Reads
 from skim_common.models.costs import Read
 

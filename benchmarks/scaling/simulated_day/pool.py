@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.scaling.simulated_day.scaling import Autoscaler
 from cluster.config.pools import AutoscalingConfig
-from cluster.plan.simulate.scaling import Autoscaler
 from cluster.serve.autoscaling import Load
 from skim_common.models.costs import Read
 
