@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from cluster.pairs.size import parameter_counts
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB
 from skim_common.errors import SkimError
 from skim_common.models.costs import cache_cost
+from skim_common.models.size import parameter_counts
 
 BYTES = 2
 """Size of a bfloat16."""

@@ -20,10 +20,10 @@ from transformers import AutoConfig, LlamaConfig
 
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.harness.models import SPECULATOR, TARGET, Shape
-from cluster.pairs.size import ModelSize, parameter_counts
 from cluster.plan.engine import WINDOW, Engine, Model
 from cluster.plan.gpus import GPUS, LINEAR, STEP_S, Machine
 from skim_common.models.costs import Read
+from skim_common.models.size import ModelSize, parameter_counts
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -242,22 +242,22 @@ def status(
 
 @app.command(rich_help_panel=SERVING)
 def top(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The endpoint.")] = "http://localhost:8000",
     interval: Annotated[
         float, typer.Option(min=1.0, help="Seconds from page to page; rates and quantiles hold for this time.")
     ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Print one page, after one interval, and leave.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON instead of the page.")] = False,
-    address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
 ) -> None:
-    """Show a running deployment on one page until Ctrl-C: pools, modes, first token, drafts, queue and alerts.
+    """Show a running deployment on one page until Ctrl-C: replicas, modes, first token, kept share, drafts, queue.
 
-    The values are those of the dashboard and of the alert rules, read from the nodes. It needs no Prometheus server.
+    The values come from the endpoint's /metrics. It needs no Prometheus server.
     """
     from cluster.commands.top import run_top
 
     if as_json and not once:
         raise SkimError("--json prints one page: add --once")
-    run_top(address, interval, Console(highlight=False), once=once, as_json=as_json)
+    run_top(url, interval, Console(highlight=False), once=once, as_json=as_json)
 
 
 def _announce(url: str, model: str, how_it_stops: str = "") -> None:

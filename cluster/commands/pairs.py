@@ -1,4 +1,4 @@
-"""`skim pairs`: the speculators on this machine that fit a target; without a target, the known families."""
+"""`skim pairs`: the speculators on this machine that fit a target."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,17 +11,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cluster.json_file import write_json
-from cluster.pairs.known import KNOWN
 from skim_common.errors import SkimError
 
 console = Console(highlight=False)
 
 
 def pairs(
-    target: Annotated[
-        Path | None,
-        typer.Argument(metavar="TARGET", help="A folder, or owner/name@revision. Without it: the known families."),
-    ] = None,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A folder, or owner/name@revision.")],
     among: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also try the model in this folder, or those in its folders. Repeatable."),
@@ -32,22 +28,17 @@ def pairs(
     """Say which models on this machine can be the speculator of a target: tokenizers, cost, context length.
 
     The candidates are the models in the cache of the hub's client and in the folders of --among. Only configs and
-    tokenizers are read. The check is that of `skim serve`.
+    tokenizers are read. The check is that of `skim serve`. docs/models.md has the known families.
     """
-    if target is None:
-        result: dict[str, Any] = {"known": [pair._asdict() for pair in KNOWN]}
-        console.print(_known_table())
-        _print_line("`skim pairs TARGET` checks the models on this machine. docs/models.md explains the states.")
-    else:
-        result = _checked(target, among or [], keep_rate)
+    result = _checked(target, among or [], keep_rate)
     if json_file is not None:
         write_json(json_file, result)
         _print_line(f"Wrote {json_file}")
 
 
 def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any]:
-    from cluster.pairs.candidates import in_cache, in_folders
-    from cluster.pairs.fit import best_first, fit, is_same, read_target
+    from cluster.plan.candidates import in_cache, in_folders
+    from cluster.plan.fit import best_first, fit, is_same, read_target
     from skim_common.models.source import local_folder, located
 
     name = located(str(target), Path.cwd())
@@ -71,7 +62,7 @@ def _as_json(one: Any) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from cluster.pairs.cost import LENGTHS
+    from cluster.plan.cost import LENGTHS
 
     target, size = result["target"], result["target"]["size"]
     _print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
@@ -106,14 +97,6 @@ def _parameters(size: dict[str, int | None] | None) -> str:
     if not count:
         return ""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-
-
-def _known_table() -> Table:
-    columns = [Column(name, overflow="fold") for name in ("family", "speculator", "target", "state", "about")]
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for pair in KNOWN:
-        table.add_row(*pair)
-    return table
 
 
 def _print_line(line: str) -> None:

@@ -1,30 +1,23 @@
 """`skim plan`: how many GPUs a deployment needs, how fast it will be, and whether Skim pays."""
 
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
 
-from cluster.commands.plan_inputs import (
-    Answer,
-    File,
-    GpuName,
-    JsonFile,
-    KeepRate,
-    KvBits,
-    PageFile,
-    Prompt,
-    Speculator,
-    Target,
-    WeightBits,
-    console,
-    print_line,
-    read_inputs,
-    table_of,
-    write_files,
-)
+from cluster.json_file import write_json
+from skim_common.errors import SkimError
+
+if TYPE_CHECKING:
+    from cluster.config.schema import DeploymentConfig
+    from cluster.plan.size import Sizer
 
 app = typer.Typer(help="Plan a deployment from the configs of its models (docs/plan.md).", no_args_is_help=True)
+console = Console(highlight=False)
 
 
 @app.callback()
@@ -33,79 +26,129 @@ def plan() -> None: ...
 
 @app.command()
 def size(
-    file: File = None,
-    target: Target = None,
-    speculator: Speculator = None,
-    gpu: GpuName = "h100",
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A deployment file with both models.")] = None,
+    target: Annotated[Path | None, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name.")] = None,
+    speculator: Annotated[Path | None, typer.Option(metavar="MODEL", help="Speculator.")] = None,
+    gpu: Annotated[str, typer.Option(help="a100, l40s, h100, h200 or b200.")] = "h100",
     qps: Annotated[float, typer.Option(min=1e-6, help="Prompts per second.")] = 1.0,
-    prompt: Prompt = 32000,
-    answer: Answer = 300,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32000,
+    answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 300,
     slo_ttft: Annotated[float, typer.Option(min=0.0, help="Longest mean time to the first token, seconds.")] = 2.0,
     slo_tpot: Annotated[float, typer.Option(min=0.0, help="Longest mean time per token of an answer, seconds.")] = 0.05,
-    keep_rate: KeepRate = None,
+    keep_rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, or of `auto`."),
+    ] = None,
     acceptance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Probability that a draft is accepted after those before it.")
     ] = 0.7,
     drafts: Annotated[
         int | None, typer.Option(min=0, max=16, help="Drafts per step, K. Default: the best, or none.")
     ] = None,
-    weight_bits: WeightBits = 16,
-    kv_bits: KvBits = 16,
+    weight_bits: Annotated[float, typer.Option(min=1, max=32, help="Bits of a stored weight of both models.")] = 16,
+    kv_bits: Annotated[float, typer.Option(min=1, max=32, help="Bits of a number in the KV caches.")] = 16,
     price: Annotated[float | None, typer.Option(min=0.0, help="Price of one GPU for an hour.")] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Take the speed of reads from the running deployment of FILE.")
-    ] = False,
-    address: Annotated[str, typer.Option(help="With --calibrate: its Ray cluster; 'auto' is the one here.")] = "auto",
-    json_file: JsonFile = None,
-    page_file: PageFile = None,
+        str | None,
+        typer.Option(metavar="URL", help="Take the speed of reads from the running deployment of FILE, its endpoint."),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
     """Say how many GPUs each pool needs for a load, against plain vLLM on the same GPUs.
 
     Only the configs of the models are read: no weights, no GPU.
     """
+    from cluster.config.load import load_config
     from cluster.plan.kept import kept_by_default
     from cluster.plan.pools import Load
     from cluster.plan.report import answer as plan_answer
 
-    inputs = read_inputs(file, target, speculator, gpu, keep_rate, weight_bits, kv_bits)
-    inputs.check_positions(prompt + answer, "--prompt plus --answer")
-    rate = inputs.keep_rate
-    load = Load(
-        qps, prompt, answer, slo_ttft, slo_tpot, rate or kept_by_default(prompt), acceptance, by_default=rate is None
-    )
-    sizer = inputs.calibrated(address) if calibrate else inputs.sizer
+    config = load_config(file) if file else None
+    sizer, rate = _sizer(config, [target, speculator], gpu, weight_bits, kv_bits)
+    _check_positions(sizer, prompt + answer)
+    rate = keep_rate or rate
+    share = rate or kept_by_default(prompt)
+    load = Load(qps, prompt, answer, slo_ttft, slo_tpot, share, acceptance, by_default=rate is None)
+    if calibrate is not None:
+        sizer = _calibrated(sizer, config, calibrate)
     result = plan_answer(sizer, load, price, drafts)
+    _show(result)
+    if json_file is not None:
+        write_json(json_file, result)
+        _print_line(f"Wrote {json_file}")
 
-    def page_of(text: str) -> str:
-        from cluster.plan.page import first_tokens, gpus_over_load, page
 
-        return page(result, text, first_tokens(sizer, load, result), gpus_over_load(sizer, load, drafts))
+def _sizer(
+    config: "DeploymentConfig | None", models: list[Path | None], gpu: str, weight_bits: float, kv_bits: float
+) -> tuple["Sizer", float | None]:
+    """The models on their GPU, and the fixed keep rate of the file. models: target and speculator of the command line,
+    which have precedence. Raises SkimError."""
+    from cluster.plan.engine import Model
+    from cluster.plan.gpus import Machine, gpu_named
+    from cluster.plan.size import Sizer
+    from skim_common.models.source import located
 
-    write_files(result, lambda: _show(result), json_file, page_file, page_of)
+    chosen = gpu_named(gpu)
+    own = [located(str(model), Path.cwd()) if model else None for model in models]
+    rate: float | None = None
+    windows = True
+    if config is not None:
+        own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
+        rate = config.selection.fixed_rate
+        windows = config.selection.for_prompt(windows=True).read == "windows"
+    if own[0] is None or own[1] is None:
+        raise SkimError("give a deployment file, or both --target and --speculator")
+    pair = (Model.load(own[0]), Model.load(own[1]))
+    return Sizer(*pair, chosen, Machine.of(chosen), weight_bits, kv_bits, windows=windows), rate
+
+
+def _check_positions(sizer: "Sizer", tokens: int) -> None:
+    """Raises SkimError if a model cannot read so many tokens. In windows, a speculator reads any number."""
+    for model in (sizer.target, *([] if sizer.windows else [sizer.speculator])):
+        if tokens > model.size.positions:
+            raise SkimError(
+                f"model {model.name} has {model.size.positions} positions: --prompt plus --answer are {tokens};"
+                " make them shorter"
+            )
+
+
+def _calibrated(sizer: "Sizer", config: "DeploymentConfig | None", url: str) -> "Sizer":
+    """The sizer with the speeds of the deployment that runs at `url`. Raises SkimError."""
+    from cluster.commands.top import read_metrics
+    from cluster.plan.calibrate import calibrated
+
+    if config is None:
+        raise SkimError("--calibrate needs the deployment file of what runs: give FILE")
+    pools = {"target": config.target, "speculator": config.speculator}
+    ranks = {name: pool.tensor_parallel for name, pool in pools.items()}
+    found = calibrated(read_metrics(url).samples, sizer.gpu, ranks)
+    for pool, share in found.shares(sizer.gpu).items():
+        _print_line(f"Measured: the {pool} reaches {100 * share:.2g}% of the peak of {sizer.gpu.name} when it reads")
+    return replace(sizer, machine=found.target, speculator_machine=found.speculator)
 
 
 def _show(result: dict[str, Any]) -> None:
     load, gpu = result["load"], result["gpu"]["name"]
-    print_line(
+    _print_line(
         f"{load['qps']:g} prompts per second of {load['prompt']:,} tokens, answers of {load['answer']:,}, on {gpu};"
         f" keep rate {load['keep_rate']:g}, acceptance {load['acceptance']:g}"
     )
     console.print(_systems(result))
     console.print(_pools(result))
     if drafts := result["drafts"]:
-        print_line(
+        _print_line(
             f"Best K for one answer at a time: {drafts['best_alone']}, {drafts['speed_up_alone']:.2f} times as fast; in"
             f" this plan {drafts['in_the_plan']}."
         )
     if result["skim"]:
         tokens = result["pays_from_tokens"]
         when = f"from {tokens:,} tokens" if tokens else "at no length"
-        print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
-    print_line(result["verdict"])
+        _print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
+    _print_line(result["verdict"])
     errors = ", ".join(f"{name} {error:.0%}" for name, error in result["median_errors"].items())
-    print_line(f"\nMedian error against the measurements of the repository: {errors}.")
+    _print_line(f"\nMedian error against the measurements of the repository: {errors}.")
     for line in result["assumptions"]:
-        print_line(line)
+        _print_line(line)
 
 
 def _systems(result: dict[str, Any]) -> Table:
@@ -120,7 +163,7 @@ def _systems(result: dict[str, Any]) -> Table:
     }
     if any(plan and "cost_per_million_tokens" in plan for plan in plans.values()):
         rows["cost per million tokens"] = "{cost_per_million_tokens:.3f}"
-    table = table_of(plans)
+    table = _table_of(plans)
     for name, form in rows.items():
         cells = [
             form.format(**plan, slos="kept" if plan["keeps_the_slos"] else "missed") if plan else "not possible"
@@ -145,7 +188,16 @@ def _pools(result: dict[str, Any]) -> Table:
         "sessions of a replica: fit": "{sessions}",
         "  decoding at a time": "{rows:.1f}",
     }
-    table = table_of(pools)
+    table = _table_of(pools)
     for name, form in rows.items():
         table.add_row(name, *(form.format(**pool, **pool["memory_gib"]) for pool in pools.values()))
     return table
+
+
+def _table_of(columns: dict[str, Any]) -> Table:
+    """An empty table with a first column of names, and these."""
+    return Table("", *(Column(name, justify="right") for name in columns), box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _print_line(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
-"""How many GPUs a deployment needs, and how fast it will be: computed from the models' configs, before any is bought.
+"""Before a deployment is bought: which speculators fit a target, how many GPUs a load needs, how fast it will be.
 
-Lives here: formulas, GPUs, the time and memory of an engine, the sizes of the pools. All of it is pure.
-Not here: the command (`cluster.commands.plan`), and the comparison with measurements (`benchmarks.report.planned`).
+Lives here: pairs (`fit.py`, `candidates.py`, `cost.py`); formulas, GPUs, the time and memory of an engine, the sizes of
+the pools, all from the models' configs. Not here: the commands, the check of a pair itself (`cluster.serve.preflight`),
+the comparison with measurements (`benchmarks.report.planned`).
 """

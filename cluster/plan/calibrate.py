@@ -4,18 +4,17 @@ Its routers fit operations per second to the reads of each pool (`router.decisio
 memory are as without calibration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actors.observability.metric_table import EXPORT_PREFIX
 from cluster.plan.gpus import Gpu, Machine
-from cluster.top.scrapes import Scrape
 from skim_common.errors import SkimError
 
-SPEED = f"{EXPORT_PREFIX}skim_router_read_speed"
-FIXED = f"{EXPORT_PREFIX}skim_router_read_fixed_seconds"
-METRICS = (SPEED, FIXED)
+SPEED, FIXED = "skim_router_read_speed", "skim_router_read_fixed_seconds"
 POOLS = ("target", "speculator")
+
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""The labels and the value of each series of the endpoint's `/metrics`, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +29,16 @@ class Calibration:
         return {"target": self.target.linear / gpu.flops, "speculator": self.speculator.linear / gpu.flops}
 
 
-def calibrated(scrape: Scrape, gpu: Gpu, ranks: Mapping[str, int]) -> Calibration:
-    """From the metrics of all nodes. gpu: what the deployment runs on. ranks: tensor parallelism by pool.
+def calibrated(samples: Samples, gpu: Gpu, ranks: Mapping[str, int]) -> Calibration:
+    """gpu: what the deployment runs on. ranks: tensor parallelism by pool.
 
-    With several routers, their mean. Raises SkimError if a pool has not read enough prompts yet.
+    Raises SkimError if a pool has not read enough prompts yet.
     """
-    skim_s = sum(_mean(scrape, FIXED, pool=pool) or 0.0 for pool in POOLS)
+    skim_s = sum(_value(samples, FIXED, pool=pool) or 0.0 for pool in POOLS)
 
     def machine(pool: str) -> Machine:
-        linear = _mean(scrape, SPEED, pool=pool, part="linear")
-        attention = _mean(scrape, SPEED, pool=pool, part="attention")
+        linear = _value(samples, SPEED, pool=pool, part="linear")
+        attention = _value(samples, SPEED, pool=pool, part="attention")
         known = linear or attention
         if known is None:
             raise SkimError(
@@ -57,6 +56,6 @@ def calibrated(scrape: Scrape, gpu: Gpu, ranks: Mapping[str, int]) -> Calibratio
     return Calibration(machine("target"), machine("speculator"))
 
 
-def _mean(scrape: Scrape, metric: str, **labels: str) -> float | None:
-    found = [value for tags, value in scrape.samples.get(metric, {}).items() if labels.items() <= dict(tags).items()]
-    return sum(found) / len(found) if found else None
+def _value(samples: Samples, metric: str, **labels: str) -> float | None:
+    """The endpoint gives the mean over its routers."""
+    return next((value for tags, value in samples.get(metric, ()) if labels.items() <= tags.items()), None)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.pairs.size import ModelSize, model_size
 from cluster.plan.formulas import all_reduce, roofline
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB, Gpu, Machine
 from kv_transfer.options import SelectionOptions
@@ -21,6 +20,7 @@ from skim_common.models.costs import (
     read_cost,
 )
 from skim_common.models.info import text_config
+from skim_common.models.size import ModelSize, model_size
 from skim_common.models.source import local_folder
 
 CHUNK = 8192
@@ -38,9 +38,9 @@ FRAME = 64
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a model, as far as the plan needs it. size: `cluster.pairs.size`. head: numbers of the output head.
+    """The shape of a model, as far as the plan needs it.
 
-    queries: numbers of one token's queries in all layers. kv_ranks: the most ranks that divide the KV cache. idle:
+    size: `skim_common.models.size`. head: numbers of the output head. queries: numbers of one token's queries in all layers. kv_ranks: the most ranks that divide the KV cache. idle:
     parameters of the routed experts that do not compute a token. chosen: the share of those that do.
     """
 

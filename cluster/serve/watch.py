@@ -1,8 +1,7 @@
-"""Looks at a running deployment again and again, for `skim serve` and `skim top`, and ends when its Ray is gone."""
+"""Looks at a running deployment again and again, for `skim serve`, and ends when its Ray is gone."""
 
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import Protocol
 
 import ray
 
@@ -23,16 +22,6 @@ class RayGoneError(SkimError):
     """The Ray cluster under a deployment has ended."""
 
 
-class View(Protocol):
-    """What is done with each look."""
-
-    def look(self, parts: Sequence[Part]) -> None: ...
-
-    def lost(self, reason: str) -> None:
-        """Serve itself does not answer."""
-        ...
-
-
 class Changes:
     """Turns looks at the parts into lines, one for each change."""
 
@@ -51,12 +40,13 @@ class Changes:
         self._down = down
 
     def lost(self, reason: str) -> None:
+        """Say once that Serve itself does not answer."""
         if "Serve" not in self._down:
             self._print_line(f"Serve: {reason}")
         self._down.setdefault("Serve", reason)
 
 
-def watch(stop: Event, view: View, period_s: float = PERIOD_S) -> None:
+def watch(stop: Event, changes: Changes, period_s: float = PERIOD_S) -> None:
     """Until `stop` is set, every `period_s` seconds. Raises RayGoneError if Ray has ended."""
     silent_s = 0.0
     while not stop.wait(period_s):
@@ -71,8 +61,8 @@ def watch(stop: Event, view: View, period_s: float = PERIOD_S) -> None:
                 raise RayGoneError(
                     "the Ray cluster does not answer any more: start it and `skim serve` again"
                 ) from None
-            view.lost("its controller does not answer; Ray restarts it")
+            changes.lost("its controller does not answer; Ray restarts it")
             continue
         if parts is None:
             raise RayGoneError("the deployment has been deleted from its Ray cluster")
-        view.look(parts)
+        changes.look(parts)

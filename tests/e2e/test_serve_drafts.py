@@ -143,8 +143,7 @@ def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
 
 def test_top_shows_them_without_a_prometheus_server(client: httpx.Client) -> None:
     def page() -> dict[str, Any]:
-        address = ray.get_runtime_context().gcs_address
-        command = [SKIM, "top", "--once", "--json", "--interval", "15", "--address", address]
+        command = [SKIM, "top", str(client.base_url), "--once", "--json", "--interval", "15"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0, ran.stderr
         found: dict[str, Any] = json.loads(ran.stdout)
@@ -154,16 +153,11 @@ def test_top_shows_them_without_a_prometheus_server(client: httpx.Client) -> Non
         page_later = pool.submit(page)
         while not page_later.done():
             answer(client, 51, DRAFTED)
-    shown = page_later.result()
-    assert {part["name"] for part in shown["parts"] if part["healthy"]} == {"router", "speculator", "target"}
-    assert not shown["nodes"]["silent"]
-    values = shown["values"]
+    values = page_later.result()
     assert values["prompts_per_s"]["speculative"] > 0
-    assert values["speculative_prompts_per_s"].keys() == {"requested"}
     assert 0 < values["kept_share"] < 0.5
-    assert values["cached_share"]["speculative"] > 0.5, "the same prompt, again and again"
-    assert 0 < values["acceptance_by_position"]["0"] <= 1
+    assert values["cached_share"] > 0.5, "the same prompt, again and again"
+    assert 0 < values["accepted_share"] <= 1
     assert values["tokens_per_verification"] > 1
     assert values["first_token_median_s"]["speculative"] > 0
-    assert values["replicas"]["target running"] == 1
-    assert "SkimNoRouterReports" not in {alert["name"] for alert in shown["alerts"]}
+    assert values["replicas"] == values["replicas_configured"] == {"router": 1, "speculator": 1, "target": 1}

@@ -1,9 +1,8 @@
-"""docs/models.md lists the known pairs of the command `skim pairs`, and the results of `skim models check`."""
+"""docs/models.md lists the results of `skim models check`."""
 
 import json
 from pathlib import Path
 
-from cluster.pairs.known import KNOWN
 from evals.architectures.table import markdown
 
 ROOT = Path(__file__).parents[3]
@@ -14,11 +13,6 @@ def rows(file: str, heading: str) -> list[list[str]]:
     section = (ROOT / file).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in cells] for cells in lines[2:]]
-
-
-def test_the_known_pairs_are_those_of_the_command():
-    assert {pair.state for pair in KNOWN} == {"tested", "by reading", "refused"}
-    assert rows("docs/models.md", "Known pairs") == [list(pair) for pair in KNOWN]
 
 
 def test_the_architectures_are_those_of_the_committed_results():

@@ -23,7 +23,6 @@ ENGINE = ("cpu", "gpu")
 MAY_IMPORT = {
     "benchmarks": (*ENGINE, "bench"),
     "cluster/batch": ("batch",),
-    "cluster/plan/page.py": ("bench",),
     "evals": (*ENGINE, "bench"),
     "router/vllm_front": ENGINE,
     "speculator_service/scoring/triton_kernels.py": ENGINE,

@@ -1,13 +1,11 @@
-"""`skim pairs`: candidates from folders and from the hub's cache, verdicts, and the table of known families."""
+"""`skim pairs`: candidates from folders and from the hub's cache, and verdicts."""
 
 import json
 import shutil
 
 import pytest
 from huggingface_hub import constants
-from rich.console import Console
 
-from cluster.pairs.known import KNOWN
 from skim_common.models.source import local_folder
 from tests.reference.models import build_model
 from tests.unit.conftest import MODELS, reach
@@ -120,12 +118,3 @@ def test_mistakes(skim, hub, words, wrong):
     ran = skim("pairs", *words)
     assert ran.code == 2
     assert wrong in ran.error
-
-
-def test_known_families_without_a_target(skim, monkeypatch):
-    # A console that was made while COLUMNS was set keeps that width.
-    monkeypatch.setattr("cluster.commands.pairs.console", Console(width=400))
-    ran = skim("pairs")
-    assert ran.code == 0
-    for pair in KNOWN:
-        assert all(word in ran.out for word in pair)

@@ -2,19 +2,12 @@
 
 import json
 import shutil
-from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from cluster.plan.calibrate import METRICS, SPEED
-from cluster.plan.engine import Model
-from cluster.plan.gpus import Machine, gpu_named
-from cluster.plan.page import first_tokens, gpus_over_load
-from cluster.plan.pools import Load
-from cluster.plan.report import answer
-from cluster.plan.size import Sizer
-from cluster.top.scrapes import Scrape
-from tests.unit.cluster.plan.test_calibrate import labels
+from cluster.commands.top import Reading
+from cluster.plan.calibrate import SPEED
+from cluster.plan.gpus import gpu_named
 from tests.unit.conftest import MODELS
 
 
@@ -39,32 +32,6 @@ def test_the_answer_as_text_and_json(skim, pair, tmp_path):
         "decode 41%",
     ):
         assert text in ran.out
-
-
-def test_the_page_has_the_answer_and_both_curves(skim, pair, tmp_path):
-    file = tmp_path / "plan.html"
-    ran = skim("plan", "size", "--target", pair[0], "--speculator", pair[1], "--qps", 2, "--page", file)
-    assert (ran.code, ran.err) == (0, "")
-    page = file.read_text()
-    root = fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
-    words = "".join(root.itertext()) + page
-    for text in ("plain vLLM", "tensor parallel x replicas", "Skim pays", "<svg"):
-        assert text in words
-    assert not any(word in page for word in ("<script", "src=", "<link", "url(http"))
-
-
-def test_the_curves_agree_with_the_answer(pair):
-    target, speculator = map(Model.load, pair)
-    gpu = gpu_named("h200")
-    sizer = Sizer(target, speculator, gpu, Machine.of(gpu))
-    load = Load(2, 32000, 300, 2, 0.05)
-    skim, plain = sizer.skim(load), sizer.plain(load)
-    of_load = {qps: (of_plain, of_skim) for qps, of_plain, of_skim in gpus_over_load(sizer, load)}
-    assert of_load[2.0] == (plain.gpus, skim.gpus)
-    assert of_load[0.125][0] < of_load[32.0][0]
-    pays_from = sizer.pays_from(load, skim, plain)
-    for tokens, of_plain, of_skim in first_tokens(sizer, load, answer(sizer, load)):
-        assert (of_skim < of_plain) == (tokens >= pays_from)
 
 
 def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):
@@ -128,15 +95,15 @@ def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
     config.write_text(f"{models}selection: {{read: whole}}\n")
     gpu = gpu_named("h200")
     speeds = {"target": 2 * 0.3 * gpu.flops, "speculator": 0.3 * gpu.flops}
-    scrape = Scrape(0.0, {SPEED: {labels(pool, part="linear"): speed for pool, speed in speeds.items()}})
+    read = Reading(0.0, {SPEED: [({"pool": pool, "part": "linear"}, speed) for pool, speed in speeds.items()]})
     asked = []
-    monkeypatch.setattr("cluster.commands.top.scrape_cluster", lambda *words: asked.append(words) or scrape)
+    monkeypatch.setattr("cluster.commands.top.read_metrics", lambda url: asked.append(url) or read)
     found = {}
-    for words in ((), ("--calibrate", "--address", "10.0.0.1:6379")):
+    for words in ((), ("--calibrate", "http://10.0.0.1:8000")):
         ran = skim("plan", "size", config, "--gpu", "h200", "--qps", 0.1, "--slo-ttft", 9, *words, "--json", file)
         assert (ran.code, ran.err) == (0, "")
         found[words[:1]] = json.loads(file.read_text())
-    assert asked == [("10.0.0.1:6379", METRICS)]
+    assert asked == ["http://10.0.0.1:8000"]
     assert "Measured: the target reaches 30% of the peak of H200 SXM 141 GB when it reads" in ran.out
     before, calibrated = found[()], found[("--calibrate",)]
     assert calibrated["skim"]["first_token_s"] > 1.5 * before["skim"]["first_token_s"]
@@ -146,7 +113,7 @@ def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--calibrate"), "give FILE"),
+        (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--calibrate", "x"), "give FILE"),
         (("--target", MODELS / "target"), "give a deployment file, or both --target and --speculator"),
         (("--gpu", "abacus"), "--gpu abacus: the plan knows a100"),
         (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--prompt", 40000), "32768 positions"),

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.gpu.presets import MODELS
-from cluster.pairs.size import ModelSize
 from cluster.plan.engine import Model
 from skim_common.models.costs import read_cost
+from skim_common.models.size import ModelSize
 
 LLAMA_2_7B = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32)
 LLAMA_3_70B = SimpleNamespace(

@@ -4,22 +4,21 @@ import pytest
 
 from cluster.plan.calibrate import FIXED, SPEED, calibrated
 from cluster.plan.gpus import GPUS, Machine
-from cluster.top.scrapes import Scrape
 from skim_common.errors import SkimError
 
 GPU = GPUS["h100"]
 RANKS = {"target": 4, "speculator": 1}
 
 
-def labels(pool, router="a", **others):
-    return frozenset({"pool": pool, "replica": router, **others}.items())
+def labels(pool, **others):
+    return {"pool": pool, **others}
 
 
-def test_each_rank_has_its_part_and_routers_are_averaged():
-    speed = {labels("target", router, part="linear"): value for router, value in (("a", 4e14), ("b", 8e14))}
-    speed |= {labels("target", part="attention"): 2e14, labels("speculator", part="linear"): 5e13}
-    fixed = {labels("target"): 0.01, labels("speculator"): 0.02}
-    found = calibrated(Scrape(0.0, {SPEED: speed, FIXED: fixed}), GPU, RANKS)
+def test_each_rank_has_its_part():
+    speed = [(labels("target", part="linear"), 6e14), (labels("target", part="attention"), 2e14)]
+    speed.append((labels("speculator", part="linear"), 5e13))
+    fixed = [(labels("target"), 0.01), (labels("speculator"), 0.02)]
+    found = calibrated({SPEED: speed, FIXED: fixed}, GPU, RANKS)
     assert (found.target.linear, found.target.attention) == (1.5e14, 5e13)
     # A pool whose reads do not tell the two parts apart has one speed.
     assert (found.speculator.linear, found.speculator.attention) == (5e13, 5e13)
@@ -30,4 +29,4 @@ def test_each_rank_has_its_part_and_routers_are_averaged():
 
 def test_a_pool_that_has_not_read_is_named():
     with pytest.raises(SkimError, match="the speculator has not read enough prompts yet; send at least three"):
-        calibrated(Scrape(0.0, {SPEED: {labels("target", part="linear"): 1e12}, FIXED: {}}), GPU, RANKS)
+        calibrated({SPEED: [(labels("target", part="linear"), 1e12)]}, GPU, RANKS)

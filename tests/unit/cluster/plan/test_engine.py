@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from cluster.pairs.size import ModelSize, parameter_counts
 from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, Engine, Model
 from cluster.plan.gpus import GIB, GPUS, USABLE, WORKING_GIB, Machine, gpu_named
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.costs import Read
+from skim_common.models.size import ModelSize, parameter_counts
 from speculator_service.vllm_backend.capture.scored_requests import STEP_ROWS
 from tests.unit.cluster.plan.shapes import model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from cluster.pairs.size import model_size
 from skim_common.models.costs import LINEAR, Read, ReadCost, cache_cost, kv_head_count, query_size, read_cost
+from skim_common.models.size import model_size
 
 SHAPE = {
     "hidden_size": 64,

@@ -6,7 +6,7 @@ import pytest
 import transformers
 from huggingface_hub import get_local_safetensors_metadata
 
-from cluster.pairs.size import model_size
+from skim_common.models.size import model_size
 from tests.reference.models import FAMILIES, build_model
 from tests.unit.conftest import MODELS
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cluster.config.load import config_from_settings
-from cluster.pairs.candidates import Candidate
-from cluster.pairs.cost import LENGTHS, FirstToken, first_token
-from cluster.pairs.size import ModelSize, model_size
+from cluster.plan.candidates import Candidate
+from cluster.plan.cost import LENGTHS, FirstToken, first_token
 from cluster.serve.preflight import check_models
 from skim_common.errors import ModelError
 from skim_common.models.costs import LINEAR, read_cost
 from skim_common.models.info import inspect_model, text_config
+from skim_common.models.size import ModelSize, model_size
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fit:
     verdict: "fits"; "no gain" if reading the whole prompt with it and prefilling what is kept cost as much as a dense
     prefill at all lengths; "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits.
     tokenizer: "same" as the target's, or "another". cost: parameters that compute a prompt token, as a share of the
-    target's. first: the cost of the first token at each of `cluster.pairs.cost.LENGTHS`; empty if a model has no usual
+    target's. first: the cost of the first token at each of `cluster.plan.cost.LENGTHS`; empty if a model has no usual
     shape.
     """
 

@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from cluster.pairs.cost import QUESTION, first_token
+from cluster.plan.cost import QUESTION, first_token
 from skim_common.models.costs import Read, ReadCost, read_cost
 
 BIG = ReadCost(16e9, 5e5)  # 8B parameters
