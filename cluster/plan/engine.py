@@ -38,10 +38,11 @@ FRAME = 64
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a model, as far as the plan needs it.
+    """The shape of a model, as far as the plan needs it. size: `skim_common.models.size`.
 
-    size: `skim_common.models.size`. head: numbers of the output head. queries: numbers of one token's queries in all layers. kv_ranks: the most ranks that divide the KV cache. idle:
-    parameters of the routed experts that do not compute a token. chosen: the share of those that do.
+    head: numbers of the output head. queries: numbers of one token's queries in all layers. kv_ranks: the most ranks
+    that divide the KV cache. idle: parameters of the routed experts that do not compute a token. chosen: the share of
+    those that do.
     """
 
     name: str
