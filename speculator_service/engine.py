@@ -1,4 +1,4 @@
-"""The small interface that every speculator engine implements: vLLM, the lexical selector and a mock."""
+"""The small interface that every speculator engine implements: vLLM, the lexical selector, and named classes."""
 
 import math
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""The small interface that every target engine implements: vLLM and a mock."""
+"""The small interface that every target engine implements: vLLM, and classes that a deployment names."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol

@@ -9,9 +9,9 @@ with a known one keeps what was kept for that one, so both pools find the same s
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.mock_engines.compute import MockPrefixCache
 from benchmarks.replay.cost_profiles import LLAMA_70B, PROFILES, tokens_held
 from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest
-from kv_transfer.mock_compute import MockPrefixCache
 
 CAPACITIES = tuple(2**k * 25_000 for k in range(9))
 """Tokens that the cache of a stock server of Llama 70B holds."""

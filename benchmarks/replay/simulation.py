@@ -2,12 +2,12 @@
 
 Real: the router's dispatcher with its decision, the selection with its records, the messages, the options. Modelled:
 the time of the engines (`benchmarks.replay.cost_profiles`), which compute one prompt after the other, and their prefix
-caches (`kv_transfer.mock_compute`). Not there: HTTP and Ray, in whose place every request of Skim takes `router_ms`
-longer; the effect of decoding on prefills; the scores, which are a hash of the token ids. The stock server is the
-target's mock engine with all GPUs and all KV memory of its node, without a router.
+caches (`benchmarks.mock_engines.compute`). Not there: HTTP and Ray, in whose place every request of Skim takes
+`router_ms` longer; the effect of decoding on prefills; the scores, which are a hash of the token ids. The stock server
+is the target's mock engine with all GPUs and all KV memory of its node, without a router.
 
 With several replicas, there are as many nodes of the profile's size. Each holds a replica of both pools, or a stock
-server. The real affinity (`router.affinity`) chooses the replicas, also among the stock servers.
+server. The real affinity (`router.pools.affinity_router`) chooses the replicas, also among the stock servers.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from contextlib import aclosing, contextmanager
 from typing import Any, Generic, TypeVar
 
 from benchmarks.harness.models import Shape, make_model, usable_ids
+from benchmarks.mock_engines.speculator import MockSpeculator
+from benchmarks.mock_engines.target import MockTarget
 from benchmarks.replay.cost_profiles import Profile, tokens_held
 from benchmarks.replay.mooncake import TracedRequest
 from benchmarks.replay.results import Replayed
@@ -41,9 +43,7 @@ from router.pools.interface import unwatched
 from router.pools.prefix_affinity import PrefixKeys, preferred
 from router.pools.serve_pools import Admitted
 from skim_common.models.info import ModelInfo
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
-from target_service.mock_engine import MockTarget
 from target_service.sampling import DELTA
 
 MOST_AT_ONCE = 64

@@ -1,5 +1,6 @@
 """The settings of one pool: its model and engine, the size of a replica, and the number of replicas."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,7 @@ from skim_common.models.source import located
 CPU_KV_CACHE_GIB = "4"
 OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
 """Environment variables that cannot be the same on several nodes of a replica."""
+ENGINES = ("vllm", "lexical", "mock")
 WITHOUT_WEIGHTS = ("lexical", "mock")
 """Engines that read a model's config and tokenizer, but no weights."""
 
@@ -87,8 +89,10 @@ class PoolConfig(BaseModel):
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
     )
-    engine: Literal["vllm", "lexical", "mock"] = Field(
-        "vllm", description="lexical: no model; a speculator pool that serves selector: lexical only"
+    engine: str = Field(
+        "vllm",
+        description="vllm; lexical: no model, a speculator pool that serves selector: lexical only; mock: no weights; "
+        "or an engine class of your own, as package.module:Class",
     )
     replicas: int = Field(
         1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
@@ -162,6 +166,8 @@ class PoolConfig(BaseModel):
     def _vllm_serves(cls, engine: Any) -> Any:
         if engine == "transformers":
             raise ValueError("cannot be transformers: vLLM is the engine that serves; leave this setting out")
+        if isinstance(engine, str) and engine not in ENGINES and not re.fullmatch(r"[\w.]+:\w+", engine):
+            raise ValueError(f"must be {', '.join(ENGINES)} or a class as package.module:Class, not {engine!r}")
         return engine
 
     @field_validator("engine_options")

@@ -11,6 +11,8 @@ from actors import speculator as module
 from actors import target as target_module
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
+from benchmarks.mock_engines.speculator import MockSpeculator
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import ACCEPTED, Frame, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
@@ -24,9 +26,7 @@ from skim_common.errors import (
     WireError,
 )
 from skim_common.models.info import ModelInfo, check_pair
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import RecordCounts
-from target_service.mock_engine import MockTarget
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.actors.mock_actors import (
     IDS,
@@ -285,7 +285,7 @@ async def test_health_is_the_engines():
 async def test_a_replica_that_cannot_start_says_why(cls):
     with pytest.raises(ModelError, match="does not exist"):
         await replica(cls, "nowhere", {})
-    with pytest.raises(SkimError, match=r"choose vllm(, lexical)? or mock"):
+    with pytest.raises(SkimError, match=r"choose vllm, (lexical, )?mock, or a class as package\.module:Class"):
         await cls.__new__(cls).__init__({"engine": "tensorrt", "model": str(MODELS / "target")})
 
 

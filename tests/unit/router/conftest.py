@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 
 from actors.observability.tracing import NO_TRACER, Span, Tracer
+from benchmarks.mock_engines.speculator import MockSpeculator
+from benchmarks.mock_engines.target import MockTarget
 from cluster.demo_document import DemoDocument, make_document
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
@@ -23,11 +25,9 @@ from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.serve_pools import Admitted
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.records import Records
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.token_text import TokenText
-from target_service.mock_engine import MockTarget
 from tests.unit.actors.local_meter import LocalMeter
 
 MODELS = Path(__file__).parents[3] / "demo_models"

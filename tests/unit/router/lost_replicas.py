@@ -5,11 +5,11 @@ from contextlib import aclosing
 
 import numpy as np
 
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.wire.codec import decode, encode
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, migrate
-from target_service.mock_engine import MockTarget
 from target_service.sampling import DELTA
 
 PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)

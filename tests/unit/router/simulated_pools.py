@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.mock_engines.compute import MockPrefixCache
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
-from kv_transfer.mock_compute import MockPrefixCache
 from kv_transfer.options import SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import InvalidRequestError, SkimError
 from speculator_service.factory import create_engine
 from speculator_service.lexical_engine import LexicalSpeculator
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 
 FACT = [11, 12, 13, 14]

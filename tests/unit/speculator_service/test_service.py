@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service import service as service_module
 from speculator_service.engine import Scores
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
 

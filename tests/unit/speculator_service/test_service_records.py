@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 
 

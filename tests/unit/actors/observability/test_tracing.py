@@ -16,18 +16,18 @@ from ray.serve.context import ReplicaContext
 
 import actors.observability.tracing_otlp
 import actors.pool_actor
-import target_service.mock_engine
+import benchmarks.mock_engines.target
 from actors.observability.factory import create_tracer
 from actors.observability.tracing import NO_SPAN, NO_TRACER
 from actors.observability.tracing_otlp import OtelTracer
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import SkimError
-from target_service.mock_engine import MockTarget
 from tests.reference.otlp_receiver import otlp_receiver
 from tests.unit.actors.mock_actors import mock_settings
 from tests.unit.actors.observability.span_recorder import SpanRecorder
@@ -103,7 +103,7 @@ async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
                 yield output
 
     given, recorder = [], SpanRecorder()
-    monkeypatch.setattr(target_service.mock_engine, "MockTarget", Engine)
+    monkeypatch.setattr(benchmarks.mock_engines.target, "MockTarget", Engine)
     actor = await target(monkeypatch, recorder, **endpoint)
     await outputs(actor, request(engine_args={"reasoning_ended": True}))
     await outputs(actor, request(trace=None))

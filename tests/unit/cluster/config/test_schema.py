@@ -185,7 +185,7 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
-        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: should be 'vllm', 'lexical'"),
+        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: must be vllm, lexical, mock"),
         (
             "target: {model: big, engine: transformers}\nspeculator: {model: s}",
             "target.engine: cannot be transformers: vLLM",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
 from kv_transfer.draft_channel.client import DraftClient
@@ -15,7 +16,6 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.start import find_heads
 from speculator_service.translation.engine import TranslatingSpeculator
 from tests.reference.tokenizers_by_kind import model_without_weights

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.target import mock_tokens
 from cluster.config.load import load_config
 from cluster.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair
@@ -20,7 +21,6 @@ from kv_transfer.options import DecodeOptions
 from router.options.policies import PolicyOptions
 from router.options.request import PrefillOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
-from target_service.mock_engine import mock_tokens
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"

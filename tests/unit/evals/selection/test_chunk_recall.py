@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from cluster.in_process.prompts import RenderedPrompt
 from evals.selection.chunk_recall import WAYS, chunk_recall, kept_share, mean
 from kv_transfer.options import SelectionOptions
-from speculator_service.mock_engine import MockSpeculator
 from tests.unit.evals.conftest import MODELS
 
 RATES = [0.1, 0.4]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.spans import always_kept, mask_of
 from router.http.middleware import SkimMiddleware
 from router.options.headers import TIMING_PARTS, TOTAL
 from skim_common.models.info import check_pair
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.translation.engine import translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.router.asking import ENDPOINTS, KEEP, ask, events, request_body

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
 from router.pools.answer_record import AnswerRecord
-from target_service.mock_engine import MockTarget
 from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS
 

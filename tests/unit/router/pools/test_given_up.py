@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import GenerateRequest
 from router.options.errors import HttpError
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import HANDOVER_PAUSE_S, MAX_DEATHS, MAX_REFUSALS, DeadlyRequestError, GivenUpError, migrate
 from skim_common.errors import EngineUnavailableError
-from target_service.mock_engine import MockTarget
 from tests.unit.router.conftest import MODELS
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, _merged, migrate
 from skim_common.errors import EngineUnavailableError
-from target_service.mock_engine import MockTarget
 from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS, until
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told

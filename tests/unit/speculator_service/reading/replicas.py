@@ -4,12 +4,12 @@ import asyncio
 
 import numpy as np
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.messages import Frame, SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import EngineUnavailableError
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 
 OPTIONS = SelectionOptions(scoring="heads", read="windows", window_tokens=512, protect_last=4, lexical_weight=0)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.replay.virtual_time import run
 from kv_transfer.windows import WindowsRequest
 from skim_common.errors import EngineUnavailableError, SkimError
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.reading.read import read_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking

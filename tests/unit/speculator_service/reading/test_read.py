@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import Frame, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -15,7 +16,6 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Scores
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.service import SpeculatorService
 

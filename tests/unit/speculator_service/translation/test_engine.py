@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.drafts import DraftRequest, DraftRow, SessionState
 from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -11,7 +12,6 @@ from skim_common.models.info import check_pair, inspect_model
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import ScoreRequest
-from speculator_service.mock_engine import MockSpeculator
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.engine import TranslatingSpeculator, translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights, tokenizer_of

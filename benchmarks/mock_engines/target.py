@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.mock_engines.answer import Answers, NewToken
+from benchmarks.mock_engines.compute import MockCompute, Prefill
+from benchmarks.mock_engines.session_ends import SessionEnds
 from kv_transfer.draft_channel.client import connecting
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
-from kv_transfer.mock_compute import MockCompute, Prefill
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
-from target_service.answer import Answers, NewToken
-from target_service.drafting.session_ends import SessionEnds
 from target_service.engine import TargetEngine
 from target_service.limits import KvRole, check_leg, check_request
 from target_service.sampling import Sampling, read_sampling
@@ -33,7 +33,7 @@ class MockTarget(TargetEngine):
     fields that choose tokens have no effect.
     kv_role, kv_host: as in VllmTarget; a request that brings KV blocks needs no prefill.
     draft_channel: as in VllmTarget. The mock asks for no drafts. It ends the session of each answer that it has begun.
-    started, running, aborted: counts of requests.
+    tensor_parallel: without effect. started, running, aborted: counts of requests.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class MockTarget(TargetEngine):
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
         draft_channel: Mapping[str, Any] | None = None,
+        tensor_parallel: int = 1,
     ) -> None:
         self._kv_role, self._kv_host = kv_role, kv_host
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)

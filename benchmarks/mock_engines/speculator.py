@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.mock_engines.compute import MockCompute
 from kv_transfer.messages import Int32Array, KeptPrompt
-from kv_transfer.mock_compute import MockCompute
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
@@ -41,6 +41,7 @@ class MockSpeculator(BranchingEngine):
         head_profile: bool = False,
         max_sessions: int | None = None,
         seed: int = 0,
+        tensor_parallel: int = 1,
     ) -> None:
         """Scoring takes latency_ms, ms_per_token for each computed prompt token and ms_per_look_ahead for each
         look-ahead token; drafting takes ms_per_draft * count.
@@ -48,7 +49,7 @@ class MockSpeculator(BranchingEngine):
         cache_tokens: capacity of the prefix cache, in blocks of block_size tokens; 0 caches nothing. It holds prompts
         and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
         fail_every n: every nth call of `score` raises EngineUnavailableError. head_profile: it can read in windows.
-        max_sessions: of `session_limits`. seed: for sampled drafts.
+        max_sessions: of `session_limits`. seed: for sampled drafts. tensor_parallel: without effect.
         """
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens, has_head_profile=head_profile)

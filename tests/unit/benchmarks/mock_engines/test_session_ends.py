@@ -1,7 +1,7 @@
 """The ends of sessions reach their drafters, each once, and again if a drafter did not get them."""
 
+from benchmarks.mock_engines.session_ends import SessionEnds
 from kv_transfer.messages import KeptPrompt, SessionHandle
-from target_service.drafting.session_ends import SessionEnds
 from tests.unit.kv_transfer.channel_peer import until
 from tests.unit.target_service.drafting.test_exchange import ScriptedClient
 

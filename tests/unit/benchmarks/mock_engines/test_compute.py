@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.mock_engines.compute import MockCompute, MockPrefixCache
 from benchmarks.replay import virtual_time
-from kv_transfer.mock_compute import MockCompute, MockPrefixCache
 
 
 def ids(*runs):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.mock_engines.target import MockTarget, mock_tokens
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from target_service.factory import create_engine
-from target_service.mock_engine import MockTarget, mock_tokens
 from tests.unit.kv_transfer.channel_peer import serving
 
-MODEL = str(Path(__file__).parents[3] / "demo_models" / "target")
+MODEL = str(Path(__file__).parents[4] / "demo_models" / "target")
 PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
 
 

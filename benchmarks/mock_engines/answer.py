@@ -1,7 +1,4 @@
-"""The n growing answers of a request: stop rules, detokenization, and the part that was already sent.
-
-For the mock engine. vLLM has a detokenizer and stop rules of its own.
-"""
+"""The n growing answers of a request: stop rules, detokenization, and the part that was already sent."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
