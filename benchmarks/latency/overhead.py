@@ -3,7 +3,7 @@
 Request paths:
 
 - *in_process*: the prompt's token ids go to the speculator engine, and what it keeps goes to the target engine, as in
-  `skim select` and `skim generate`. Nothing is tokenized.
+  `skim.Pair`. Nothing is tokenized.
 - *skim_ids*: the same token ids go over HTTP (`/v1/completions`) through the router and both pools. The difference to
   in_process is router, Ray and network alone.
 - *skim*: the same prompts as chat requests, which the router also renders and tokenizes.

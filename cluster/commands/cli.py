@@ -328,29 +328,6 @@ def select(
     _finish(run_select(speculator, target or speculator, prompt, selection, engine, options, shown), json_file)
 
 
-@app.command(rich_help_panel=TOOLS)
-def generate(
-    target: Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")],
-    selection: Annotated[Path, typer.Option(metavar="FILE", help="What `skim select --json` wrote.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
-    logprobs: Annotated[int, typer.Option(min=0, max=20, help="Likeliest tokens to list per position.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs (or CPU sockets) for the target.")] = 1,
-    engine: EngineKind = "vllm",
-    target_options: Annotated[str, EngineOptions] = "{}",
-    json_file: JsonFile = None,
-) -> None:
-    """Replay a selection on the target alone."""
-    from cluster.commands.tools import read_options, run_generate
-
-    options = read_options(target_options, "--target-options")
-    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-    if logprobs:
-        sampling["logprobs"] = logprobs
-    shown = Console(highlight=False)
-    _finish(run_generate(target, selection, sampling, tensor_parallel, engine, options, shown), json_file)
-
-
 def _finish(result: dict[str, Any], json_file: Path | None) -> None:
     if json_file is None:
         return

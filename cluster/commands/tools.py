@@ -1,4 +1,4 @@
-"""`skim select` and `skim generate`: one engine in this process, to look at one half of the system."""
+"""`skim select`: a speculator in this process, to look at what it keeps."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from cluster.in_process.pair import Pair
 from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans, render
-from cluster.in_process.selection import PairSelection
 from cluster.json_file import read_json, read_text
 from router.options.request import PREFILL, PrefillOptions
 from skim_common.errors import SkimError
@@ -90,36 +89,6 @@ def run_select(
         f"({kept.token_ids.size / kept.context_length:.1%}), {selected.coverage:.1%} of the importance"
     )
     return selected.to_json()
-
-
-def run_generate(
-    model: Path,
-    selection_file: Path,
-    sampling: dict[str, Any],
-    tensor_parallel: int,
-    kind: str,
-    options: Mapping[str, Any],
-    console: Console,
-) -> dict[str, Any]:
-    """Decode from a selection on one target engine; prints the answer.
-
-    sampling: fields of vLLM's SamplingParams. kind, options: the engine and its options. Raises SkimError.
-    """
-    selection = PairSelection.load(selection_file)
-    options = {**quick_start(kind), **options}
-    with Pair(target=model, engine=kind, target_options=options, tensor_parallel=tensor_parallel) as pair:
-        answer = pair.generate(selection, sampling=sampling)
-    [completion] = answer.completions
-    console.print(completion.text, markup=False)
-    return {
-        "tokens": completion.token_ids.tolist(),
-        "logprobs": None
-        if completion.logprobs is None
-        else [{str(c.token_id): c.logprob for c in position} for position in completion.logprobs],
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "timings_ms": dict(answer.timings),
-    }
 
 
 def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, last: int | None = None) -> Text:

@@ -1,4 +1,4 @@
-"""A selection for users, and its JSON file: `skim select --json` writes it, `skim generate --selection` reads it."""
+"""A selection for users, and its JSON file, which `skim select --json` writes, too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

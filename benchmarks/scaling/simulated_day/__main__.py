@@ -30,11 +30,13 @@ def simulated() -> dict[str, Any]:
     RAY.check(HOOKED)
     gpu = gpu_named(GPU)
     with TemporaryDirectory() as folder:
-        models = [Model.load(make_folder(MODELS[name], Path(folder) / name)) for name in (TARGET, SPECULATOR)]
+        target, speculator = (
+            Model.load(make_folder(MODELS[name], Path(folder) / name)) for name in (TARGET, SPECULATOR)
+        )
     expected = LOAD.qps * DAY_S * sum(RATES) / len(RATES)
     began = time.perf_counter()
     traffic = daily(LOAD.qps, LOAD.prompt, LOAD.answer, share=min(1.0, MOST_REQUESTS / expected))
-    result = compare(Sizer(*models, gpu, Machine.of(gpu)), LOAD, traffic)
+    result = compare(Sizer(target, speculator, gpu, Machine.of(gpu)), LOAD, traffic)
     return {"seconds": round(time.perf_counter() - began, 1), **result}
 
 

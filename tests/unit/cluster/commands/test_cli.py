@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.in_process.pair import Pair
+from cluster.in_process.selection import PairSelection
+from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
 PAIR = ("--speculator", SPECULATOR, "--target", TARGET)
-COMMANDS = ("serve", "demo", "select", "generate")
+COMMANDS = ("serve", "demo", "select")
 
 
 @pytest.fixture
@@ -53,7 +56,6 @@ def test_help_names_every_command(skim):
         ("serve", ["--target", "--speculator", "--engine", "--keep-rate", "--port", "--address", "--tensor-parallel"]),
         ("demo", ["--tokens", "--keep-rate", "--seed", "--port", "--json"]),
         ("select", ["--speculator", "--prompt-file", "--prompt-ids", "--chat", "--keep-rate", "--engine", "--json"]),
-        ("generate", ["--target", "--selection", "--max-tokens", "--logprobs", "--temperature", "--engine", "--json"]),
     ],
 )
 def test_help_says_what_each_option_does(skim, command, options):
@@ -198,7 +200,7 @@ def test_an_unknown_engine(skim, prompt):
 
 @pytest.mark.parametrize(
     "words",
-    [("select",), ("generate", "--target", TARGET), ("select", "--speculator", "x", "--nonsense"), ("nonsense",)],
+    [("select",), ("select", "--speculator", "x", "--nonsense"), ("nonsense",)],
 )
 def test_a_command_line_that_is_incomplete_or_unknown(skim, words):
     ran = skim(*words)
@@ -225,11 +227,13 @@ def test_a_selection_in_the_target_s_tokens(skim, foreign, tmp_path):
     kept = tmp_path / "kept.json"
     words = ["select", "--prompt-file", tmp_path / "text", "--engine", "mock", "--keep-rate", 0.2, "--json", kept]
     assert skim(*words, "--speculator", foreign, "--target", TARGET).code == 0
-    answer = ["generate", "--selection", kept, "--engine", "mock", "--target"]
-    assert skim(*answer, TARGET).code == 0
-    mistake(skim(*answer, foreign), "token ids of another tokenizer", "--target")
+    with Pair(target=TARGET, engine="mock") as pair:
+        assert pair.generate(PairSelection.load(kept), max_tokens=3).text
+    with Pair(target=foreign, engine="mock") as pair, pytest.raises(SkimError, match="token ids of another tokenizer"):
+        pair.generate(PairSelection.load(kept), max_tokens=3)
     assert skim(*words, "--speculator", foreign).code == 0
-    mistake(skim(*answer, TARGET), "token ids of another tokenizer")
+    with Pair(target=TARGET, engine="mock") as pair, pytest.raises(SkimError, match="token ids of another tokenizer"):
+        pair.generate(PairSelection.load(kept), max_tokens=3)
 
 
 def test_serve_refuses_a_port_in_use(skim):

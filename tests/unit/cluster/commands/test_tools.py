@@ -1,4 +1,4 @@
-"""`skim select` and `skim generate`, end to end in this process on the demo models."""
+"""`skim select`, end to end in this process on the demo models."""
 
 import json
 from itertools import pairwise
@@ -11,7 +11,7 @@ from cluster.demo_document import make_document
 from cluster.in_process.prompts import load_tokenizer, render
 from tests.unit.conftest import MODELS
 
-SPECULATOR, TARGET = MODELS / "speculator", MODELS / "target"
+SPECULATOR = MODELS / "speculator"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def select(skim, tmp_path, *words, engine):
     return json.loads(file.read_text()), ran.out
 
 
-def test_from_a_prompt_to_an_answer(skim, tmp_path, document):
+def test_from_a_prompt_to_a_selection(skim, tmp_path, document):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(document.prompt)
     words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--look-ahead", 4, "--chunk-size", 16)
@@ -46,18 +46,6 @@ def test_from_a_prompt_to_an_answer(skim, tmp_path, document):
     assert selection["options"]["chunk_size"] == 16
     assert f"kept {len(positions)} of {len(ids)} tokens" in " ".join(shown.split())
     assert document.question.split()[-1] in shown
-
-    answer_file = tmp_path / "answer.json"
-    given = ("--selection", tmp_path / "selection.json", "--max-tokens", 3, "--logprobs", 2)
-    ran = skim("generate", "--target", TARGET, *given, "--engine", "mock", "--json", answer_file)
-    assert ran.code == 0, ran.err
-    answer = json.loads(answer_file.read_text())
-    assert len(answer["tokens"]) == len(answer["logprobs"]) <= 3
-    for token, candidates in zip(answer["tokens"], answer["logprobs"], strict=True):
-        assert str(token) in candidates
-        assert all(logprob <= 0 for logprob in candidates.values())
-    assert answer["finish_reason"] in ("length", "stop")
-    assert ran.out.strip() == answer["text"].strip()
 
 
 @pytest.mark.parametrize("words", [[], ["--chat"]])
@@ -110,57 +98,6 @@ def test_without_json_nothing_is_written(skim, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-GOOD = {"token_ids": [10, 11], "kept_positions": [0, 5], "context_length": 9}
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"token_ids": None}, ["is not a selection"]),
-        ({"kept_positions": [5, 5]}, ["is not a selection", "distinct and inside [0, 9)"]),
-        ({"kept_positions": [0, 9]}, ["is not a selection", "distinct and inside [0, 9)"]),
-        ({"kept_positions": [0]}, ["is not a selection", "one position per token"]),
-        ({"token_ids": [], "kept_positions": []}, ["is not a selection", "at least one token"]),
-        ({"token_ids": [10, 2**40]}, ["is not a selection"]),
-        ({"context_length": "many"}, ["is not a selection"]),
-        ({"token_ids": [10, 99999]}, ["Token id 99999"]),
-        ({"context_length": 10**6}, ["max_position_embeddings"]),
-    ],
-)
-def test_a_wrong_selection_is_one_line(skim, tmp_path, change, parts):
-    file = tmp_path / "selection.json"
-    file.write_text(json.dumps({**GOOD, **change}))
-    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
-    assert ran.code == 2
-    assert "Traceback" not in ran.err
-    assert ran.err.count("skim: ") == 1
-    assert all(part in ran.error for part in parts), ran.err
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_a_missing_field_is_named(skim, tmp_path, name):
-    file = tmp_path / "selection.json"
-    file.write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
-    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
-    assert (ran.code, ran.err.count("skim: ")) == (2, 1)
-    assert f"has no field '{name}'" in ran.error
-
-
-@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"'])
-def test_a_selection_that_is_no_object(skim, tmp_path, content):
-    file = tmp_path / "selection.json"
-    file.write_text(content)
-    ran = skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock")
-    assert (ran.code, ran.err.count("skim: ")) == (2, 1)
-    assert "is not a selection" in ran.error
-
-
-def test_the_least_of_a_selection_is_enough(skim, tmp_path):
-    file = tmp_path / "selection.json"
-    file.write_text(json.dumps(GOOD))
-    assert skim("generate", "--target", TARGET, "--selection", file, "--engine", "mock").code == 0
-
-
 def test_kept_tokens_are_highlighted():
     text = highlight_kept(["a", "b", "c", "d"], [1, 2], first=1)
     assert text.plain == "bcd"
@@ -174,13 +111,6 @@ def test_engines_take_options(skim, tmp_path):
     ran = skim(*words, "--speculator-options", '{"max_model_len": 50}')
     assert (ran.code, "the speculator reads at most 50" in ran.error) == (2, True), ran.err
     assert skim(*words, "--speculator-options", '{"max_model_len": 200}').code == 0
-
-    selection = tmp_path / "selection.json"
-    selection.write_text(json.dumps({**GOOD, "context_length": 90}))
-    words = ("generate", "--target", TARGET, "--selection", selection, "--engine", "mock")
-    ran = skim(*words, "--target-options", '{"max_model_len": 10}')
-    assert (ran.code, "the target's max_model_len is 10" in ran.error) == (2, True), ran.err
-    assert skim(*words, "--target-options", '{"max_model_len": 50}').code == 0
 
 
 @pytest.mark.parametrize(
