@@ -9,6 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY actors/ actors/
 COPY benchmarks/ benchmarks/
 COPY cluster/ cluster/
+COPY demo_models/ demo_models/
 COPY evals/ evals/
 COPY kv_transfer/ kv_transfer/
 COPY router/ router/

@@ -1,6 +1,6 @@
 """The prompts of the decoding benchmarks: demo documents, or Python code and a request to explain it.
 
-The demo pair can only answer a question about a record (`cluster/demo_document.py`). A real pair gets a part
+The demo pair can only answer a question about a record (`demo_models/documents.py`). A real pair gets a part
 of a module of Python's standard library, so that its answers are long and are real text.
 """
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.demo_document import make_document, words
+from demo_models.documents import make_document, words
 from skim_common.errors import SkimError
 
 Kind = Literal["demo", "code"]

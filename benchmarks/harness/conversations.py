@@ -1,6 +1,6 @@
 """Conversations about a long document: every turn asks for the value of one of its records.
 
-The documents are those of the demo pair (`cluster/demo_document.py`), which answers such questions over many
+The documents are those of the demo pair (`demo_models/documents.py`), which answers such questions over many
 turns. In the style instruct, the first turn also has an introduction and every question the form of its answer, for any
 instruct model.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.demo_document import make_document, states
+from demo_models.documents import make_document, states
 
 Style = Literal["plain", "instruct"]
 

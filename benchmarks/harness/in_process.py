@@ -7,9 +7,9 @@ from itertools import count
 from typing import Any
 
 from benchmarks.harness.chat_client import Timed
-from cluster.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, render
+from demo_models.documents import make_document
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from target_service.sampling import DELTA, FINAL_ONLY

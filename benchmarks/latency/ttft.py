@@ -33,7 +33,7 @@ from benchmarks.harness.servers import MODEL, SETTLE_S, engine_environment, engi
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import spread
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 from kv_transfer.options import SelectionOptions
 from speculator_service.scoring import heads
 

@@ -24,8 +24,8 @@ from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from cluster.config.schema import DeploymentConfig
-from cluster.demo_document import make_document
 from cluster.serve.deployment import deployed
+from demo_models.documents import make_document
 from skim_common.models.source import public_name
 
 PARTS = ("router", "speculator", "target", "front proxy", "rest of Ray")

@@ -27,8 +27,8 @@ from benchmarks.load.hostile_clients import KINDS
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from cluster.demo_document import make_document
 from cluster.serve.deployment import deployed
+from demo_models.documents import make_document
 from skim_common.errors import SkimError
 from skim_common.models.source import public_name
 

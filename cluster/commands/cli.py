@@ -28,7 +28,7 @@ TOOLS = "One model at a time"
 
 # What stands above this folder: it is named here, and imported only when it is asked for.
 LAZY: dict[str | None, dict[str, str]] = {
-    SERVING: {"batch": "cluster.batch.command:batch"},
+    SERVING: {"demo": "demo_models.demo:demo", "batch": "cluster.batch.command:batch"},
     TOOLS: {
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
@@ -265,25 +265,6 @@ def _announce(url: str, model: str, how_it_stops: str = "") -> None:
     console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
     curl = f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n"
     console.print(curl, markup=False, soft_wrap=True)
-
-
-@app.command(rich_help_panel=SERVING)
-def demo(
-    tokens: Annotated[int, typer.Option(min=1024, max=16384, help="Length of the document.")] = 4096,
-    keep_rate: KeepRate = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another document.")] = 7,
-    port: Annotated[int, typer.Option(help="Port of the demo's endpoint; 0 takes a free one.")] = 0,
-    target: Model = None,
-    speculator: Model = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Answer a question about a long document, dense and speculative, and show what was kept."""
-    from cluster.commands.demo import run_demo
-
-    run_demo(
-        tokens=tokens, keep_rate=keep_rate_value(keep_rate), seed=seed, port=port, target=target, speculator=speculator,
-        json_file=json_file, console=Console(highlight=False),
-    )  # fmt: skip
 
 
 app.command(rich_help_panel=TOOLS)(pairs)

@@ -6,7 +6,7 @@ They need all of their sentences, so they show what selection costs when no sing
 import random
 import string
 
-from cluster.demo_document import FILLER_WORDS
+from demo_models.documents import FILLER_WORDS
 from evals.tasks.quiz import Quiz
 
 CHAINS, LINKS = 3, 4

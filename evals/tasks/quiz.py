@@ -1,7 +1,7 @@
 """A question about a document: how the messages are made, and how an answer is scored.
 
 A task (`evals.tasks.registry`) gives the sentences that a document must hold, the question, and the text around them.
-By default this is generated filler. Its words are those of the demo documents (`cluster.demo_document`), so the bundled
+By default this is generated filler. Its words are those of the demo documents (`demo_models.documents`), so the bundled
 pair can answer some of the tasks; all tasks suit any instruct model. Everything follows from a seed.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
-from cluster.demo_document import filler_sentence
+from demo_models.documents import filler_sentence
 
 SMALLEST = 0.6
 """Two unrelated English sentences share up to half of their characters in order, so less than this is no quotation."""

@@ -7,7 +7,7 @@ document with distractors, a quarter of the text is records of other keys, whose
 import random
 from dataclasses import replace
 
-from cluster.demo_document import ADJECTIVES, ATTRIBUTES, NOUNS, Record
+from demo_models.documents import ADJECTIVES, ATTRIBUTES, NOUNS, Record
 from evals.tasks.quiz import Quiz
 
 UPDATES = 4

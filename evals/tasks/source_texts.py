@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from textwrap import dedent
 
-from cluster.demo_document import words
+from demo_models.documents import words
 
 NAMES = ("Yasmin", "Bruno", "Katja", "Dmitri", "Ingrid", "Kofi", "Leila", "Mateo", "Nadia", "Omar", "Priya", "Rashid")
 

@@ -1,4 +1,4 @@
-"""Training and test prompts: documents with records (`cluster.demo_document`), then questions about them.
+"""Training and test prompts: documents with records (`demo_models.documents`), then questions about them.
 
 Training leaves out, so that tests can measure generalisation:
 - HELD_OUT words in records and questions; they occur only in filler sentences.
@@ -13,8 +13,8 @@ import numpy as np
 import tokenizer
 from tokenizer import ASSISTANT, BOS, END, USER, encode
 
-from cluster import demo_document as demo
-from cluster.demo_document import Record
+from demo_models import documents as demo
+from demo_models.documents import Record
 
 OPENINGS = (
     "What is",

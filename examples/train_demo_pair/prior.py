@@ -23,7 +23,7 @@ from tokenizer import ASSISTANT, BOS, encode
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cluster.demo_document import ATTRIBUTES
+from demo_models.documents import ATTRIBUTES
 
 EMBEDDING_STD = 0.08
 SHARPNESS = 12.0  # attention logit per fast pair of RoPE dimensions, in heads that look a fixed number of tokens back

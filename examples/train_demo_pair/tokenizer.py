@@ -8,7 +8,7 @@ import re
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cluster import demo_document as demo
+from demo_models import documents as demo
 
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 32768

@@ -16,8 +16,8 @@ import pytest
 import ray
 import yaml
 
-from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
+from demo_models.documents import make_document
 from tests.e2e.conftest import ROOT, Served, skim_serve
 
 # Slow enough that a request is surely under way when something ends; long prompts are slow on the speculator only. An

@@ -9,9 +9,9 @@ import pytest
 from ray import serve
 
 from cluster.config.load import config_from_settings
-from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply
+from demo_models.documents import make_document
 from tests.chaos.conftest import SETTINGS, await_replicas
 from tests.chaos.support.lost_replicas import await_running
 from tests.e2e.conftest import Served

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cluster.commands.demo import ask_twice
-from cluster.demo_document import make_document
+from demo_models.demo import ask_twice
+from demo_models.documents import make_document
 
 
 def check(result: dict[str, Any], shown: str) -> None:

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 from tests.e2e.conftest import Served
 
 pytestmark = pytest.mark.nightly

@@ -12,8 +12,8 @@ import pytest
 import ray
 from ray import serve
 
-from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
+from demo_models.documents import make_document
 from tests.e2e.conftest import SKIM, Served
 
 DRAFTED = {"method": "remote", "adaptive": False}

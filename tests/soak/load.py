@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 
 HUNG_S = 120
 """A request without an answer after this time hangs. It is longer than every time limit of the deployment."""

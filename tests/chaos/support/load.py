@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 20, "stream": True}
 CLIENTS = 6

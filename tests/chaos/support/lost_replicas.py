@@ -21,8 +21,8 @@ import ray
 import yaml
 from ray.serve.context import _get_global_client
 
-from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
+from demo_models.documents import make_document
 from tests.chaos.conftest import kill
 from tests.e2e.conftest import ROOT, skim_serve
 

@@ -10,9 +10,9 @@ import httpx
 import psutil
 from ray.serve.context import _get_global_client
 
-from cluster.demo_document import make_document
 from cluster.serve.app import APP_NAME
 from cluster.serve.ray_liveness import call_with_timeout
+from demo_models.documents import make_document
 from tests.chaos.support.killed import Killed
 
 BODY = {"model": "skim-demo", "messages": make_document(1500, 1).messages, "max_tokens": 2}

@@ -62,7 +62,7 @@ def test_training_never_uses_held_out_words_in_records():
     from data import HELD_OUT_OPENINGS, NEW_ADJECTIVES, NEW_NOUNS, make_prompt
     from train import Stage
 
-    from cluster import demo_document as demo
+    from demo_models import documents as demo
 
     rng = random.Random(1)
     held_out = {*demo.HELD_OUT_ADJECTIVES, *demo.HELD_OUT_NOUNS, *NEW_ADJECTIVES, *NEW_NOUNS}

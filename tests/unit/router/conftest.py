@@ -15,7 +15,7 @@ import pytest_asyncio
 from actors.observability.tracing import NO_TRACER, Span, Tracer
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
-from cluster.demo_document import DemoDocument, make_document
+from demo_models.documents import DemoDocument, make_document
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
 from router.dispatch.dispatcher import Dispatcher

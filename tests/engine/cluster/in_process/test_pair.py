@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.demo_document import DemoDocument, make_document
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.pair import Pair
 from cluster.in_process.prompts import render
 from cluster.in_process.selection import PairSelection
+from demo_models.documents import DemoDocument, make_document
 from evals.run.turns import make_conversations, without_late_chunks
 from evals.tasks.registry import Sample
 from kv_transfer.messages import Selection

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.demo_document import make_document
 from cluster.in_process.pair import Pair
+from demo_models.documents import make_document
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from tests.reference import scoring_oracle
 from tests.reference.models import build_model, load_model

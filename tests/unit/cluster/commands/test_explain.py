@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 from tests.unit.cluster.explain.test_page import data_of
 from tests.unit.conftest import MODELS
 

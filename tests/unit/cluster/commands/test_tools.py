@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from cluster.commands.tools import highlight_kept
-from cluster.demo_document import make_document
 from cluster.in_process.prompts import load_tokenizer, render
+from demo_models.documents import make_document
 from tests.unit.conftest import MODELS
 
 SPECULATOR = MODELS / "speculator"

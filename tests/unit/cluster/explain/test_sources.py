@@ -7,9 +7,9 @@ from threading import Thread
 
 import pytest
 
-from cluster.demo_document import make_document
 from cluster.explain.sources import from_prompt, from_request, read_prompt_file
 from cluster.in_process.async_pair import AsyncPair
+from demo_models.documents import make_document
 from router.explain.prompt_text import PromptText
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError

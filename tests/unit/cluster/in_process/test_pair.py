@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.mock_engines.target import mock_tokens
 from cluster.config.load import load_config
-from cluster.demo_document import make_document
 from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.pair import AskFields, Pair, SelectFields
 from cluster.in_process.selection import PairSelection
+from demo_models.documents import make_document
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.options.policies import PolicyOptions

@@ -6,8 +6,8 @@ from copy import copy
 import numpy as np
 import pytest
 
-from cluster.demo_document import make_document
 from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans, render
+from demo_models.documents import make_document
 from router.options.request import PrefillOptions
 from skim_common.errors import InvalidRequestError
 from tests.unit.conftest import MODELS

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from transformers import AutoTokenizer
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig

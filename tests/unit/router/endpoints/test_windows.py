@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
-from speculator_service import mock_engine
+from benchmarks.mock_engines import speculator as mock_engine
 from speculator_service.engine import ScoreRequest
-from speculator_service.mock_engine import MockSpeculator
+from benchmarks.mock_engines.speculator import MockSpeculator
 from speculator_service.service import SpeculatorService
 from tests.unit.speculator_service.reading.replicas import FRAME, asking
 

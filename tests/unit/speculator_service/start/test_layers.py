@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculator_service.engine import Scores
-from speculator_service.mock_engine import MockSpeculator
+from benchmarks.mock_engines.speculator import MockSpeculator
 from speculator_service.start.layers import ROUNDS, check_layers
 from tests.unit.conftest import MODELS
 

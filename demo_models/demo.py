@@ -3,28 +3,30 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
+import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cluster.commands.keep_rate import KeepRate, keep_rate_value
 from cluster.commands.tools import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
-from cluster.demo_document import DemoDocument, make_document
 from cluster.json_file import write_json
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
+from demo_models.documents import DemoDocument, make_document
 from router.http.sse import read_event
 from router.options.headers import read_server_timing
 from skim_common.errors import SkimError
 from skim_common.proxies import client_options
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 SHOWN_TOKENS = 360
 
 
@@ -42,19 +44,18 @@ class Answer:
     request_id: str
 
 
-def run_demo(
-    *,
-    tokens: int,
-    keep_rate: float | str | None,
-    seed: int,
-    port: int,
-    target: Path | None,
-    speculator: Path | None,
-    json_file: Path | None,
-    console: Console,
+def demo(
+    tokens: Annotated[int, typer.Option(min=1024, max=16384, help="Length of the document.")] = 4096,
+    keep_rate: KeepRate = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another document.")] = 7,
+    port: Annotated[int, typer.Option(help="Port of the demo's endpoint; 0 takes a free one.")] = 0,
+    target: Annotated[Path | None, typer.Option(metavar="MODEL", help="Another target.")] = None,
+    speculator: Annotated[Path | None, typer.Option(metavar="MODEL", help="Another speculator.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
-    """Start the demo deployment, ask the question twice, and show the answers. Raises SkimError."""
-    config = _demo_config(target, speculator, port, keep_rate)
+    """Answer a question about a long document, dense and speculative, and show what was kept."""
+    console = Console(highlight=False)
+    config = _demo_config(target, speculator, port, keep_rate_value(keep_rate))
     document = make_document(tokens, seed)
     console.print("Starting a speculator, a target and a router on this machine (about 40 s)")
     with (

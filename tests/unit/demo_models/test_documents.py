@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.demo_document import make_document
+from demo_models.documents import make_document
 
 DEMO_MODELS = Path(__file__).parents[3] / "demo_models"
 
