@@ -62,7 +62,7 @@ $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@touch $@
 
 results: $(INSTALLED) ## make docs/results.md and its plots from benchmarks/results
-	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m evals.report
 
 # Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest version of every package.
 lock: ## pin all dependencies in requirements/cpu.lock and gpu.lock

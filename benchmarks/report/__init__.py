@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report` writes docs/results.md and its plots from benchmarks/results.
+"""What the results of benchmarks have in common: machine, progress, statistics, plots; sections without a benchmark.
 
-Not here: measurements.
+Not here: measurements, and the page of all results (`evals/report/`, which shows those of evals, too).
 """

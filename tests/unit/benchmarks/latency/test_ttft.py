@@ -8,7 +8,7 @@ import pytest
 from benchmarks.latency.ttft import Timing, TtftSettings, Turn, _Asker, rows_of, turns
 from benchmarks.latency.ttft_results import describe, plot, table
 from benchmarks.report import plots
-from benchmarks.report.__main__ import details
+from evals.report.__main__ import details
 
 SMALL = TtftSettings(lengths=(1024, 4096), keep_rates=(0.1, 1.0), short_lengths=(256,), rounds=2)
 

@@ -11,7 +11,7 @@ from benchmarks.latency import turns as benchmark
 from benchmarks.latency.turns import MODES, TurnsSettings, prefill_options, turns
 from benchmarks.latency.turns_results import Answered, describe, plot, rows_of, table, totals_of
 from benchmarks.report import plots
-from benchmarks.report.__main__ import details
+from evals.report.__main__ import details
 from tests.unit.benchmarks.openai_server import openai_server
 
 SETTINGS = TurnsSettings("/models/target", "/models/speculator", document_tokens=1200, turns=3, rounds=2)

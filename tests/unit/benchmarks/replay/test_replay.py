@@ -16,8 +16,8 @@ from benchmarks.replay.replay import ReplaySettings, _rounds, run
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import CONVERSATION, shared_tokens, within
 from benchmarks.report import plots
-from benchmarks.report.__main__ import details
 from benchmarks.report.progress import silent
+from evals.report.__main__ import details
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.openai_server import openai_server
 

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.report.claims import AGAINST, SHOWN, Claim
+from evals.report.claims import AGAINST, SHOWN, Claim
 
 _HEAD = """# Results
 

@@ -1,15 +1,15 @@
 """The rows of the first page of docs/results.md: each a claim, and how its figure follows from a result file.
 
-Here also: rows that speak against Skim. Not here: the page's prose, which is in `benchmarks/report/summary.py`.
+Here also: rows that speak against Skim. Not here: the page's prose, which is in `evals/report/summary.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from benchmarks.report.soak import FAILED
 from benchmarks.report.statistics import in_words
+from evals.results import families, lengths
 
 Result = Mapping[str, Any]
 
@@ -86,16 +86,14 @@ def _goodput(result: Result) -> str:
 
 
 def _families(selector: str, rate: float) -> Callable[[Result], str]:
-    # By name: evals is above benchmarks.
-    return lambda result: str(import_module("evals.results.families").against_dense(result, selector, rate))
+    return lambda result: families.against_dense(result, selector, rate)
 
 
 def _by_length(selector: str, rate: float, *length: int) -> Callable[[Result], str]:
-    return lambda result: str(import_module("evals.results.lengths").against_dense(result, (selector, rate), *length))
+    return lambda result: lengths.against_dense(result, (selector, rate), *length)
 
 
 def _default(result: Result) -> str:
-    lengths = import_module("evals.results.lengths")
     case = "auto + guard", 0.0
     return f"{lengths.against_dense(result, case)}; {lengths.first_tokens(result, case)}"
 

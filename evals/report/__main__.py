@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report` makes docs/results.md and its plots from benchmarks/results/*.json.
+"""`python -m evals.report` makes docs/results.md and its plots from benchmarks/results/*.json.
 
 Each section has a module with `describe(result)`, `table(result)` and `plot(result, path)`. `skim bench` prints the
 same table in the terminal. Each JSON file also holds the command that produced it (`command`).
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.machine import in_words
-from benchmarks.report.summary import summary
+from evals.report.summary import summary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

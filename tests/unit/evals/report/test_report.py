@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
-from benchmarks.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
-from benchmarks.report.claims import AGAINST, BENCH_KEEP, SHOWN
-from benchmarks.report.summary import anchor, summary
+from evals.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
+from evals.report.claims import AGAINST, BENCH_KEEP, SHOWN
+from evals.report.summary import anchor, summary
 from evals.results import lengths
 from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
