@@ -3,7 +3,7 @@
 The load of a prompt is its predicted wait, divided by the longest wait that is allowed: `max_wait_s`, or what its
 deadline leaves. From each of these shares on, one thing more is left out:
 
-    AUDIT        no dense answers for comparison (`router.audit`)
+    AUDIT        no dense answers for comparison (`router.dispatch.audit`)
     DRAFT_AHEAD  no drafts before the target asks for them
     DRAFTS       no drafts at all: the speculator then only selects
     KEEP         the smallest keep rate (`min_keep`), which shortens the target's prefill

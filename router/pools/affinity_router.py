@@ -1,4 +1,4 @@
-"""Serve's request router for the pools: replicas by affinity within bounds of load (`router.affinity`).
+"""Serve's request router for the pools: replicas by affinity within bounds of load (`router.pools.prefix_affinity`).
 
 Besides Serve's public `choose_replicas` and `on_request_routed` it overrides `_choose_replica_for_request` and
 `_fulfill_next_pending_request`: `actors.ray_hooks.request_router` has the names that are checked. The caller's wish is

@@ -4,7 +4,8 @@ With a split target, generation has two legs: a prefill replica prefills the pro
 blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
 
 Serve chooses the replica: one that the request's affinity prefers (`router.pools.affinity_router`). Cancelling a call
-here cancels it in the replica. If a target replica is lost, `router.migration` sends the request to another one.
+here cancels it in the replica. If a target replica is lost, `router.pools.migration` sends the request to another
+one.
 """
 
 import asyncio

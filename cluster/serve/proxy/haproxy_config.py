@@ -1,6 +1,6 @@
 """The program that Ray starts as HAProxy: it changes HAProxy's configuration, then becomes HAProxy.
 
-`front_proxy` runs it as a script, with the path of the binary and HAProxy's arguments. It imports nothing of Skim, so
+`haproxy.py` runs it as a script, with the path of the binary and HAProxy's arguments. It imports nothing of Skim, so
 that it starts fast.
 """
 

@@ -74,7 +74,7 @@ async def test_requests_that_wait_to_be_taken_in_count_as_answers_that_run():
     ("steps", "accepted"), [((), False), ((ACCEPTED,), True), ((ACCEPTED, output("a")), True)], ids=str
 )
 async def test_a_replica_that_dies_is_lost(steps, accepted, death):
-    """`router.migration` sends the request to another one."""
+    """`router.pools.migration` sends the request to another one."""
     pools, _, target = serve_pools(target=[Reply(*steps, death), Reply(*GOOD)])
     stream = pools.generate(REQUEST)
     for _ in steps[1:]:

