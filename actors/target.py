@@ -16,12 +16,12 @@ from actors.observability.pool_spans import answer_span
 from actors.pool_actor import PoolActor
 from actors.ray_hooks.replica_draining import Draining, handover, own_replica
 from kv_transfer.messages import ACCEPTED, GenerateRequest
+from kv_transfer.reply_pieces import pieces
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
 from target_service.engine import TargetEngine
 from target_service.factory import create_engine
 from target_service.joined_outputs import joined
-from target_service.reply_pieces import pieces
 from target_service.start_probe import CANDIDATES, find_failure
 
 logger = logging.getLogger(__name__)

@@ -304,7 +304,7 @@ class GenerateOutput:
     cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. created_tokens: those that
     were computed and written to the prefix cache. timings: milliseconds by part (queue, prefill), on the first output.
     kv_blocks: where the KV blocks are, on the last output of a prefill leg. An unfinished output with prompt_logprobs
-    alone is a piece of the next one (`target_service.reply_pieces`).
+    alone is a piece of the next one (`kv_transfer.reply_pieces`).
     """
 
     completions: list[Completion]

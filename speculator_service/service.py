@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from kv_transfer.drafts import UNDRAFTED
+from kv_transfer.limits.speculator import check_ids, check_request
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.spans import droppable, mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.limits import check_ids, check_request
 from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import reads_in_windows
 from speculator_service.reading.windows import read_windows

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from kv_transfer.messages import Completion, GenerateOutput
+from kv_transfer.reply_pieces import PIECE_LOGPROBS
 from skim_common.deadline import NO_DEADLINE, Deadline
-from target_service.reply_pieces import PIECE_LOGPROBS
 
 
 async def joined(

@@ -12,7 +12,7 @@ from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, render
 from demo_models.documents import make_document
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from target_service.sampling import DELTA, FINAL_ONLY
+from kv_transfer.sampling import DELTA, FINAL_ONLY
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
+from benchmarks.mock_engines.sampling import Sampling
 from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
-from target_service.sampling import DELTA, FINAL_ONLY, Sampling
+from kv_transfer.sampling import DELTA, FINAL_ONLY
 
 
 class NewToken(NamedTuple):

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from benchmarks.mock_engines.compute import MockCompute
+from kv_transfer.limits.speculator import check_length
 from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, SessionLimits, engine_salt
-from speculator_service.limits import check_length
 from speculator_service.scoring.score_queries import ScoreQueries
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4

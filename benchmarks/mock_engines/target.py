@@ -11,16 +11,16 @@ import numpy as np
 
 from benchmarks.mock_engines.answer import Answers, NewToken
 from benchmarks.mock_engines.compute import MockCompute, Prefill
+from benchmarks.mock_engines.sampling import Sampling, read_sampling
 from benchmarks.mock_engines.session_ends import SessionEnds
 from kv_transfer.draft_channel.client import connecting
+from kv_transfer.limits.target import KvRole, check_leg, check_request
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Int32Array, KeptPrompt, TokenLogprob
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
 from target_service.engine import TargetEngine
-from target_service.limits import KvRole, check_leg, check_request
-from target_service.sampling import Sampling, read_sampling
 
 
 class MockTarget(TargetEngine):

@@ -25,6 +25,7 @@ from benchmarks.replay.virtual_time import run as run_in_virtual_time
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
+from kv_transfer.sampling import DELTA
 from router.admission.controller import Admission
 from router.admission.ticket import OverloadedError
 from router.dispatch.dispatcher import Dispatcher
@@ -34,7 +35,6 @@ from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
-from target_service.sampling import DELTA
 
 SYSTEMS = ("admission", "none")
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)

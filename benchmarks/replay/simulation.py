@@ -33,6 +33,7 @@ from kv_transfer.messages import (
     SelectRequest,
     SessionHandle,
 )
+from kv_transfer.sampling import DELTA
 from kv_transfer.wire.codec import decode, encode
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
@@ -44,7 +45,6 @@ from router.pools.prefix_affinity import PrefixKeys, preferred
 from router.pools.serve_pools import Admitted
 from skim_common.models.info import ModelInfo
 from speculator_service.service import SpeculatorService
-from target_service.sampling import DELTA
 
 MOST_AT_ONCE = 64
 """Requests that a replica runs at a time, the default of `max_ongoing_requests`."""

@@ -17,12 +17,12 @@ from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
 from cluster.in_process.selection import PairSelection
 from kv_transfer.messages import Completion, KeptPrompt, TokenLogprob
 from kv_transfer.options import DecodeOptions
+from kv_transfer.sampling import FINAL_ONLY
 from router.options.policies import Keep
 from router.options.request import PREFILL, PrefillOptions
 from skim_common.environment import unless_set
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.source import is_within_reach
-from target_service.sampling import FINAL_ONLY
 
 MAX_TOKENS = 128
 """Most tokens of an answer unless a call says otherwise."""

@@ -11,12 +11,12 @@ from cluster.in_process.async_pair import AsyncPair
 from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.sampling import FINAL_ONLY
 from kv_transfer.spans import unit_starts
 from router.decision.guard import signals
 from router.dispatch.audit import AGREES, agreement
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means
-from target_service.sampling import FINAL_ONLY
 
 COVERAGES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MOST_DENSE = 0.2

@@ -11,7 +11,7 @@ from benchmarks.report.soak import FAILED
 from benchmarks.report.statistics import in_words
 from evals.results import families, lengths
 
-Result = Mapping[str, Any]
+Result = dict[str, Any]
 
 BENCH_KEEP = 0.2
 """`keep_rate` of the benchmarks of speed, whose random weights say nothing about what to keep."""

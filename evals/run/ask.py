@@ -13,11 +13,11 @@ from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
 from evals.tasks.registry import Sample
 from kv_transfer.messages import KeptPrompt
+from kv_transfer.sampling import FINAL_ONLY
 from router.explain.explained import Explained
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
 from skim_common.models.source import public_name
-from target_service.sampling import FINAL_ONLY
 
 Case = tuple[str, float]
 """A selector and a keep rate: 1 for DENSE, 0 for a selector that chooses the rate itself."""

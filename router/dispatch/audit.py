@@ -20,12 +20,12 @@ from typing import Any
 from actors.observability.meter import Meter
 from kv_transfer.messages import ADAPTER, GenerateRequest, Int32Array, KeptPrompt
 from kv_transfer.options import DecodeOptions
+from kv_transfer.sampling import FINAL_ONLY
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from router.pools.migration import migrate
 from skim_common.errors import SkimError
-from target_service.sampling import FINAL_ONLY
 
 logger = logging.getLogger(__name__)
 

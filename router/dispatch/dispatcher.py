@@ -7,6 +7,8 @@ from contextlib import aclosing
 import numpy as np
 
 from actors.observability.meter import Meter
+from kv_transfer.limits.target import check_length as check_target_length
+from kv_transfer.limits.target import first_logprobs
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from kv_transfer.spans import droppable_of
@@ -44,8 +46,6 @@ from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
-from target_service.limits import check_length as check_target_length
-from target_service.limits import first_logprobs
 
 
 class Dispatcher:

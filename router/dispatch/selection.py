@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from actors.observability.pool_spans import note_selection
+from kv_transfer.limits.speculator import check_readable
 from kv_transfer.messages import Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
@@ -20,7 +21,6 @@ from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from skim_common.errors import DeadlineError, InvalidRequestError, SkimError
 from speculator_service.lexical_engine import LexicalSpeculator
-from speculator_service.limits import check_readable
 from speculator_service.service import SpeculatorService
 
 logger = logging.getLogger(__name__)

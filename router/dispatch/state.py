@@ -16,8 +16,10 @@ import numpy as np
 
 from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.drafts import UNDRAFTED
+from kv_transfer.limits.target import check_reply_size
 from kv_transfer.messages import Int32Array, Selection
 from kv_transfer.options import DecodeOptions
+from kv_transfer.sampling import is_seeded
 from router.admission.ticket import PromptGroup
 from router.decision.cost_model import Estimate
 from router.decision.forecast import Forecast
@@ -29,8 +31,6 @@ from router.options.policies import SYSTEM_ROLES
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import PromptSpans
-from target_service.limits import check_reply_size
-from target_service.sampling import is_seeded
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ import json
 import math
 from typing import Any, NamedTuple
 
+from kv_transfer.limits.target import reserved_names
 from router.options.errors import InvalidOptionError
 from router.options.request import clipped
-from target_service.limits import reserved_names
 
 # A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
 _TELLTALES = (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, Int32Array, TokenLogprob
-from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 
 STREAM_INTERVAL = 16
 """Tokens per message of an answer that the client gets as a whole (vllm.SamplingParams.stream_interval)."""

@@ -24,6 +24,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.handles import streaming_bytes
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
+from kv_transfer.reply_pieces import PieceJoiner
 from kv_transfer.wire.codec import decode, encode
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
@@ -34,7 +35,6 @@ from router.pools.migration import ReplicaLostError, migrate
 from router.pools.wake_up import ColdStart
 from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_pair
-from target_service.reply_pieces import PieceJoiner
 
 logger = logging.getLogger(__name__)
 

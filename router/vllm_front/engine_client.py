@@ -16,7 +16,9 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from kv_transfer.limits.target import reserved_names
 from kv_transfer.messages import ADAPTER, GenerateOutput, TokenLogprob
+from kv_transfer.reply_pieces import PromptLogprobs
 from router.admission.api_keys import FIRST_PRIORITY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
@@ -25,8 +27,6 @@ from router.options.errors import HttpError
 from router.prompt.control_tokens import ControlTokens, Handling
 from router.vllm_front.renderer import hook_chat_rendering, reuse_known_tokens
 from skim_common.errors import InvalidRequestError, SkimError
-from target_service.limits import reserved_names
-from target_service.reply_pieces import PromptLogprobs
 
 logger = logging.getLogger(__name__)
 

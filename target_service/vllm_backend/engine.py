@@ -17,16 +17,16 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from kv_transfer.limits.target import KvRole, check_request
 from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest
 from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.sampling import DELTA
 from kv_transfer.wire.positions import encode_positions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
 from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
-from target_service.limits import KvRole, check_request
-from target_service.sampling import DELTA
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output, has_failed

@@ -17,11 +17,11 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from kv_transfer.limits.target import KvRole, check_leg
 from kv_transfer.messages import GenerateRequest
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 from skim_common.symbols import VLLM
-from target_service.limits import KvRole, check_leg
 
 _CONNECTOR = "NixlConnector"
 _NIXL_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"

@@ -9,7 +9,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestStateStats
 
 from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
-from target_service.reply_pieces import PIECE_LOGPROBS
+from kv_transfer.reply_pieces import PIECE_LOGPROBS
 
 
 async def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:

@@ -7,10 +7,10 @@ import numpy as np
 
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.sampling import DELTA
 from kv_transfer.wire.codec import decode, encode
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, migrate
-from target_service.sampling import DELTA
 
 PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
 

@@ -19,7 +19,7 @@ from evals.run.turns import make_conversations, without_late_chunks
 from evals.tasks.registry import Sample
 from kv_transfer.messages import Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from target_service.sampling import FINAL_ONLY
+from kv_transfer.sampling import FINAL_ONLY
 
 pytestmark = pytest.mark.nightly
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from evals.run.wrong_origin import FROM_KEPT, WrongOriginTarget, from_kept
+from kv_transfer.limits.target import RESERVED_PREFIX
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
-from target_service.limits import RESERVED_PREFIX
 from target_service.vllm_backend.worker import TargetWorker
 
 KEPT = np.array([0, 1, 5, 6, 9], np.int32)

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
+from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from router.pools.answer_record import AnswerRecord
-from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS
 
 PROMPT = KeptPrompt.dense([20, 21, 22])

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, _merged, migrate
 from skim_common.errors import EngineUnavailableError
-from target_service.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from tests.unit.router.conftest import MODELS, until
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.options import SelectionOptions
 from benchmarks.mock_engines import speculator as mock_engine
-from speculator_service.engine import ScoreRequest
 from benchmarks.mock_engines.speculator import MockSpeculator
+from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from speculator_service.service import SpeculatorService
 from tests.unit.speculator_service.reading.replicas import FRAME, asking
 

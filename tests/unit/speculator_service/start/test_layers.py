@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from speculator_service.engine import Scores
 from benchmarks.mock_engines.speculator import MockSpeculator
+from speculator_service.engine import Scores
 from speculator_service.start.layers import ROUNDS, check_layers
 from tests.unit.conftest import MODELS
 

@@ -5,8 +5,8 @@ import asyncio
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from kv_transfer.reply_pieces import PIECE_LOGPROBS
 from router.vllm_front.engine_client import _prompt_logprobs
-from target_service.reply_pieces import PIECE_LOGPROBS
 from target_service.vllm_backend.outputs import generate_output, has_failed
 
 EACH = 21

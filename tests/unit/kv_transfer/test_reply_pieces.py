@@ -3,10 +3,10 @@
 import pytest
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import WireError
-from target_service.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
 from tests.unit.actors.mock_actors import replies, target
 from tests.unit.target_service.test_joined_outputs import output
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from kv_transfer.limits.speculator import check_length
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
-from speculator_service.limits import check_length
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")
 

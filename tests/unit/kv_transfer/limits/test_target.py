@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.messages import GenerateRequest, KeptPrompt
-from skim_common.errors import InvalidRequestError
-from skim_common.models.info import ModelInfo
-from target_service.limits import (
+from kv_transfer.limits.target import (
     MAX_LOGPROBS,
     MAX_READ_TOKENS,
     check_length,
@@ -16,6 +13,9 @@ from target_service.limits import (
     first_logprobs,
     reserved_names,
 )
+from kv_transfer.messages import GenerateRequest, KeptPrompt
+from skim_common.errors import InvalidRequestError
+from skim_common.models.info import ModelInfo
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 100, "f", max_model_len=40, max_position=64, engine="mock")
 

@@ -1,20 +1,12 @@
-"""Fields of vLLM's sampling parameters (vllm.sampling_params): what a seed decides, and those of the mock engine."""
+"""The fields of vLLM's sampling parameters (vllm.sampling_params) that a mock target reads."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
+from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from skim_common.errors import InvalidRequestError
-
-CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
-"""Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""
-
-
-def is_seeded(sampling: Mapping[str, Any]) -> bool:
-    """Whether a seed decides the answer to a request with these fields of vllm.SamplingParams. A greedy answer has no
-    need of it."""
-    return sampling.get("seed") is not None and (sampling.get("temperature", 1.0) or 0.0) > 0
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kv_transfer.messages import GenerateRequest
+from kv_transfer.sampling import DELTA
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
-from target_service.sampling import DELTA
 
 RESERVED_PREFIX = "skim"
 """The names of Skim's own extra arguments begin with this prefix."""
