@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.harness.conversations import conversation
-from cluster.demo_document import count_tokens, filler_sentence, make_document
+from demo_models.documents import count_tokens, filler_sentence, make_document
 
 Message = Mapping[str, Any]
 Mode = Literal["dense", "speculative"]
