@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from evals.report.claims import AGAINST, SHOWN, Claim
@@ -35,12 +36,12 @@ with an independent computation, and each has a negative control.
 """
 
 
-def summary(results: Path) -> str:
-    """The first page, from the files in the folder `results`."""
+def summary(results: Path, pages: Mapping[str, str]) -> str:
+    """The first page, from the files in the folder `results`. pages: the page of each section, by its title."""
     parts = [_HEAD]
     for heading, claims in (("What is shown", SHOWN), ("What speaks against it", AGAINST)):
         head = ["| what | figure | measured on | details |", "| --- | --- | --- | --- |"]
-        parts += [f"## {heading}\n", "\n".join([*head, *(_row(claim, results) for claim in claims), ""])]
+        parts += [f"## {heading}\n", "\n".join([*head, *(_row(claim, results, pages) for claim in claims), ""])]
     return "\n".join([*parts, _NOT_SHOWN])
 
 
@@ -49,6 +50,12 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _row(claim: Claim, results: Path) -> str:
+def slug(subject: str) -> str:
+    """The name of a subject's page."""
+    return subject.lower().replace(" ", "-")
+
+
+def _row(claim: Claim, results: Path, pages: Mapping[str, str]) -> str:
     figure = claim.figure(json.loads((results / f"{claim.source}.json").read_text(encoding="utf-8")))
-    return f"| {claim.what} | {figure} | {claim.on} | [{claim.source}](#{anchor(claim.section)}) |"
+    page = f"results/{pages[claim.section]}.md"
+    return f"| {claim.what} | {figure} | {claim.on} | [{claim.source}]({page}#{anchor(claim.section)}) |"

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
-from evals.report.__main__ import PAGE, PLOTS, ROOT, SECTIONS, details, draw, figures, report
+from evals.report.__main__ import DETAILS, PAGE, PLOTS, ROOT, SECTIONS, SUBJECTS, details, draw, figures, report
 from evals.report.claims import AGAINST, BENCH_KEEP, SHOWN
-from evals.report.summary import anchor, summary
+from evals.report.summary import anchor, slug, summary
 from evals.results import lengths
 from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
@@ -18,6 +18,7 @@ from kv_transfer.options import LONG_COVERAGE, LONG_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
+PAGES = {section.title: "page" for section in SECTIONS}
 
 CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
 CHANNEL = {
@@ -36,8 +37,16 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_committed_page_is_the_generated_one() -> None:
+def pages(results: Path) -> str:
+    """The details of all subjects that have a result in the folder."""
+    return "\n".join(details(subject, results) for subject in SUBJECTS)
+
+
+def test_the_committed_pages_are_the_generated_ones() -> None:
     assert PAGE.read_text() == report(), "run make results"
+    assert {file.stem for file in DETAILS.iterdir()} == {slug(subject) for subject in SUBJECTS}
+    for subject in SUBJECTS:
+        assert (DETAILS / f"{slug(subject)}.md").read_text() == details(subject), "run make results"
 
 
 @pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
@@ -202,11 +211,13 @@ def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
 def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
     page = report()
     headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    assert headings[:4] == ["What is shown", "What speaks against it", "What is not shown", "Latency"]
-    first = page.split("\n## Latency\n")[0]
-    links = re.findall(r"\]\(#([^)]+)\)", first)
+    assert headings == ["What is shown", "What speaks against it", "What is not shown", "Details"]
+    links = re.findall(r"\]\(results/([^)]+\.md#[^)]+)\)", page)
     assert len(links) == len(SHOWN) + len(AGAINST)
-    assert set(links) <= {anchor(section.title) for section in SECTIONS}
+    assert set(links) <= {
+        f"{slug(subject)}.md#{anchor(section.title)}" for subject, sections in SUBJECTS.items() for section in sections
+    }
+    assert len(page.split()) < 2500, "the first page is what a reader decides by"
 
 
 def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
@@ -214,26 +225,26 @@ def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> Non
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
     changed = committed("overload") | {"ratio": {"admission": 0.5, "none": 0.25}}
     (tmp_path / "overload.json").write_text(json.dumps(changed))
-    assert "| 0.50 with admission, 0.25 without |" in summary(tmp_path)
+    assert "| 0.50 with admission, 0.25 without |" in summary(tmp_path, PAGES)
     (tmp_path / "overload.json").unlink()
     with pytest.raises(FileNotFoundError):
-        summary(tmp_path)
+        summary(tmp_path, PAGES)
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
-    page = details(results)
+    page = pages(results)
     assert "| 32 | 32 | 1.23 | 2.00 | 1.50 | 7.00 |" in page
     assert "`skim bench channel`; 2 cores, x86_64, no GPU." in page
-    assert "![The draft channel](plots/channel.png)" in page
+    assert "![The draft channel](../plots/channel.png)" in page
     assert "## Decoding" not in page
 
 
 def test_each_task_is_described_once() -> None:
-    described = re.findall(r"^- `([^`]+)`: ", report(), re.MULTILINE)
-    assert len(described) == len(set(described))
+    described = [re.findall(r"^- `([^`]+)`: ", details(subject), re.MULTILINE) for subject in SUBJECTS]
+    assert all(len(of_page) == len(set(of_page)) for of_page in described)
     measured = {task for _, file in figures() for task in json.loads(file.read_text()).get("tasks", {})}
     assert measured
-    assert measured <= set(described)
+    assert measured <= set().union(*described)
 
 
 def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
@@ -242,13 +253,13 @@ def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
     settings = {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5}
     scoring = {**CHANNEL, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
     (results / "gpu-scoring.json").write_text(json.dumps(scoring))
-    page = details(results)
+    page = pages(results)
     assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
 
 
 def test_sections_keep_their_order(results: Path) -> None:
     (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
-    page = details(results)
+    page = pages(results)
     assert page.index("## Decoding") < page.index("## The draft channel")
     assert len({section.key for section in SECTIONS}) == len(SECTIONS)
 
@@ -276,7 +287,7 @@ def decode_modes(ms_per_token: float) -> dict:
 def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_path: Path) -> None:
     several = {"by_prompt_tokens": {"2048": decode_modes(55.0), "8192": decode_modes(111.0)}}
     (results / "decode.json").write_text(json.dumps(decode_result(prompt_tokens=[2048, 8192]) | several))
-    page = details(results)
+    page = pages(results)
     assert "1 prompts of 2048 or 8192 tokens per round" in page
     assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
     assert "KV kB" not in page  # this column is empty in all rows
@@ -288,8 +299,8 @@ def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_
 def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
     padded = {"target_is_padded": True, "target_layers": 48, "target_parameters": 55_600_000}
     (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
-    assert "padded to 48 layers (56 million parameters)" in details(results)
-    assert "| 9.00 |" in details(results)
+    assert "padded to 48 layers (56 million parameters)" in pages(results)
+    assert "| 9.00 |" in pages(results)
 
 
 def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, tmp_path: Path) -> None:
@@ -301,7 +312,7 @@ def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, t
     ]
     result = {**decode_result(answer_tokens=64, dtype="bfloat16", documents="code"), "rows": rows}
     (results / "acceptance.json").write_text(json.dumps(result))
-    page = details(results)
+    page = pages(results)
     assert "| session over the whole prompt | 1,024 | 1.60 | .25 1.00 | 7 |" in page
     assert page.count("| vLLM's draft_model, kept prompt |") == 2
     assert "Engines in bfloat16. The prompts are Python code" in page
