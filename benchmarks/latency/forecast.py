@@ -110,10 +110,10 @@ def places(settings: ForecastSettings) -> Iterator[tuple[str, str, int]]:
 def _config(settings: ForecastSettings, folder: Path) -> Any:
     """The deployment, with an adapter, a template that writes tools, and a head profile for windows."""
     target, speculator = (Path(local_folder(model, weights=True)) for model in (settings.target, settings.speculator))
-    shape = json.loads((speculator / "config.json").read_text())
+    shape = json.loads((speculator / "config.json").read_text(encoding="utf-8"))
     sizes = Shape(shape["num_hidden_layers"], shape["num_attention_heads"], shape["num_key_value_heads"], 0)
     heads.save(every_head(speculator, sizes), folder / "heads.json")
-    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
     config = skim_config(
         target, speculator, LONGEST, HELD, dtype=settings.dtype, head_profile=folder / "heads.json"
     ).model_dump(exclude_unset=True)
@@ -137,7 +137,7 @@ def _adapter(model: Path, folder: Path, rank: int = 8) -> Path:
             change[f"{prefix}.lora_B.weight"] = weight.new_zeros(weight.shape[0], rank)
     save_file(change, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

@@ -28,7 +28,7 @@ class FrontProcess:
     """The process. Its import of vLLM runs beside what the caller does meanwhile."""
 
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it lasts as long as the process
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # it lasts as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROGRAM],
             env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"},

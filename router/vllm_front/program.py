@@ -72,7 +72,7 @@ def main() -> None:
     """Each line of stdin is a question: JSON with `question`, a name of QUESTIONS, its arguments, and `folder`, the
     working directory. Each line of stdout is the answer as JSON: `answer`, or `error`, a sentence."""
     gc.disable()  # collections take a third of vLLM's import
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # plugins may print
     for line in sys.stdin:
         asked = json.loads(line)

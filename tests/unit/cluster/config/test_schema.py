@@ -320,7 +320,10 @@ def test_the_prefilling_pool_has_the_adapters_of_the_target(write):
     own = "prefill: {engine_options: {max_num_seqs: 4}}"
     target = f"model: big, topology: split, engine_options: {{lora_modules: [a=/a], tool_call_parser: hermes}}, {own}"
     config = load_config(write(f"target: {{{target}}}\nspeculator: {{model: s}}"))
-    assert config.target.prefill.engine_options == {"max_num_seqs": 4, "lora_modules": ["a=/a"]}
+    assert config.target.prefill.engine_options == {
+        "max_num_seqs": 4,
+        "lora_modules": [{"name": "a", "path": "/a"}],
+    }
 
 
 def test_the_prefilling_pool_is_like_the_target_but_for_its_size(write):

@@ -25,7 +25,7 @@ def containers(config):
 
 
 def variables(container):
-    return {e["name"]: e.get("value") or e["valueFrom"]["secretKeyRef"] for e in container["env"]}
+    return {e["name"]: e["value"] if "value" in e else e["valueFrom"]["secretKeyRef"] for e in container["env"]}
 
 
 @pytest.mark.parametrize(
