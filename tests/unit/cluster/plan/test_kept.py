@@ -10,8 +10,8 @@ from evals.results import lengths
 from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED
 from router.options.request import PrefillOptions
-from tests.unit.evals.report.test_report import committed
 from tests.unit.cluster.plan.test_size import LONG, sizer
+from tests.unit.evals.report.test_report import committed
 
 DOCS = Path(__file__).parents[4] / "docs" / "plan.md"
 
