@@ -40,6 +40,8 @@ def heads(
     from rich.progress import Progress
 
     console, options = Console(highlight=False), read_options(speculator_options, "--speculator-options")
+    if output is None:
+        saved_file("")  # a user without a home is told before the work
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("starting the speculator", total=None)
         profile = run(

@@ -1,5 +1,6 @@
 """`Pair` on vLLM with the demo models: right answers from a tenth of the prompt, with and without drafts."""
 
+import gc
 import json
 import re
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from cluster.in_process.async_pair import AsyncPair
@@ -129,3 +131,20 @@ async def _turn(pair: AsyncPair, sample: Sample, salt: str, decode: DecodeOption
     sampling = {"max_tokens": 8, "temperature": 0.0, "output_kind": FINAL_ONLY}
     [output] = [o async for o in pair.generate(selection.kept, sampling, decode=decode, cache_salt=salt)]
     return selection, output.cached_tokens, output.completions[0].text
+
+
+def engines() -> set[int]:
+    """The engine processes of this process that run."""
+    found = psutil.Process().children(recursive=True)
+    return {one.pid for one in found if "EngineC" in one.name() and one.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_a_pair_that_is_dropped_leaves_no_engine() -> None:
+    before = engines()
+    pair = Pair(speculator=MODELS / "speculator", speculator_options=OPTIONS)
+    own = engines() - before
+    assert own
+    assert pair.select(DOCUMENTS[0].messages).coverage
+    del pair
+    gc.collect()
+    assert not own & engines()

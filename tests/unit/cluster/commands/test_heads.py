@@ -13,7 +13,7 @@ PROFILE = HeadProfile(
 
 
 class Engine:
-    closed = False
+    closed, asked = False, None
 
     def close(self):
         self.closed = True
@@ -51,6 +51,16 @@ def test_the_profile_is_saved_where_engines_look_or_where_it_is_told(skim, engin
     assert (load(tmp_path / output) if output else known("f")) == PROFILE
     assert (known("f") is None) == (output is not None)
     assert "(1, 2) 0.5" in ran.out
+
+
+def test_a_user_without_a_home_is_told_before_the_engine_starts(skim, engine, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    ran = skim("heads", MODELS / "speculator")
+    assert (ran.code, engine.asked) == (2, None)
+    assert "this user has no home folder for the head profile" in ran.error
+    assert skim("heads", MODELS / "speculator", "-o", "own.json").code == 0
 
 
 def test_a_model_without_good_heads_is_an_error(skim, engine):
