@@ -64,12 +64,11 @@ def segments_of(positions: Int32Array) -> Int32Array:
     return np.stack([starts, lasts + 1], 1)
 
 
-def mask_of(spans: Iterable[Sequence[int]], size: int) -> npt.NDArray[np.bool_]:
-    """The positions inside any of `spans`, as a mask of `size` positions."""
-    mask = np.zeros(size, bool)
-    for start, end in spans:
-        mask[start:end] = True
-    return mask
+def mask_of(spans: npt.ArrayLike, size: int) -> npt.NDArray[np.bool_]:
+    """The positions inside any of `spans` [P, 2], as a mask of `size` positions."""
+    edges = np.asarray(spans, np.int64).reshape(-1, 2).clip(0, size)
+    begun, ended = (np.bincount(places, minlength=size + 1) for places in edges.T)
+    return np.asarray(np.cumsum(begun - ended)[:size] > 0)
 
 
 def always_kept(protected: npt.NDArray[np.bool_], protect_last: int) -> npt.NDArray[np.bool_]:
@@ -84,7 +83,7 @@ def droppable(request: SelectRequest) -> npt.NDArray[np.bool_]:
 
 def droppable_of(protected_spans: Int32Array, protect_last: int, size: int) -> npt.NDArray[np.bool_]:
     """`droppable` of a prompt of `size` tokens. protected_spans: int32 [P, 2]."""
-    return ~always_kept(mask_of(protected_spans.tolist(), size), protect_last)
+    return ~always_kept(mask_of(protected_spans, size), protect_last)
 
 
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:

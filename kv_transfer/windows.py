@@ -81,7 +81,7 @@ def _joined(texts: Int32Array, size: int) -> tuple[Window, ...]:
 
     texts: int32 [T, 2], sorted and apart. A longer text stays alone.
     """
-    starts, ends = texts[:, 0], texts[:, 1]
+    starts, ends = texts.T.astype(np.int64, order="C")
     parts, first = [], 0
     while first < len(texts):
         end = max(first + 1, int(np.searchsorted(ends, starts[first] + size, "right")))

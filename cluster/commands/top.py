@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skim_common.errors import SkimError
+from skim_common.proxies import client_options
 
 LIMIT_S = 10.0
 """How long the endpoint may take to answer."""
@@ -48,7 +49,7 @@ def read_metrics(url: str) -> Reading:
     """The metrics of the endpoint. url: with or without /v1. Raises SkimError."""
     base, at = url.rstrip("/").removesuffix("/v1"), time.monotonic()
     try:
-        text = httpx.get(f"{base}/metrics", timeout=LIMIT_S).raise_for_status().text
+        text = httpx.get(f"{base}/metrics", timeout=LIMIT_S, **client_options(base)).raise_for_status().text
         families = list(text_string_to_metric_families(text))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise SkimError(f"the endpoint {base} gave no metrics: {error or type(error).__name__}") from None

@@ -4,6 +4,8 @@ import httpx
 import pytest
 
 from demo_models.documents import make_document
+from kv_transfer.spans import droppable, spans_of
+from router.decision.window_reads import WindowReads
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -66,3 +68,36 @@ async def test_a_template_that_refuses_a_lone_user_message_has_prompts_read_whol
             assert (pools.selects[-1].options.read, pools.selects[-1].frame) == ("whole", None)
         wrong = await client.post("/v1/chat/completions", json={**body, "messages": messages[1:]})
         assert wrong.status_code == 400
+
+
+def _log(steps):
+    """A task, then results of tools, each after a short call."""
+    task = {"role": "user", "content": "Which of the steps failed? Read the whole log before you answer."}
+    turns = [turn for step in range(steps) for turn in _turns(step)]
+    return [task, *({"role": role, "content": text} for role, text in turns), task]
+
+
+def _turns(step):
+    return ("assistant", f"I run step {step}."), ("user", f"The output of step {step} has {step * 17} lines. " * 6)
+
+
+async def test_the_router_counts_the_windows_that_are_read(client, use_pools, monkeypatch):
+    """Of many short messages, and of spans that a client protects between all tokens: their windows are shared."""
+    counted, of = [], WindowReads.of
+
+    def noted(options, plan, size):
+        counted.append((of(options, plan, size), size))
+        return counted[-1][0]
+
+    monkeypatch.setattr(WindowReads, "of", noted)
+    one = [{"role": "user", "content": make_document(2000, seed=3).prompt}]
+    spans = {"protected_spans": [[start, start + 1] for start in range(40, 1900, 4)]}
+    for messages, options, texts in ((_log(12), {}, 10), (one, spans, 400)):
+        pools = use_pools(speculator={"head_profile": True})
+        body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2}
+        answer = await client.post("/v1/chat/completions", json={**body, "speculative_prefill": options})
+        assert answer.status_code == 200, answer.text
+        [asked], (reads, size) = pools.selects, counted[-1]
+        assert len(spans_of(droppable(asked))) > texts
+        assert reads.count(size) == pytest.approx(pools.speculator_engine.started, rel=0.01)
+        assert reads.tokens(size, 0) <= 1.5 * size
