@@ -4,7 +4,9 @@ An engine does not find these mistakes itself: vLLM sees only the shortened prom
 model's positions are wrong without an error.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from kv_transfer.messages import GenerateRequest
@@ -21,6 +23,11 @@ MAX_LOGPROBS = 2**19
 MAX_READ_TOKENS = 2**23
 """Prompt tokens times n: each answer has a copy of the prompt in the engine, and the reply may repeat it for each."""
 
+MAX_SCHEMA_COUNT = 2**16
+"""Items that a schema may count to: vLLM's guidance backend holds 100 bytes for each, a gigabyte for ten million."""
+
+SCHEMA_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
+
 KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
 
@@ -33,6 +40,7 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     """
     _check_token_ids(request, info)
     _check_extra_args(request)
+    _check_schema(request.sampling.get("structured_outputs"))
     check_reply_size(first_logprobs(int(request.prompt.token_ids.size), request.sampling, info.vocab_size))
     if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
@@ -135,6 +143,26 @@ def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:
     outside = ids[(ids < 0) | (ids >= info.vocab_size)]
     if outside.size:
         raise InvalidRequestError(f"Token id {outside[0]} is out of vocabulary, which has {info.vocab_size} tokens")
+
+
+def _check_schema(constraint: Any) -> None:
+    """Refuse counts for which a backend would build more than it can hold. A schema may be JSON or its text."""
+    left = [constraint]
+    if isinstance(constraint, Mapping):
+        for text in (constraint.get("json"), constraint.get("structural_tag")):
+            with suppress(ValueError, RecursionError):  # vLLM says what is wrong with it
+                left += [json.loads(text)] if isinstance(text, str) else []
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, Mapping):
+            left += part.values()
+            for name in SCHEMA_COUNTS:
+                if isinstance(count := part.get(name), int | float) and count > MAX_SCHEMA_COUNT:
+                    raise InvalidRequestError(
+                        f"{name} of a schema is {count}, and may be {MAX_SCHEMA_COUNT}: lower it, or leave it out"
+                    )
 
 
 def _check_extra_args(request: GenerateRequest) -> None:

@@ -238,6 +238,26 @@ async def test_bad_requests_are_refused(
     await engine.check_health()
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"regex": "["},
+        {"regex": r"\p{L}+"},  # the check takes it, and the compiler does not
+        {"json": {"type": "object", "patternProperties": {"(": {"type": "string"}}}},
+        {"json": {"$ref": "#"}},  # allows no text
+        {"json": {"type": "no-such"}},
+        {"grammar": "root ::= undefined"},
+        {"json": {"type": "array", "maxItems": 10**9}},
+    ],
+)
+async def test_a_structured_output_that_cannot_be_is_refused(engine: VllmTarget, constraint: dict) -> None:
+    """vLLM gives such a request up, where it is the client's to mend. The engine serves on."""
+    prompt = dense_prompt(40, seed=61)
+    with pytest.raises(InvalidRequestError):
+        await collect(engine, prompt, "refused", structured_outputs=constraint)
+    await collect(engine, prompt, "control", structured_outputs={"regex": "[a-z]{4}"}, ignore_eos=False)
+
+
 async def test_a_busy_engine_gives_a_sign_of_life_and_a_stopped_one_none(engine: VllmTarget) -> None:
     """Stopped, it is not dead: only the missing sign tells. It goes on where it was."""
     prompt = GenerateRequest("busy", kept_prompt(900, 300, seed=18), {"max_tokens": 300, "ignore_eos": True})

@@ -1,5 +1,6 @@
 """Requests that are refused before they reach an engine, with the numbers in the error."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from kv_transfer.limits.target import (
     MAX_LOGPROBS,
     MAX_READ_TOKENS,
+    MAX_SCHEMA_COUNT,
     check_length,
     check_request,
     first_logprobs,
@@ -120,3 +122,31 @@ def test_a_long_prompt_has_fewer_answers() -> None:
     assert check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 64, "max_tokens": 1}), LONG) == 1
     with pytest.raises(InvalidRequestError, match=f"n is 65 .* may have {MAX_READ_TOKENS}"):
         check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 65, "max_tokens": 1}), LONG)
+
+
+def schema(name: str, count: float, depth: int = 0) -> dict:
+    inner: dict = {"type": "array", name: count}
+    for _ in range(depth):
+        inner = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, inner]}}}
+    return inner
+
+
+@pytest.mark.parametrize("name", ["minItems", "maxItems", "minProperties", "maxProperties"])
+@pytest.mark.parametrize("written", [dict, json.dumps])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_schema_that_counts_to_millions_is_refused(name, written, depth) -> None:
+    """A body of 60 bytes would take gigabytes of a target's memory."""
+    for field in ("json", "structural_tag") if written is json.dumps else ("json",):
+        constraint = {field: written(schema(name, MAX_SCHEMA_COUNT + 1, depth))}
+        with pytest.raises(InvalidRequestError, match=f"{name} of a schema is {MAX_SCHEMA_COUNT + 1}"):
+            check_request(request(2, 2, {"structured_outputs": constraint}), INFO)
+        check_request(
+            request(2, 2, {"structured_outputs": {field: written(schema(name, MAX_SCHEMA_COUNT, depth))}}), INFO
+        )
+
+
+@pytest.mark.parametrize(
+    "constraint", [None, {"json": "{"}, {"json": "[" * 100_000}, {"regex": "a"}, {"json": {"minItems": "x"}}]
+)
+def test_what_is_no_schema_is_left_to_vllm(constraint) -> None:
+    check_request(request(2, 2, {"structured_outputs": constraint}), INFO)
