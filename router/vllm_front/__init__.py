@@ -1,4 +1,4 @@
-"""The only folder of the router that knows vLLM: its HTTP app, `EngineClient` and renderer, and the check of options.
+"""The only folder of the router that knows vLLM: its HTTP app, `EngineClient`, renderer, and checks before a start.
 
 Not here: decisions and calls of the pools.
 """

@@ -42,9 +42,7 @@ ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain, besides ADAPTER."""
 
 
-UNCOMPILED = (
-    "the structured output of this request cannot be compiled: correct or simplify its grammar, regex or schema"
-)
+UNCOMPILED = "the structured output cannot be compiled, or allows no text: correct or simplify its grammar or schema"
 
 
 class VllmTarget(TargetEngine):
@@ -151,7 +149,8 @@ class VllmTarget(TargetEngine):
             # AsyncLLM aborts the request when its own generator is closed or cancelled.
             async with aclosing(stream):
                 async for output in stream:
-                    if first and sampling.structured_outputs and has_failed(output):
+                    # KV blocks that did not arrive are another cause.
+                    if sampling.structured_outputs and request.kv_blocks is None and has_failed(output):
                         raise InvalidRequestError(UNCOMPILED)
                     yield await generate_output(output, with_timings=first)
                     first = False

@@ -27,8 +27,8 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
 
 
 def has_failed(output: RequestOutput) -> bool:
-    """Whether vLLM has given the request up, without a token of it."""
-    return any(c.finish_reason == "error" and not c.token_ids for c in output.outputs)
+    """Whether vLLM has given the request up."""
+    return any(c.finish_reason == "error" for c in output.outputs)
 
 
 async def _in_turns(prompt_logprobs: PromptLogprobs) -> AsyncIterator[list[TokenLogprob] | None]:

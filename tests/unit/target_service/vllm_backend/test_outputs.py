@@ -41,12 +41,12 @@ async def test_other_requests_run_while_the_log_probabilities_of_a_prompt_are_co
     assert back == told
 
 
-def test_a_request_that_vllm_gives_up_without_a_token():
+def test_a_request_that_vllm_gives_up():
     def output(tokens, reason):
         return RequestOutput(
             "r", None, [1], None, [CompletionOutput(0, "", tokens, 0.0, None, finish_reason=reason)], True
         )
 
     assert has_failed(output([], "error"))
-    assert not has_failed(output([5], "error"))
+    assert has_failed(output([5], "error"))
     assert not has_failed(output([], "abort"))
