@@ -85,8 +85,8 @@ async def test_the_router_counts_the_windows_that_are_read(client, use_pools, mo
     """Of many short messages, and of spans that a client protects between all tokens: their windows are shared."""
     counted, of = [], WindowReads.of
 
-    def noted(options, plan, size):
-        counted.append((of(options, plan, size), size))
+    def noted(options, plan, size, head):
+        counted.append((of(options, plan, size, head), size))
         return counted[-1][0]
 
     monkeypatch.setattr(WindowReads, "of", noted)
