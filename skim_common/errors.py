@@ -65,7 +65,7 @@ def error_of_kind(kind: str, message: str) -> SkimError:
     return next((c for c in kinds if c.kind == kind), SkimError)(message)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An error's text on one line, at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."

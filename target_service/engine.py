@@ -12,6 +12,7 @@ class TargetEngine(Engine, Protocol):
 
     async def prepare(self) -> None:
         """Load what requests may name, before the first of them; the actor awaits it at its start. Raises SkimError."""
+        return
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Stream outputs until one is `finished`. Closing the generator, or cancelling its task, aborts the request.

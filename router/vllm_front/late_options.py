@@ -5,6 +5,7 @@ What the target's engine shares is among it: a parser that does not fit the toke
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -41,7 +42,7 @@ def check_late_options(args: argparse.Namespace, client: EngineClient, renderer:
 def check_logits_processors(names: Sequence[str]) -> None:
     """Raise SkimError for a class that cannot be imported, or is no logits processor. The target's engine uses them."""
     for name in names:
-        _tried(f"logits processor {name!r}", lambda name=name: cached_load_custom_logitsprocs((name,)))
+        _tried(f"logits processor {name!r}", partial(cached_load_custom_logitsprocs, (name,)))
 
 
 def _tried(what: str, use: Callable[[], Any]) -> None:

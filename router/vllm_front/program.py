@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from skim_common.errors import SkimError
@@ -65,7 +65,7 @@ def check_front(
     asyncio.run(build_openai_app(dispatcher, served, own))
 
 
-QUESTIONS = {"read_flags": read_flags, "check_front": check_front}
+QUESTIONS: Mapping[str, Callable[..., Any]] = {"read_flags": read_flags, "check_front": check_front}
 
 
 def main() -> None:
