@@ -119,12 +119,12 @@ ROUNDS_APART = ("later turns",)
 
 def learned(number: int) -> list[Message]:
     """A prompt of the first requests of a deployment, of mixed lengths."""
-    return make_document((2500, 9000, 4500, 15000, 3000, 6000)[number % 6], 900 + number).messages
+    return list(make_document((2500, 9000, 4500, 15000, 3000, 6000)[number % 6], 900 + number).messages)
 
 
 def _with_head(number: int, prompt: Callable[[list[Message]], Prompt]) -> Case:
     """The head was read in both modes before the first round."""
-    before = make_document(2500, _seed(number) + 50).messages
+    before: list[Message] = list(make_document(2500, _seed(number) + 50).messages)
     modes: list[Mode] = ["dense", "speculative"] if number == 0 else []
     return Case(prompt(_document(number)), [(prompt(before), mode) for mode in modes])
 
