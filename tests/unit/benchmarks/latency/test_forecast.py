@@ -11,7 +11,7 @@ from benchmarks.latency.forecast import ForecastSettings, Measured, places, told
 from benchmarks.latency.forecast_results import describe, plot, ratios, regrets, right, table
 from benchmarks.latency.forecast_shapes import SHAPES, Case, Prompt
 from benchmarks.report import plots
-from benchmarks.report.__main__ import details
+from evals.report.__main__ import details
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.openai_server import openai_server
 from tests.unit.conftest import MODELS
@@ -107,6 +107,6 @@ def test_table_page_and_plot(result, tmp_path):
     assert rows[0][-3:] == ["25%", "speculative, sooner (1); dense, cached (1)", "3.00"]
     assert rows[1][6] == "-"
     (tmp_path / "forecast.json").write_text(json.dumps(result))
-    assert "### The forecast of the first token" in details(tmp_path)
+    assert "## The forecast of the first token" in details("Latency", tmp_path)
     plot(result, tmp_path / "forecast.png")
     assert plots.source_of(tmp_path / "forecast.png") == plots.digest(result)
