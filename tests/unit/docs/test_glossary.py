@@ -88,7 +88,7 @@ def test_a_broken_link_is_found() -> None:
         "docs/no_such_page.md",
         "docs/options.md#no-such-heading",
     ]
-    assert broken(page, ["docs/options.md#guard", "#serve"]) == []
+    assert broken(page, ["docs/options.md#guard", "#use"]) == []
 
 
 def test_the_readme_is_short() -> None:

@@ -8,7 +8,7 @@ from tests.unit.conftest import MODELS
 EXAMPLES = MODELS.parent / "examples"
 
 
-@pytest.mark.parametrize("example", ["demo", "llama-70b-8b", "llama-405b", "multi-node"])
+@pytest.mark.parametrize("example", ["demo", "llama-70b-1b", "llama-405b", "multi-node"])
 def test_the_examples_are_right(skim, example):
     ran = skim("config", "check", EXAMPLES / f"{example}.yaml")
     assert (ran.code, "is valid" in ran.out) == (0, True)

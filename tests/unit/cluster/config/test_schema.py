@@ -52,7 +52,7 @@ def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
 
 def test_the_examples_are_these():
     stems = {path.stem for path in EXAMPLES.glob("*.yaml")}
-    assert stems == {"demo", "hub-names", "llama-405b", "llama-70b-8b", "multi-node"}
+    assert stems == {"demo", "hub-names", "llama-405b", "llama-70b-1b", "multi-node"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

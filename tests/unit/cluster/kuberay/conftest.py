@@ -9,7 +9,7 @@ from cluster.config.load import load_config
 from cluster.kuberay.write import manifests
 
 ROOT = Path(__file__).parents[4]
-EXAMPLES = ("demo", "hub-names", "llama-70b-8b", "llama-405b", "multi-node")
+EXAMPLES = ("demo", "hub-names", "llama-70b-1b", "llama-405b", "multi-node")
 
 
 @pytest.fixture(params=EXAMPLES)

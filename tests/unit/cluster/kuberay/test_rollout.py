@@ -47,7 +47,7 @@ def ray_objects(found):
     return SimpleNamespace(service=objects["rayservice.yaml"][0], job=objects["jobs/batch.yaml"][0])
 
 
-@pytest.mark.parametrize("name", ["multi-node", "llama-70b-8b", "llama-405b", "hub-names"])
+@pytest.mark.parametrize("name", ["multi-node", "llama-70b-1b", "llama-405b", "hub-names"])
 @pytest.mark.parametrize(
     "kubernetes",
     [
@@ -194,7 +194,7 @@ def test_capacities_are_those_of_serve(replicas):
 def test_gpus_of_an_update(replicas, surge, gpus):
     """A speculator takes 1 GPU and a target 4."""
     options = {**UPGRADE, "max_surge_percent": surge, "step_size_percent": min(surge, 10)}
-    settings = settings_of("llama-70b-8b", upgrade=options)
+    settings = settings_of("llama-70b-1b", upgrade=options)
     for pool, ranks in (("speculator", 1), ("target", 4)):
         settings[pool] = {"model": settings[pool]["model"], "replicas": replicas, "tensor_parallel": ranks}
     assert upgrade_gpus(config_from_settings(settings).placed(on_gpus=True)) == gpus

@@ -102,7 +102,7 @@ def test_the_dashboard_shows_what_matters() -> None:
 
 
 def test_kubernetes_gets_both_files_as_they_are() -> None:
-    config = load_config(ROOT / "examples" / "llama-70b-8b.yaml")
+    config = load_config(ROOT / "examples" / "llama-70b-1b.yaml")
     rule, shown = alert_rules(config), dashboard(config)
     assert rule["spec"] == yaml.safe_load(RULES.read_text())
     assert config.kubernetes.monitor_labels.items() <= rule["metadata"]["labels"].items()
