@@ -26,6 +26,6 @@ def test_engines_can_have_cores_of_their_own(monkeypatch):
 
 def test_a_head_profile_is_the_speculators():
     config = servers.skim_config(Path("t"), Path("s"), 4096, 8192, head_profile=Path("heads.json"))
-    assert config.speculator.engine_options["head_profile"] == "heads.json"
+    assert config.speculator.engine_options["head_profile"] == str(Path("heads.json").absolute())
     assert "head_profile" not in config.target.engine_options
     assert "head_profile" not in servers.skim_config(Path("t"), Path("s"), 4096, 8192).speculator.engine_options

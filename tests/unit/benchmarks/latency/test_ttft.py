@@ -106,7 +106,7 @@ def test_table_and_page(tmp_path) -> None:
     assert "9.8 at 4,096" in describe(found)
     assert "in windows of at most 1,024 tokens" in describe(found)
     (tmp_path / "ttft.json").write_text(json.dumps(found))
-    assert "| 4,096 | 0.1 | 100 | 2,000 | 500 | 400 |" in details(tmp_path)
+    assert "| 4,096 | 0.1 | 100 | 2,000 | 500 | 400 |" in details("Latency", tmp_path)
 
 
 def test_plot(tmp_path) -> None:

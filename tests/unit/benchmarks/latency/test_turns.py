@@ -110,7 +110,7 @@ def test_table_page_and_plot(result, tmp_path):
     unjudged = {**result, "rows": rows_of([replace(a, right=None) for a in measured()])}
     assert "right" not in table(unjudged)[0]
     (tmp_path / "turns.json").write_text(json.dumps(result))
-    assert "### Turns of a conversation" in details(tmp_path)
+    assert "## Turns of a conversation" in details("Latency", tmp_path)
     plot(result, tmp_path / "turns.png")
     assert plots.source_of(tmp_path / "turns.png") == plots.digest(result)
 

@@ -130,7 +130,7 @@ def test_table_page_and_plot(simulated, tmp_path):
     assert [row[0] for row in rows[:3]] == ["all, mean", "all, median", "all, 99th percentile"]
     assert "A simulation in virtual time" in describe(simulated)
     (tmp_path / "replay-mock.json").write_text(json.dumps(simulated))
-    assert "### Replay of a trace" in details(tmp_path)
+    assert "## Replay of a trace" in details("Traces and simulations", tmp_path)
     plot(simulated, tmp_path / "replay.png")
     assert plots.source_of(tmp_path / "replay.png") == plots.digest(simulated)
 

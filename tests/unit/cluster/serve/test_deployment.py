@@ -127,7 +127,7 @@ def test_what_a_killed_run_left_is_replaced(cluster):
 
 
 def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
-    monkeypatch.setattr(deployment, "check_models", lambda config: pytest.fail("the models were read"))
+    monkeypatch.setattr(deployment, "check_deployment", lambda config: pytest.fail("the models were read"))
 
     def refuse(host, port):
         raise SkimError(f"cannot listen on {host}:{port}")
@@ -244,7 +244,7 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
         raise SkimError("no such folder")
 
     cluster.applications = before
-    monkeypatch.setattr(deployment, "check_models", lambda config: None)
+    monkeypatch.setattr(deployment, "check_deployment", lambda config: None)
     monkeypatch.setattr(deployment, "join_ray", lambda address: None)
     monkeypatch.setattr(deployment, "apply", fail)
     with pytest.raises(SkimError, match="no such folder"):
