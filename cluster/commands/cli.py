@@ -188,9 +188,9 @@ def serve(
             **{f"router.{name}": value for name, value in (("host", host), ("port", port)) if value is not None},
         },
     )
-    from cluster.serve.front_process import prepare_check
+    from cluster.serve.front_process import begin_check
 
-    prepare_check(deployment)  # it starts beside these imports
+    begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deployed
     from cluster.serve.watch import Changes, RayGoneError, watch
 
@@ -219,10 +219,10 @@ def deploy(
     `serve shutdown` takes it down.
     """
     from cluster.config.load import load_config
-    from cluster.serve.front_process import prepare_check
+    from cluster.serve.front_process import begin_check
 
     deployment = load_config(config)
-    prepare_check(deployment)  # it starts beside these imports
+    begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deploy
 
     url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))

@@ -19,10 +19,10 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 def check(config: ConfigFile) -> None:
     """Check a deployment file, and whether its models fit together if they are on this machine or on the hub."""
     from cluster.config.load import load_config
-    from cluster.serve.front_process import prepare_check
+    from cluster.serve.front_process import begin_check
 
     deployment = load_config(config)
-    prepare_check(deployment)
+    begin_check(deployment)
     from cluster.serve.preflight import absent_folders, check_deployment
 
     absent = absent_folders(deployment)

@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ PLAIN = (bool, int, float, type(None))
 
 
 class FrontProcess:
-    """The process. Its import of vLLM runs beside what the caller does meanwhile."""
+    """The process. It works beside what the caller does meanwhile. is_asked: a question waits for its answer."""
+
+    is_asked = False
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # it lasts as long as the process
@@ -45,10 +46,12 @@ class FrontProcess:
         with suppress(BrokenPipeError):  # `receive` says why
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
+        self.is_asked = True
 
     def receive(self) -> Any:
         """The answer. Raises SkimError, also if the process has ended."""
         assert self._process.stdout is not None
+        self.is_asked = False
         if not (line := self._process.stdout.readline()):
             self._errors.seek(0)
             cause = (self._errors.read().strip().splitlines() or ["no message"])[-1]
@@ -83,24 +86,21 @@ def end_front_process() -> None:
     _kept = None
 
 
-def prepare_check(config: DeploymentConfig) -> None:
-    """Start the process if `checked_front` will need it."""
+def begin_check(config: DeploymentConfig) -> None:
+    """Ask what `check_front` will wait for."""
     if _names_something(config):
-        front_process()
+        front_process().send("check_front", **_deployment(config))
 
 
-@contextmanager
-def checked_front(config: DeploymentConfig) -> Iterator[None]:
-    """At its end, raises SkimError if the router's app cannot be built with these options, or an adapter be served.
+def check_front(config: DeploymentConfig) -> None:
+    """Raise SkimError if the router's app cannot be built with these options, or an adapter be served.
 
-    The check runs beside what is in the context. The process ends with it.
+    The process ends. Without an option that could be wrong, nothing is asked. `begin_check` may have asked before.
     """
     try:
-        asks = _names_something(config)
-        if asks:
-            front_process().send("check_front", **_deployment(config))
-        yield
-        if asks:
+        if _names_something(config):
+            if not front_process().is_asked:
+                begin_check(config)
             front_process().receive()
     finally:
         end_front_process()

@@ -21,7 +21,7 @@ def serve(skim, monkeypatch):
         raise SkimError("enough")
 
     monkeypatch.setattr("cluster.serve.deployment.deployed", deployed)
-    monkeypatch.setattr(front_process, "prepare_check", lambda config: None)
+    monkeypatch.setattr(front_process, "begin_check", lambda config: None)
 
     def run(*words):
         started.clear()

@@ -7,7 +7,7 @@ import pytest
 from cluster.config.schema import DeploymentConfig
 from cluster.serve import front_process
 from cluster.serve.deployment import deploy, deployed
-from cluster.serve.front_process import FrontProcess, checked_front, prepare_check
+from cluster.serve.front_process import FrontProcess, begin_check, check_front
 from cluster.serve.preflight import check_deployment, free_port
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -29,13 +29,14 @@ def starts(monkeypatch):
     """The starts of a process that answers with nothing, or with `starts.error`."""
 
     class Process:
-        made, sent, error = [], [], None
+        made, sent, error, is_asked = [], [], None, False
 
         def __init__(self):
             self.made.append("started")
 
         def send(self, question, **arguments):
             self.sent.append((question, json.loads(json.dumps(arguments))))
+            self.is_asked = True
 
         def receive(self):
             if self.error:
@@ -61,24 +62,17 @@ def starts(monkeypatch):
 )
 def test_it_starts_if_an_option_names_something(starts, target, other, asks):
     """Its import of vLLM takes seconds."""
-    prepare_check(deployment(target, **other))
-    with checked_front(deployment(target, **other)):
-        pass
+    config = deployment(target, **other)
+    check_front(config)
     assert starts.made == (["started", "ended"] if asks else [])
 
 
 def test_it_is_asked_about_the_deployment(starts):
     config = deployment(PARSER, served_model_name="a", model_aliases=["b"])
-    with checked_front(config):
-        pass
+    begin_check(config)
+    check_front(config)
     [(question, asked)] = starts.sent
     assert (question, asked["names"], asked["front_options"]) == ("check_front", ["a", "b"], PARSER["engine_options"])
-
-
-def test_it_ends_with_an_error_of_its_context(starts):
-    with pytest.raises(SkimError, match="another"), checked_front(deployment(PARSER)):
-        raise SkimError("another")
-    assert starts.made == ["started", "ended"]
 
 
 def test_nothing_starts_after_a_refusal(starts, monkeypatch):
@@ -91,6 +85,7 @@ def test_nothing_starts_after_a_refusal(starts, monkeypatch):
         pass
     with pytest.raises(SkimError, match="no such parser"):
         deploy(config, "auto")
+    assert starts.made == ["started", "ended"] * 2
 
 
 def test_folders_of_other_machines_are_checked_there(starts):
