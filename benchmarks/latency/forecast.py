@@ -92,19 +92,19 @@ def run(settings: ForecastSettings, progress: Progress = silent) -> dict[str, An
             progress("starting Skim", 0)
             url = stack.enter_context(deployed(_config(settings, folder), progress=lambda _: None))
             found |= asyncio.run(_measure(settings, url, missing, journal, progress))
-    ordered = sorted(wanted, key=lambda place: (list(SHAPES).index(place[0]), *place[1:]))
     return {
         "machine": began,
         "settings": given,
         "environment": engine_environment(),
-        "prompts": [asdict(found[place]) for place in ordered],
+        "prompts": [asdict(found[place]) for place in wanted],
     }
 
 
 def places(settings: ForecastSettings) -> Iterator[tuple[str, str, int]]:
-    """The shape, read and round of each prompt that is measured, in their order: round by round."""
-    for number in range(settings.rounds):
-        yield from ((shape, read, number) for shape in settings.shapes for read in settings.read)
+    """The shape, read and round of each prompt that is measured, in their order: a head stays in the caches between
+    the rounds of its shape."""
+    for shape in settings.shapes:
+        yield from ((shape, read, number) for read in settings.read for number in range(settings.rounds))
 
 
 def _config(settings: ForecastSettings, folder: Path) -> Any:

@@ -66,9 +66,8 @@ class Reads:
 class Estimate:
     """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
     seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
-    (`router.decision.later_turns`). queue: the wait for the target, which is a part of all three. waits: those for both
-    pools, which are a part of `speculative`. burden: how much longer all others wait if this prompt runs dense and not
-    speculative.
+    (`router.decision.later_turns`). queue: the wait for the target, which is a part of all three. burden: how much
+    longer all others wait if this prompt runs dense and not speculative.
     """
 
     dense: float
@@ -77,15 +76,10 @@ class Estimate:
     age_s: float = 0.0
     later: float = 0.0
     queue: float = 0.0
-    waits: float = 0.0
     burden: float = 0.0
 
     def of(self, mode: str) -> float:
         return self.speculative if mode == "speculative" else self.dense
-
-    def computing(self, mode: Mode) -> float:
-        """The part of a mode's time that is no wait in a queue."""
-        return self.of(mode) - (self.waits if mode == "speculative" else self.queue)
 
 
 def estimate(
@@ -102,15 +96,14 @@ def estimate(
     dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
     if read is None or kept is None or dense is None or cold is None:
         return None
-    queue, waits = target.queue_ms, speculator.queue_ms + target.queue_ms
+    queue = target.queue_ms
     return Estimate(
         dense=queue + corrections["dense"] * dense,
-        speculative=waits + corrections["speculative"] * (read + kept),
+        speculative=speculator.queue_ms + queue + corrections["speculative"] * (read + kept),
         cold=queue + corrections["dense"] * cold,
         age_s=now - speculator.measured_at,
         later=later,
         queue=queue,
-        waits=waits,
         # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
         burden=(dense - kept - later) * queue / kept - speculator.queue_ms if kept else 0.0,
     )

@@ -6,9 +6,9 @@ nothing.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
-from router.decision.cost_model import MODES, UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
+from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.kept_sizes import NO_SPANS, KeptShares, KeptSizes
 from router.decision.kinds import Kind, Kinds
 from router.decision.later_turns import LaterTurns
@@ -32,16 +32,17 @@ from skim_common.models.info import ModelInfo
 class Forecast:
     """What is known of a prompt before it runs.
 
-    sizes: what a selection keeps. dense, read, kept: its cached beginnings, in the target as it is, in the speculator,
-    and in the target as it was kept. share: the share that a selection keeps of what may be dropped. coming: tokens at
-    the beginning that the target reads now for other dense prompts. windows: how the speculator reads it, if in
-    windows. computing: the milliseconds of both modes without queues, before `kind` corrects them. estimate: None
-    before both pools have been measured often enough. choice: the mode whose first token is sooner, and why
-    (`router.decision.cost_model`). select_ms: what the selection took, once there is one.
+    options: of the request. sizes: what a selection keeps. dense, read, kept: its cached beginnings, in the target as
+    it is, in the speculator, and in the target as it was kept. share: the share that a selection keeps of what may be
+    dropped. coming: tokens at the beginning that the target reads now for other dense prompts. windows: how the
+    speculator reads it, if in windows. adapted: whether an adapter answers, with which the target reads more slowly.
+    estimate: None before both pools have been measured often enough. choice: the mode whose first token is sooner, and
+    why (`router.decision.cost_model`). select_ms: what the selection took, once there is one.
     """
 
     ids: Int32Array
     salt: str | None
+    options: PrefillOptions
     hashes: Sequence[bytes]
     sizes: KeptSizes
     dense: Found
@@ -50,11 +51,17 @@ class Forecast:
     share: float = 1.0
     coming: int = 0
     windows: WindowReads | None = None
-    kind: Kind | None = None
-    computing: Mapping[Mode, float] = field(default_factory=dict)
+    adapted: bool = False
     estimate: Estimate | None = None
     choice: Decision = UNMEASURED
     select_ms: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        size = int(self.ids.size)
+        parts = self.known_dense, self.kept.tokens, size - self.sizes.droppable
+        way = _way(self.options, self.windows)
+        return way, int(self.adapted), size.bit_length(), *(4 * part // size for part in parts)
 
     @property
     def known_dense(self) -> int:
@@ -81,6 +88,7 @@ class Forecaster:
     def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
         self._clock = clock
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
+        self.adapted = PoolTime(clock, beside=self.target)
         self.windows, self.lexical = PoolTime(clock), PoolTime(clock)
         self.dense, self.kept = CacheLedger(), CacheLedger()
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
@@ -102,6 +110,7 @@ class Forecaster:
             self.windows.cost = ReadCost(model.read_cost.linear)  # their attention does not grow with the prompt
         else:
             time, ledgers = self.target, self._of_target
+            self.adapted.cost = model.read_cost
         time.cost = model.read_cost
         if model.cache_tokens:
             for ledger in ledgers:
@@ -116,11 +125,13 @@ class Forecaster:
         regions: Sequence[tuple[int, int, float]] = (),
         told: int | None = None,
         windows: WindowReads | None = None,
+        *,
+        adapted: bool = False,
     ) -> Forecast:
         """The forecast of a prompt. ids: int32 [M]. protected_spans, regions: as in `PromptSpans`.
 
         told: how many later turns it has, if the client has told it (`router.options.headers`).
-        windows: as in Forecast.
+        windows, adapted: as in Forecast.
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         sizes = KeptSizes.of(int(ids.size), options.protect_last, protected_spans, regions)
@@ -132,31 +143,27 @@ class Forecaster:
         if alike > kept.kept:
             kept = Found(alike, alike, dense.age)
         share = self._shares.of(_way(options, windows), options, sizes)
-        forecast = Forecast(ids, salt, hashes, sizes, dense, read, kept, share, coming, windows)
-        selector, later = self._selector(options, windows), 0.0
+        forecast = Forecast(ids, salt, options, hashes, sizes, dense, read, kept, share, coming, windows, adapted)
+        selector, target, later = self._selector(options, windows), self._target(forecast), 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
             known = int(ids.size)
             later = self.turns.extra_ms(
                 lambda new: selector.estimate(self._selector_read(windows, known + new, known)),
-                self.target,
+                target,
                 known,
                 round(sizes.kept(share)),
                 share,
                 told,
             )
-        reads = self._reads(forecast, options)
-        kind = _kind(forecast, options)
-        corrections = self.kinds.corrections(kind)
-        found = estimate(reads, selector, self.target, self._clock(), later, corrections)
+        reads, corrections = self._reads(forecast, options), self.kinds.corrections(forecast.kind)
+        found = estimate(reads, selector, target, self._clock(), later, corrections)
         if found is None:
-            choice = fewer(reads, self.turns.extra_tokens(share, told or 0))
-            return replace(forecast, kind=kind, choice=choice)
+            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
         choice = sooner(found, forecast.before)
         if options.enabled == AUTO:
-            choice = self.kinds.tried(kind, choice, found, forecast.before)
-        computing = {mode: found.computing(mode) / corrections[mode] for mode in MODES}
-        return replace(forecast, kind=kind, computing=computing, estimate=found, choice=choice)
+            choice = self.kinds.tried(forecast.kind, choice, found, forecast.before)
+        return replace(forecast, estimate=found, choice=choice)
 
     @contextmanager
     def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
@@ -184,10 +191,10 @@ class Forecaster:
 
         reads_for_drafts: the speculator then reads the kept prompt, for drafts.
         """
-        reads = self._reads(forecast, options)
+        reads, target = self._reads(forecast, options), self._target(forecast)
         if not selects:
-            return Work(0.0, self.target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
-        read, kept = self._selector(options, forecast.windows).estimate(reads.read), self.target.estimate(reads.kept)
+            return Work(0.0, target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
+        read, kept = self._selector(options, forecast.windows).estimate(reads.read), target.estimate(reads.kept)
         drafts = self._drafts_ms(reads.kept) if reads_for_drafts else 0.0
         return Work(read or 0.0, kept or 0.0, True, most_tokens, drafts)
 
@@ -248,12 +255,12 @@ class Forecaster:
         way, sizes = _way(options, windows), forecast.sizes
         if selection.reused_tokens <= sizes.opening:
             self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))
-        return replace(forecast, select_ms=took if forecast.kind and forecast.kind[0] == way else None)
+        return replace(forecast, select_ms=took if options == forecast.options else None)
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
         read, opening = Read.of(prompt.token_ids.size, cached), forecast.sizes.opening
-        self.target.measure(read, ms, queue_ms)
+        self._target(forecast).measure(read, ms, queue_ms)
         known = max(forecast.known_dense, forecast.kept.tokens)
         self.turns.began(int(forecast.ids.size) - opening, max(0, known - opening))
         for ledger in self._of_target:
@@ -265,11 +272,18 @@ class Forecaster:
             if forecast.before == "speculative":
                 kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, SHORT_TEXT)
                 self.turns.extended(read.tokens - kept)
-        if forecast.kind is not None and (prompt.is_dense or forecast.select_ms is not None):
-            mode: Mode = "dense" if prompt.is_dense else "speculative"
-            took = ms if prompt.is_dense else ms + (forecast.select_ms or 0.0)
-            self.kinds.measured(forecast.kind, mode, forecast.computing.get(mode), took)
+        if prompt.is_dense or forecast.select_ms is not None:
+            self._compare(forecast, "dense" if prompt.is_dense else "speculative", ms)
         self._add(forecast.ids, forecast.hashes, prompt)
+
+    def _compare(self, forecast: Forecast, mode: Mode, ms: float) -> None:
+        """Learn the error that the forecast has for prompts of this kind, now that the pools' times are those of this
+        prompt too. ms: in the target."""
+        selects, times = mode == "speculative", [self._target(forecast)]
+        times += [self._selector(forecast.options, forecast.windows)] if selects else []
+        expected = self.work(forecast, forecast.options, 0, selects=selects).total_ms
+        took = ms + (forecast.select_ms or 0.0 if selects else 0.0)
+        self.kinds.measured(forecast.kind, mode, expected if all(time.is_known for time in times) else None, took)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
         """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
@@ -298,6 +312,10 @@ class Forecaster:
         alike = hashes[: whole // BLOCK_TOKENS]
         self.dense.add(ids[:whole], alike, _ends(alike))
 
+    def _target(self, forecast: Forecast) -> PoolTime:
+        """The measured times of the target as it answers this prompt."""
+        return self.adapted if forecast.adapted else self.target
+
     def _selector(self, options: PrefillOptions, windows: WindowReads | None) -> PoolTime:
         """The measured times of what selects with these options."""
         if options.selector == "lexical":
@@ -322,12 +340,6 @@ class Forecaster:
 def _way(options: PrefillOptions, windows: WindowReads | None) -> str:
     """How a prompt is scored."""
     return "lexical" if options.selector == "lexical" else "windows" if windows else "whole"
-
-
-def _kind(forecast: Forecast, options: PrefillOptions) -> Kind:
-    size = int(forecast.ids.size)
-    parts = forecast.known_dense, forecast.kept.tokens, size - forecast.sizes.droppable
-    return _way(options, forecast.windows), size.bit_length(), *(4 * part // size for part in parts)
 
 
 def _ends(hashes: Sequence[bytes]) -> Sequence[int]:

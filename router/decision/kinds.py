@@ -17,7 +17,8 @@ from router.decision.cost_model import MODES, Estimate, Mode
 from router.decision.rules import Decision
 
 Kind = tuple[str | int, ...]
-"""How the prompt is read, the logarithm of its length, and which quarters of it are known and protected."""
+"""How the prompt is read, whether an adapter answers, the logarithm of its length, and which quarters of it are known
+and protected."""
 
 TRIAL = 32
 """If both forecasts are equal, one of so many prompts of a kind tries the other mode; if that one's is n times as long,
@@ -54,7 +55,8 @@ class Kinds:
         return {mode: _factor(seen.errors[mode]) if seen else 1.0 for mode in MODES}
 
     def measured(self, kind: Kind, mode: Mode, forecast_ms: float | None, ms: float) -> None:
-        """A prompt ran. forecast_ms: of its computing, without a correction, if there was one. ms: what it took."""
+        """A prompt ran. forecast_ms: of its computing, without a correction, by what its own times have taught; None:
+        not known. ms: what it took."""
         seen = self._seen.setdefault(kind, _Seen())
         other: Mode = "dense" if mode == "speculative" else "speculative"
         seen.waited[mode] = 0.0

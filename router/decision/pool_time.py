@@ -38,10 +38,16 @@ class Speeds(NamedTuple):
 
 
 class PoolTime:
-    """One pool's time to read. clock: seconds. cost: of its model, as soon as it is known."""
+    """One pool's time to read. clock: seconds. cost: of its model, as soon as it is known.
 
-    def __init__(self, clock: Callable[[], float], cost: ReadCost = LINEAR) -> None:
-        self._clock, self.cost = clock, cost
+    beside: reads of the same pool that are of another speed and wait in the same queue. Its times count until these
+    have been measured often enough.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], cost: ReadCost = LINEAR, *, beside: "PoolTime | None" = None
+    ) -> None:
+        self._clock, self.cost, self._beside = clock, cost, beside
         self._table: dict[int, deque[tuple[np.ndarray, float]]] = defaultdict(partial(deque, maxlen=PER_SIZE))
         self._latest: deque[tuple[Read, float, float]] = deque(maxlen=PER_SIZE)
         self._fitted: np.ndarray | None = None
@@ -51,7 +57,8 @@ class PoolTime:
 
     def measure(self, read: Read, ms: float, queue_ms: float) -> None:
         """`read` took `ms` milliseconds after `queue_ms` in the pool's queue."""
-        self._queue_ms, self.measured_at = queue_ms, self._clock()
+        queue = self._beside or self
+        queue._queue_ms, queue.measured_at = queue_ms, self._clock()
         ms = max(ms, 1e-3)
         self._latest.append((read, ms, ms / (self.estimate(read) or ms)))
         self._count += 1
@@ -66,16 +73,21 @@ class PoolTime:
 
     def estimate(self, read: Read) -> float | None:
         """Milliseconds of a read, without the queue; None before ENOUGH reads."""
-        if self._count < ENOUGH:
-            return None
+        if not self.is_known:
+            return self._beside.estimate(read) if self._beside else None
         if self._fitted is None:
             self._fitted = self._fit()
         return float(self._terms(read) @ self._fitted)
 
     @property
+    def is_known(self) -> bool:
+        """Whether there were enough reads for an estimate of its own."""
+        return self._count >= ENOUGH
+
+    @property
     def speeds(self) -> "Speeds | None":
         """What the reads so far say; None before ENOUGH reads, and while the model's shape is not known."""
-        if self._count < ENOUGH or self.cost == LINEAR:
+        if not self.is_known or self.cost == LINEAR:
             return None
         if self._fitted is None:
             self._fitted = self._fit()
@@ -85,6 +97,8 @@ class PoolTime:
     @property
     def queue_ms(self) -> float:
         """The expected wait in the queue."""
+        if self._beside:
+            return self._beside.queue_ms
         return self._queue_ms * math.exp(-(self._clock() - self.measured_at) / QUEUE_DECAY_S)
 
     def _forget(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from actors.observability.meter import Meter
 from kv_transfer.limits.target import check_length as check_target_length
 from kv_transfer.limits.target import first_logprobs
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from kv_transfer.spans import droppable_of
 from kv_transfer.windows import WindowPlan
@@ -141,8 +141,9 @@ class Dispatcher:
         windowed = bool(speculator and speculator.has_head_profile and plan)
         state.options = state.options.for_prompt(windows=windowed)
         windows = WindowReads.of(state.options, plan, ids.size, frame.head.size if frame else 0)
+        adapted = ADAPTER in prompt.engine_args
         state.forecast = self.forecaster.look(
-            ids, prompt.cache_salt, state.options, spans.protected, spans.regions, hinted, windows
+            ids, prompt.cache_salt, state.options, spans.protected, spans.regions, hinted, windows, adapted=adapted
         )
         record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
         if self._keys:

@@ -32,10 +32,10 @@ ONE = Measured(
 )
 
 
-def test_each_round_has_every_shape_in_each_way():
+def test_every_shape_is_measured_in_each_way():
     found = list(places(SETTINGS))
     assert len(set(found)) == len(found) == 2 * 2 * len(SHAPES)
-    assert [number for *_, number in found] == sorted(number for *_, number in found)
+    assert found[:3] == [("plain", "windows", 0), ("plain", "windows", 1), ("plain", "whole", 0)]
 
 
 def test_a_shape_is_the_same_in_each_run_and_its_rounds_share_only_their_head():

@@ -268,18 +268,17 @@ def test_the_share_of_a_coverage_is_learned_without_what_is_protected():
 
 
 def heavy(world, name):
-    """A prompt of a kind whose selection is half as long as the router believes."""
+    """A prompt of a kind whose selection takes a quarter of what follows from the speculator's speed."""
     ids = np.array(text(name, 9000), np.int32)
     forecast = world.forecaster.look(ids, None, OPTIONS, np.array([(500, 5500)], np.int32))
-    times = {"dense": 3000.0, "speculative": 700.0}
     mode = "speculative" if forecast.choice.speculative else "dense"
     if mode == "speculative":
         kept = world.kept(ids)
-        selection = Selection(kept, 0.9, timings={"speculate": times[mode] / 2})
+        selection = Selection(kept, 0.9, timings={"speculate": 600.0})
         forecast = world.forecaster.selected(forecast, selection, OPTIONS)
-        world.forecaster.began(forecast, kept, 0, times[mode] / 2, 0.0)
+        world.forecaster.began(forecast, kept, 0, 100.0, 0.0)
     else:
-        world.forecaster.began(forecast, KeptPrompt.dense(ids), 0, times[mode], 0.0)
+        world.forecaster.began(forecast, KeptPrompt.dense(ids), 0, 0.35 * ids.size, 0.0)
     return mode
 
 
@@ -291,7 +290,7 @@ def test_a_wrong_forecast_of_a_kind_does_not_choose_for_ever(trials, monkeypatch
     world = World(target_per_token=0.35)
     world.learn()
     monkeypatch.setattr(world.forecaster.speculator, "estimate", lambda read: 2500.0)
-    modes = [heavy(world, f"{number}") for number in range(4 * TRIAL)]
+    modes = [heavy(world, f"{number}") for number in range(6 * TRIAL)]
     assert modes[: TRIAL // 2] == ["dense"] * (TRIAL // 2)
     assert (modes[-8:] == ["speculative"] * 8) == trials
 
@@ -334,3 +333,23 @@ def test_a_session_fills_the_speculators_cache_with_the_kept_prompt():
         other = np.array(text("b", 500), np.int32)
         forecaster.selected(forecaster.look(other, None, OPTIONS), Selection(KeptPrompt.dense(other), 0.9), OPTIONS)
         assert (forecaster.look(ids, None, OPTIONS).read.tokens > 4000) == known
+
+
+def test_adapters_have_times_of_their_own_and_the_queue_of_the_target():
+    """With an adapter, the target reads at half the speed here."""
+    forecaster = measured()
+
+    def look(name, size, adapted):
+        return forecaster.look(np.array(text(name, size), np.int32), None, OPTIONS, adapted=adapted)
+
+    assert look("first", 8000, True).estimate == look("first", 8000, False).estimate, "nothing is measured with one yet"
+    for size in (6000, 3000, 12_000):
+        forecast = look(f"adapted {size}", size, True)
+        forecaster.began(forecast, KeptPrompt.dense(forecast.ids), 0, 2.0 * size, 50.0)
+    found, base = (look("second", 8000, adapted).estimate for adapted in (True, False))
+    assert found.queue == base.queue == 50.0
+    assert found.dense - 50 == pytest.approx(16_000, rel=0.05)
+    assert base.dense - 50 == pytest.approx(8000, rel=0.05)
+    assert forecaster.work(look("third", 8000, True), OPTIONS, 0, selects=False).target_ms == pytest.approx(
+        16_000, rel=0.05
+    )
