@@ -5,6 +5,7 @@ import pytest
 import pytest_asyncio
 
 from kv_transfer.messages import ADAPTER
+from router.decision.forecast import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -51,9 +52,13 @@ async def test_the_endpoint_lists_adapters_without_a_path(served):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_target_learns_the_adapter_and_the_caches_are_apart(served, document):
+async def test_the_target_learns_the_adapter_and_the_caches_are_apart(served, document, monkeypatch):
     _, pools = served
-    sent = []
+    sent, forecasts = [], []
+    look = Forecaster.look
+    monkeypatch.setattr(
+        Forecaster, "look", lambda *args, **more: forecasts.append(look(*args, **more)) or forecasts[-1]
+    )
     for model in ("sql", MODEL_NAME):
         answer = await ask(served, model, document.prompt)
         assert (answer.status_code, answer.json()["model"]) == (200, model)
@@ -63,6 +68,7 @@ async def test_the_target_learns_the_adapter_and_the_caches_are_apart(served, do
     assert adapted.cache_salt == read.cache_salt
     assert plain.cache_salt == other.cache_salt not in (None, adapted.cache_salt)
     assert adapted.affinity != plain.affinity
+    assert [forecast.adapted for forecast in forecasts] == [True, False]
 
 
 @pytest.mark.asyncio(loop_scope="module")
